@@ -29,6 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from pipeline.data.checksums import checksum
 from pipeline.data.remote_file import RemoteFile
 from pipeline.errors import DataError
+from pipeline.files.atomic_write import commit
 
 MIN_BYTES_PER_STALL = 16 * 2**10
 """The fewest bytes in that time, so that a very slow mirror is given up too."""
@@ -61,7 +62,7 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
             except (OSError, HTTPException, ValueError) as error:
                 reasons.append(f"{url}: {_reason(error, stall_s)}")
             else:
-                part.replace(path)
+                commit(part, path)
                 log.info("downloaded %s", path)
                 return
         if _size(part) <= size_before:

@@ -1,16 +1,25 @@
-"""Atomic writes: neither a reader nor a crash leaves or sees half of a file."""
+"""Atomic writes: neither a reader, a crash nor a power cut leaves or sees half of a file.
+
+The system writes to the disk when it likes, and names before contents: a file that was renamed and
+not synced may be empty after a power cut. So a draft is synced before it gets its name.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
+"""Answers for folders that can't be synced: by their file system, or without the right to read."""
+
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Replace the file at `path` by `content` atomically; text is written in UTF-8.
+    """Replace the file at `path` by `content` atomically, as `commit` does; text is written in
+    UTF-8.
 
     `mode` gives the permissions, reduced by the umask. Raises OSError with the file's name where
     the system refuses; the file is unchanged then.
@@ -22,9 +31,58 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
-        os.replace(draft, path)
+        commit(draft, path)
     except OSError as error:
         error.filename = str(path)
         with suppress(OSError):
             draft.unlink()
+        raise
+
+
+def commit(draft: Path, path: Path) -> None:
+    """Rename a finished draft, a file or a folder, to `path`; a file there is replaced.
+
+    A power cut at any moment leaves at `path` what was there before or all of the draft; once this
+    returns, the draft. Raises OSError.
+    """
+    sync_tree(draft)
+    draft.replace(path)
+    sync(path.parent)
+
+
+def sync_tree(path: Path) -> None:
+    """Sync a file, or a folder with everything in it. Raises OSError."""
+    if path.is_dir():
+        with os.scandir(path) as entries:
+            inside = [Path(entry.path) for entry in entries]
+        for entry in inside:
+            sync_tree(entry)
+    sync(path)
+
+
+def sync_ancestors(path: Path) -> None:
+    """Sync the folders above a file or folder, as far as its file system goes, so that it has its
+    path after a power cut. Raises OSError."""
+    folder = path.resolve()
+    while not os.path.ismount(folder):
+        folder = folder.parent
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, outlive a power cut.
+
+    Where folders can't be synced, the order of changes is left to the file system. Raises OSError
+    with the name of the file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in UNSYNCABLE and path.is_dir():
+            return
+        error.filename = str(path)
         raise

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pipeline.errors import DataError
+from pipeline.files.atomic_write import sync
 from pipeline.files.real_files import open_unshared
 from pipeline.observe.log_flaws import WHOLE, Flaws, read_flaws, with_gap
 from pipeline.runner.record.log_lines import LONGEST_BYTES, parse_line, read_lines
@@ -107,9 +108,10 @@ class KeptLog:
             raise OSError(errno.EIO, "another process has changed it", str(self.path))
 
     def close(self) -> None:
-        """Write the rest and close."""
+        """Write the rest to the disk and close: a summary says next that the run has ended."""
         with self._file:
             self.flush()
+            sync(self.path)
 
     def release(self) -> None:
         """Close without checking the file, which may be somebody else's."""

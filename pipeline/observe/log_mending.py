@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.errors import DataError
+from pipeline.files.atomic_write import commit
 from pipeline.observe.kept_log import CHUNK_BYTES, KeptLog, Mark, digest_of
 from pipeline.observe.log_flaws import WHOLE, Flaws, Ranges, ranges_of, steps_text, with_gap
 from pipeline.runner.record.log_lines import LONGEST_BYTES, LogLine, parse_line
@@ -144,7 +145,7 @@ def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark,
     proven = sha256 == mark.sha256
     flaws = mark.flaws if proven else _flaws(draft, mark)
     aside = None if proven else _set_aside(path)
-    os.replace(part, path)
+    commit(part, path)
     restored = ranges_of(sorted(wanted.keys() - intact))
     mended = Mark(draft.size_bytes, draft.lines, sha256, mark.tail, flaws)
     return mended, LogFindings(path, flaws, restored, aside, changed=True)

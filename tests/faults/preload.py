@@ -23,10 +23,10 @@ def reason_to_skip() -> str | None:
     return None
 
 
-def compile_library(folder: Path) -> Path:
-    """Compile the library into a folder."""
-    library = folder / "inject.so"
-    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+def compile_library(folder: Path, source: Path = SOURCE) -> Path:
+    """Compile a library into a folder."""
+    library = folder / f"{source.stem}.so"
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 

@@ -25,6 +25,7 @@ from pipeline.data.records.record_format import (
     encode,
 )
 from pipeline.errors import RunError
+from pipeline.files.atomic_write import commit
 
 FILE_BYTES = 256 << 20
 """A column is cut into files of about this size."""
@@ -80,7 +81,7 @@ def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
         yield scratch
         if folder.exists():
             folder.rename(replaced)
-        scratch.rename(folder)
+        commit(scratch, folder)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error}") from error
     finally:

@@ -23,6 +23,7 @@ from pipeline.data.download import exclusive, fetch_all, require_published
 from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError
+from pipeline.files.atomic_write import commit
 from pipeline.files.ownership import make_private
 from pipeline.registry import part
 
@@ -202,7 +203,7 @@ def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
         make_private(folder)
         # One by one: another process may be reading what is there. The list comes last.
         for name in (*file_bytes, SUMS):
-            (scratch / name).replace(folder / name)
+            commit(scratch / name, folder / name)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
         raise DataError(f"{archive}: can't be unpacked into {folder}: {error}") from error
     finally:

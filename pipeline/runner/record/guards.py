@@ -11,6 +11,7 @@ from jax.errors import JaxRuntimeError
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError, exit_status_of, first_line, status_after
+from pipeline.files.atomic_write import sync
 from pipeline.files.bounded_read import read_json
 from pipeline.host.signals import Interrupted
 from pipeline.runner.record import run_directory
@@ -50,6 +51,8 @@ def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
     with suppress(OSError, ValueError, TypeError, KeyError):
         summary.data = dict(read_json(run_dir / run_directory.SUMMARY)["data"])
     (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
+    # After a power cut, the earlier one would describe this run.
+    sync(run_dir)
     started_at = time.perf_counter()
     try:
         yield summary

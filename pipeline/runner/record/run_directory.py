@@ -26,7 +26,7 @@ from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.errors import DataError, RecipeError, RunError, printable
-from pipeline.files.atomic_write import write_whole
+from pipeline.files.atomic_write import sync_ancestors, write_whole
 from pipeline.files.bounded_read import read_json, read_text
 from pipeline.files.error_text import show
 from pipeline.files.folder_lock import LOCK, Lock, owned_folder
@@ -197,9 +197,10 @@ def require_own(run_dir: Path) -> None:
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
-    """Write the resolved recipe into its run directory."""
+    """Write the resolved recipe into its run directory, which a power cut doesn't remove then."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     write_whole(run_dir / RECIPE, text)
+    sync_ancestors(run_dir)
 
 
 @contextmanager

@@ -2,18 +2,22 @@
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros, that holds a
 manifest or, of versions that wrote none, arrays. The manifest shows whether it is sound. Any other
-entry of such a name is a stranger, which blocks a name that a run may need. An entry that is not
+entry of such a name is a stranger, which blocks a name that a run may need, and so is one whose
+name is another spelling of a number, which might be taken for a checkpoint. An entry that is not
 complete yet, or is being removed, has the suffix of a draft.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import stat
 from itertools import count
 from pathlib import Path
+
+from pipeline.files.atomic_write import sync
 
 FOLDER = "checkpoints"
 STATE, HOST, RECIPE, METRICS = "state", "host", "recipe", "metrics"
@@ -23,6 +27,14 @@ JSON = "metadata"
 MANIFEST = "manifest.json"
 DRAFT = ".orbax-checkpoint-tmp"
 """Suffix of a checkpoint that is not complete: orbax's, which older versions have left too."""
+LOST = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO),
+        *(errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN),
+    }
+)
+"""Errors about a file itself: it isn't there, is something else, or the disk can't read it. Any
+other is about the process or its rights, and shows no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
 
 
@@ -35,13 +47,22 @@ def step_of(path: Path) -> int | None:
 
 
 def saved_steps(root: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, ascending, sound or damaged."""
-    return sorted(step for step, path in _numbered(root) if _is_checkpoint(path))
+    """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
+
+    Raises OSError where the system refuses to show them.
+    """
+    named = ((step_of(path), path) for path in _entries(root))
+    return sorted(step for step, path in named if step is not None and _is_checkpoint(path))
 
 
 def strangers(root: Path) -> list[Path]:
-    """Return entries named as a checkpoint that are none: a file, a link, somebody's folder."""
-    return sorted(path for _, path in _numbered(root) if not _is_checkpoint(path))
+    """Return entries that aren't checkpoints and have a number as name: a file, a link, somebody's
+    folder, a checkpoint that was renamed to `0441` or `441.0`. Raises OSError as `saved_steps`."""
+    return sorted(
+        path
+        for path in _entries(root)
+        if _is_number(path.name) and (step_of(path) is None or not _is_checkpoint(path))
+    )
 
 
 def set_aside(path: Path, why: str) -> Path:
@@ -52,7 +73,10 @@ def set_aside(path: Path, why: str) -> Path:
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
-    remove_draft(path.rename(path.with_name(f"{path.name}{DRAFT}")))
+    draft = path.rename(path.with_name(f"{path.name}{DRAFT}"))
+    # Else a power cut could leave a part of it under its name.
+    sync(path.parent)
+    remove_draft(draft)
 
 
 def remove_drafts(root: Path) -> None:
@@ -70,11 +94,13 @@ def remove_draft(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _numbered(root: Path) -> Iterator[tuple[int, Path]]:
-    for path in _entries(root):
-        step = step_of(path)
-        if step is not None:
-            yield step, path
+def _is_number(name: str) -> bool:
+    """Whether a name is a number in another spelling or script, for Python or for a reader."""
+    try:
+        float(name)
+    except ValueError:
+        return name.isnumeric()
+    return any(map(str.isnumeric, name))
 
 
 def _entries(root: Path) -> list[Path]:
@@ -86,7 +112,16 @@ def _entries(root: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    # By `os.path`, which treats an entry without permission as missing.
     return not os.path.islink(path) and (
-        os.path.isfile(path / MANIFEST) or os.path.isdir(path / STATE)
+        stat.S_ISREG(_mode(path / MANIFEST)) or stat.S_ISDIR(_mode(path / STATE))
     )
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of a file, 0 where there is none. Raises OSError."""
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno in LOST:
+            return 0
+        raise

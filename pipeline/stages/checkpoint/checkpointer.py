@@ -1,7 +1,8 @@
 """Checkpoint: the state of a run on disk, whole or not at all.
 
-A checkpoint is written in the background under the name of a draft, sealed with a manifest and
-renamed when it is complete, so a run that is killed while saving keeps the one before. It holds
+A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
+and renamed when it is complete, so a run that is killed while saving keeps the one before, and so
+does a power cut. It holds
 every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and the state
 of the host. The data position, the schedule and the random generator are functions of the step. The
 metrics alone may be added later, where the evaluation of the step was interrupted and the resumed
@@ -23,6 +24,8 @@ import numpy as np
 
 from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import RunError
+from pipeline.files.atomic_write import commit, sync
+from pipeline.observe.metrics_log import KEPT
 from pipeline.stages.checkpoint.checkpoint_folder import (
     DRAFT,
     FOLDER,
@@ -89,6 +92,8 @@ class Checkpoints:
         self._written: Future[None] | None = None
         with self._writing("make it"):
             self._root.mkdir(parents=True, exist_ok=True)
+            # The names of the logs too, which are there by now.
+            sync(self._root.parent)
             remove_drafts(self._root)
             if copies is not None:
                 # A kill may have come between a checkpoint and its copy.
@@ -130,10 +135,20 @@ class Checkpoints:
         }
         if kept_metrics:
             texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
-        self._written = self._writer.submit(self._write, step, arrays, texts)
+        logs = [self._root.parent / name for name in host_state.get(KEPT, {})]
+        self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 
-    def _write(self, step: int, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-        """Write a checkpoint, then remove those that are no longer kept."""
+    def _write(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        texts: Mapping[str, str],
+        logs: Sequence[Path],
+    ) -> None:
+        """Write a checkpoint, then remove those that are no longer kept.
+
+        A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
+        """
         draft = self._root / f"{step}{DRAFT}"
         try:
             draft.mkdir(parents=True)
@@ -143,7 +158,9 @@ class Checkpoints:
                 (draft / name).write_text(text, encoding="utf-8")
             write_manifest(draft, self._recipe)
             require_complete(draft)
-            draft.rename(self._root / str(step))
+            for log in logs:
+                sync(log)
+            commit(draft, self._root / str(step))
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
             # Where the disk is full, the summary needs the room.

@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, PipelineError, RunError
 from pipeline.files import bounded_read
 from pipeline.files.tree_diff import leaves
 from pipeline.runner.record.run_directory import decides
 from pipeline.stages.checkpoint.checkpoint_folder import (
     HOST,
     JSON,
+    LOST,
     MANIFEST,
     METRICS,
     RECIPE,
@@ -47,6 +48,15 @@ class DamagedError(DataError):
     """A checkpoint that is not as it was written; the text names the file and the fault."""
 
 
+def unreadable(file: Path, error: OSError) -> PipelineError:
+    """Return the error for a file that the system doesn't read: DamagedError where its content or
+    its name is lost, else RunError. A process without descriptors or rights damages nothing."""
+    reason = f"{file}: can't be read: {error.strerror}"
+    if error.errno in LOST:
+        return DamagedError(reason)
+    return RunError(f"{reason}; its checkpoint may be sound and stays as it is")
+
+
 def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
     """Seal a checkpoint whose files are all there; `recipe` is that of its run."""
     listed = _files(folder)
@@ -59,7 +69,8 @@ def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
 def verify(folder: Path) -> None:
     """Read every file and compare it with the manifest.
 
-    Raises DamagedError for the first file that is missing, not listed, or not as it was written.
+    Raises DamagedError for the first file that is missing, not listed, or not as it was written,
+    and RunError as `unreadable` does.
     """
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         # In the order of the manifest, so that of several faults the first one is named.
@@ -71,7 +82,7 @@ def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
     try:
         entry_now = _entry(file)
     except OSError as error:
-        raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+        raise unreadable(file, error) from error
     _compare_sizes(file, entry_now["bytes"], entry)
     if entry_now != entry:
         raise DamagedError(f"{file}: is not what was written, by its SHA-256")
@@ -80,22 +91,23 @@ def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
 def require_complete(folder: Path) -> None:
     """Check that every file of a sealed checkpoint is there with its size; none is read.
 
-    Raises DamagedError.
+    Raises DamagedError, and RunError as `unreadable` does.
     """
     for file, entry in _listed(folder):
         try:
             size_bytes = file.stat().st_size
         except OSError as error:
-            raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+            raise unreadable(file, error) from error
         _compare_sizes(file, size_bytes, entry)
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file of a checkpoint. Raises DamagedError where it can't be read."""
+    """Read a JSON file of a checkpoint. Raises DamagedError where it is damaged, and RunError as
+    `unreadable` does."""
     try:
         return bounded_read.read_json(file, MOST_JSON_BYTES)
     except OSError as error:
-        raise DamagedError(f"{file}: can't be read: {error.strerror}") from error
+        raise unreadable(file, error) from error
     except ValueError as error:
         raise DamagedError(f"{file}: is no JSON: {error}") from error
 
@@ -112,7 +124,7 @@ def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
     try:
         files = _files(folder)
     except OSError as error:
-        raise DamagedError(f"{error.filename}: can't be read: {error.strerror}") from error
+        raise unreadable(Path(error.filename or folder), error) from error
     for name in entries:
         if name not in files:
             raise DamagedError(f"{folder / name}: is missing")

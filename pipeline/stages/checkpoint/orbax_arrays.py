@@ -6,6 +6,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,14 +17,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from pipeline.errors import RunError
 from pipeline.files.error_text import shown
-from pipeline.stages.checkpoint.manifest import DESCRIPTION, DamagedError, read_json
+from pipeline.stages.checkpoint.checkpoint_folder import LOST
+from pipeline.stages.checkpoint.manifest import DESCRIPTION, DamagedError, read_json, unreadable
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 DATABASE = "manifest.ocdbt"
 """File that makes the written arrays one database, by which they are read."""
+
+ATTEMPTS = 2
+"""Readings of a checkpoint that orbax refuses, for reasons of any kind, before it is damaged: orbax
+takes a file for missing where the process has no descriptor left for it."""
 
 FILE_BYTES = 1 << 28
 """About the size of a file of arrays: several are hashed at once."""
@@ -99,22 +106,42 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Read arrays by path. Raises DamagedError, also where they exceed the memory."""
+    """Read arrays by path. Raises DamagedError, also where they exceed the memory, and RunError as
+    `unreadable` does."""
+    silence_orbax()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _read_with_orbax(folder)
+        except (RunError, MemoryError):
+            raise
+        except Exception as error:  # for foreign bytes orbax raises errors of any type
+            number = _error_number(error)
+            if number is not None and number not in LOST:
+                raise unreadable(folder, OSError(number, os.strerror(number))) from error
+            if attempt == ATTEMPTS:
+                reason = str(error).partition("\n")[0]
+                raise DamagedError(f"{folder}: can't be read: {reason}") from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
-    silence_orbax()
-    try:
-        _check_places(folder)
-        with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as reader:
-            _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
-            arrays = reader.restore(folder.absolute())
-    except Exception as error:  # for foreign bytes orbax raises errors of any type
-        raise DamagedError(
-            f"{folder}: can't be read: {str(error).partition(chr(10))[0]}"
-        ) from error
+    _check_places(folder)
+    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as reader:
+        _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
+        arrays = reader.restore(folder.absolute())
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise DamagedError(f"{folder}: holds other things than arrays")
+        raise ValueError("holds other things than arrays")
     return arrays
+
+
+def _error_number(error: Exception) -> int | None:
+    """Return the errno of an error of the system, which tensorstore has in its text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else None
 
 
 def _show(shown: Callable[[Any], object], unraisable: Any) -> None:

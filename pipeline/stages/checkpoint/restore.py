@@ -33,7 +33,13 @@ from pipeline.stages.checkpoint.checkpoint_folder import (
     strangers,
 )
 from pipeline.stages.checkpoint.host_state import HostState, parse_host_state
-from pipeline.stages.checkpoint.manifest import DamagedError, read_json, recipe_digest, verify
+from pipeline.stages.checkpoint.manifest import (
+    DamagedError,
+    read_json,
+    recipe_digest,
+    unreadable,
+    verify,
+)
 from pipeline.stages.checkpoint.orbax_arrays import read_arrays
 from pipeline.training.state import TrainState
 
@@ -138,7 +144,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """Read a checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
 
     Of several the newest that can be read is used, with a warning for each damaged one. Raises
-    DataError when there is none.
+    DataError when there is none, and RunError as `unreadable` does.
     """
     try:
         if step_of(folder) is not None and step_of(folder) in saved_steps(folder.parent):
@@ -147,7 +153,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
             if saved_steps(root):
                 return _read_newest(root, warn)
     except OSError as error:
-        raise DataError(f"{error.filename or folder}: can't be read: {error.strerror}") from error
+        raise unreadable(Path(error.filename or folder), error) from error
     raise DataError(
         f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
         "checkpoint in there"
@@ -155,7 +161,8 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Checkpoint:
-    """Verify and read one checkpoint. Raises DamagedError where a byte is not as written."""
+    """Verify and read one checkpoint. Raises DamagedError where a byte is not as written, and
+    RunError as `unreadable` does."""
     if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
         verify(folder)
         recipe = read_json(folder / RECIPE / JSON)

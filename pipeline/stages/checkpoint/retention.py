@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.files.atomic_write import commit, sync
 from pipeline.sink.schedule import is_due
 from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, MANIFEST, METRICS
 from pipeline.stages.checkpoint.manifest import SAVED_AT, DamagedError, read_json
@@ -45,7 +46,8 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     draft.write_text(metrics_text(metrics), encoding="utf-8")
     # Empty where the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
-    draft.replace(folder / METRICS / METRICS)
+    commit(draft, folder / METRICS / METRICS)
+    sync(folder)
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:

@@ -14,6 +14,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from pipeline.errors import DataError, RunError
+from pipeline.files.atomic_write import commit
 from pipeline.files.error_text import shown
 from pipeline.host.memory import require_room
 from pipeline.weights.files.mindspore_file import read_mindspore, write_mindspore
@@ -87,7 +88,7 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         writer(draft, {name: np.asarray(array, order="C") for name, array in arrays.items()})
-        os.replace(draft, path)
+        commit(draft, path)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             draft.unlink()

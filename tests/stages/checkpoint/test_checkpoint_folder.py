@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +25,7 @@ def root(tmp_path: Path) -> Path:
     for step in ("5", "40"):
         (root / step / "state").mkdir(parents=True)
         (root / step / "manifest.json").touch()
-    for name in ("2019", "²", "४४१", "007", "damaged-7-1", "+1"):
+    for name in ("2019", "²", "४४१", "007", "+1", "6.0", "damaged-7-1", "notes of 5", "inf"):
         (root / name).mkdir()
     (root / "6").touch()
     (root / "8").symlink_to(root / "5")
@@ -53,8 +56,37 @@ def test_what_has_arrays_or_a_manifest_is_a_checkpoint(root: Path) -> None:
     assert saved_steps(root) == [5, 40]
 
 
-def test_what_is_named_as_one_and_is_none_is_a_stranger(root: Path) -> None:
-    assert [path.name for path in strangers(root)] == ["2019", "6", "8", "9"]
+def test_what_has_a_number_as_name_and_is_no_checkpoint_is_a_stranger(root: Path) -> None:
+    numbers = ["2019", "²", "४४१", "007", "+1", "6.0", "6", "8", "9"]
+    assert {path.name for path in strangers(root)} == set(numbers)
+
+
+def test_a_checkpoint_under_another_spelling_of_its_step_is_a_stranger(root: Path) -> None:
+    (root / "5").rename(root / "05")
+    assert saved_steps(root) == [40]
+    assert root / "05" in strangers(root)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOMEM])
+def test_what_the_system_does_not_show_is_neither(
+    number: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_stat(root / "40" / "manifest.json", number, monkeypatch)
+    for listing in (saved_steps, strangers):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            listing(root)
+
+
+def refuse_to_stat(file: Path, number: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the system refuse to show a file."""
+    stat = os.stat
+
+    def refuse(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        if str(path) == str(file):
+            raise OSError(number, os.strerror(number), str(file))
+        return stat(path, *more, **named)
+
+    patch.setattr(os, "stat", refuse)
 
 
 def test_there_may_be_no_folder_at_all(tmp_path: Path) -> None:

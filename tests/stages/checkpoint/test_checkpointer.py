@@ -174,6 +174,52 @@ def state_of(step: int, **params: np.ndarray) -> TrainState:
     )
 
 
+def test_a_checkpoint_and_its_logs_are_synced_before_an_older_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut there would be neither: the system writes names before contents."""
+    calls: list[str] = []
+    fsync, replace, rename = os.fsync, os.replace, os.rename
+
+    def name_of(path: Any) -> str:
+        return Path(path).relative_to(tmp_path).as_posix()
+
+    def record_sync(descriptor: int) -> None:
+        calls.append(f"sync {name_of(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        fsync(descriptor)
+
+    def record_rename(real: Callable[..., None]) -> Callable[..., None]:
+        def renamed(source: Any, target: Any, **named: Any) -> None:
+            if Path(source).parent == tmp_path / "checkpoints":
+                calls.append(f"rename {name_of(source)} to {name_of(target)}")
+            real(source, target, **named)
+
+        return renamed
+
+    (tmp_path / "metrics.jsonl").touch()
+    with Checkpoints(tmp_path, kept(1, None)) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, None)
+        checkpoints.finish()
+        monkeypatch.setattr(os, "fsync", record_sync)
+        monkeypatch.setattr(os, "replace", record_rename(replace))
+        monkeypatch.setattr(os, "rename", record_rename(rename))
+        checkpoints.save(2, state_of(2), {"logs": {"metrics.jsonl": {}}}, None)
+        checkpoints.finish()
+    draft, removed = "checkpoints/2.orbax-checkpoint-tmp", "checkpoints/1.orbax-checkpoint-tmp"
+    named = calls.index(f"rename {draft} to checkpoints/2")
+    before = set(calls[:named])
+    assert before >= {
+        f"sync {draft}/{file.relative_to(tmp_path / 'checkpoints' / '2').as_posix()}"
+        for file in (tmp_path / "checkpoints" / "2").rglob("*")
+    }
+    assert before >= {"sync metrics.jsonl", f"sync {draft}"}
+    assert calls[named + 1 :] == [
+        "sync checkpoints",
+        f"rename checkpoints/1 to {removed}",
+        "sync checkpoints",
+    ]
+
+
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {"round": 1}, None)

@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import RunError
 from pipeline.stages.checkpoint.checkpoint_folder import MANIFEST
-from pipeline.stages.checkpoint.manifest import DamagedError, require_complete, write_manifest
+from pipeline.stages.checkpoint.manifest import (
+    DamagedError,
+    require_complete,
+    unreadable,
+    write_manifest,
+)
 
 
 @pytest.fixture
@@ -46,10 +52,23 @@ def test_a_folder_that_can_t_be_listed_is_not_taken_for_an_empty_one(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_sealed_checkpoint_that_can_t_be_listed_is_damaged(
+def test_a_sealed_checkpoint_that_can_t_be_listed_is_not_damaged(
     number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_manifest(draft, {})
     refuse_listing(number, monkeypatch)
-    with pytest.raises(DamagedError, match="can't be read: Permission denied"):
+    with pytest.raises(RunError, match="can't be read: Permission denied; its checkpoint may be"):
         require_complete(draft)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ENOTDIR])
+def test_a_file_that_is_gone_or_on_a_broken_disk_is_damage(number: int) -> None:
+    error = unreadable(Path("file"), OSError(number, os.strerror(number)))
+    assert isinstance(error, DamagedError)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
+def test_a_process_without_descriptors_memory_or_rights_finds_no_damage(number: int) -> None:
+    error = unreadable(Path("file"), OSError(number, os.strerror(number)))
+    assert str(error).startswith(f"file: can't be read: {os.strerror(number)}; ")
+    assert (type(error), error.exit_status) == (RunError, 1)

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from pipeline.errors import RunError
+from pipeline.stages.checkpoint.manifest import DamagedError
 from pipeline.stages.checkpoint.orbax_arrays import read_arrays, silence_orbax, write_arrays
 
 ARRAYS = {"params/kernel": np.arange(6, dtype=np.float32), "step": np.int32(3)}
@@ -45,6 +48,51 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(read[name], array)
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """Errors that orbax raises when it is next asked to restore, one a time."""
+    refusals: list[Exception] = []
+    restore = ocp.StandardCheckpointer.restore
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        if refusals:
+            raise refusals.pop(0)
+        return restore(*arguments, **named)
+
+    monkeypatch.setattr(ocp.StandardCheckpointer, "restore", refuse)
+    return refusals
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        ValueError("RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24']"),
+    ],
+)
+def test_a_process_without_descriptors_finds_no_damage(
+    error: Exception, refusals: list[Exception], tmp_path: Path
+) -> None:
+    write_arrays(tmp_path / "state", ARRAYS)
+    refusals.append(error)
+    with pytest.raises(RunError, match=r"state: can't be read: Too many open files; ") as caught:
+        read_arrays(tmp_path / "state")
+    assert caught.value.exit_status == 1
+
+
+def test_what_orbax_refuses_once_for_a_hidden_reason_is_read_again(
+    refusals: list[Exception], tmp_path: Path
+) -> None:
+    """It takes a file for missing where the process could not open it."""
+    write_arrays(tmp_path / "state", ARRAYS)
+    hidden = AttributeError("'NoneType' object has no attribute 'tree'")
+    refusals.append(hidden)
+    assert read_arrays(tmp_path / "state").keys() == ARRAYS.keys()
+    refusals.extend([hidden, hidden])
+    with pytest.raises(DamagedError, match="state: can't be read: 'NoneType' object"):
+        read_arrays(tmp_path / "state")
 
 
 @pytest.mark.parametrize("number", range(1, MOST_LISTINGS))

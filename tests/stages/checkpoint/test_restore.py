@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError
+from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.stages.checkpoint.manifest import DamagedError, write_manifest
@@ -217,6 +218,48 @@ def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Pa
         f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
     ]
     assert (root / "foreign-2019-1" / "holiday.jpg").exists()
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "host/metadata"])
+def test_a_checkpoint_that_this_process_can_t_read_stays_as_it_is(
+    name: str, number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it is not taken either: hours would be done again."""
+    file, opened = copy / "checkpoints" / "3" / name, Path.open
+
+    def refuse(path: Path, *more: Any, **named: Any) -> Any:
+        if path == file:
+            raise OSError(number, os.strerror(number), str(file))
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    warned: list[str] = []
+    message = rf"3/{name}: can't be read: {os.strerror(number)}; "
+    for read in (
+        lambda: restore_state(copy, like, {"seed": 1}, warned.append),
+        lambda: read_saved(copy, warned.append),
+    ):
+        with pytest.raises(RunError, match=message) as caught:
+            read()
+        assert caught.value.exit_status == 1
+    assert warned == []
+    assert sorted(os.listdir(copy / "checkpoints")) == ["1", "2", "3"]
+
+
+def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> None:
+    root = copy / "checkpoints"
+    for name in ("03", "+3", "3.0"):
+        shutil.copytree(root / "3", root / name)
+    warned: list[str] = []
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    assert warned == [
+        f"{root / name}: is no checkpoint; set aside as foreign-{name}-1"
+        for name in ("+3", "03", "3.0")
+    ]
     assert outcome.checkpoints(copy) == [1, 2, 3]
 
 

@@ -1,0 +1,100 @@
+"""The short version of `python -m tests.power_cut`, and its simulated disk."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.preload import reason_to_skip
+from tests.power_cut.cuts import KEEPS, RecordedCuts, files_of
+from tests.power_cut.disk import Disk
+from tests.power_cut.recording import Call
+
+
+@pytest.mark.slow
+def test_runs_whose_power_is_cut_end_as_one_that_never_was(tmp_path: Path) -> None:
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    with RecordedCuts(tmp_path.resolve(), 7) as cuts:
+        for keep in KEEPS:
+            cuts.cut_one_run(keep)
+            cuts.cut_one_run(keep)
+    assert cuts.tally.wrong == []
+    assert cuts.tally.with_checkpoint > 0
+
+
+SYNCED = [
+    Call("open", "draft"),
+    Call("write", "draft", 0, b"new"),
+    Call("sync", "draft"),
+    Call("rename", "draft", 0, b"file"),
+    Call("sync", "."),
+]
+"""A file that is replaced as it must be."""
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "file").write_bytes(b"old")
+    return tmp_path / "before"
+
+
+def outcomes(before: Path, calls: list[Call]) -> set[bytes | None]:
+    """Return what a file may be after a power cut that comes after some calls."""
+
+    def cuts() -> Iterator[bytes | None]:
+        for seed in range(50):
+            disk, left = Disk(before), before.with_name("left")
+            disk.make(calls)
+            disk.cut_power(random.Random(seed), left)
+            yield files_of(left).get("file")
+            shutil.rmtree(left)
+
+    return set(cuts())
+
+
+def test_a_file_that_is_synced_before_its_rename_is_whole_at_any_moment(before: Path) -> None:
+    for number in range(len(SYNCED)):
+        assert outcomes(before, SYNCED[:number]) <= {b"old", b"new"}
+    assert outcomes(before, SYNCED[:-1]) == {b"old", b"new"}
+    assert outcomes(before, SYNCED) == {b"new"}
+
+
+def test_a_file_that_is_not_synced_before_its_rename_may_be_empty(before: Path) -> None:
+    calls = [call for call in SYNCED if call.path != "draft" or call.kind != "sync"]
+    assert b"" in outcomes(before, calls)
+
+
+def test_a_removal_that_is_not_synced_may_come_before_what_it_waited_for(before: Path) -> None:
+    """So a checkpoint that is removed before the newer one is synced leaves none."""
+    newer = [Call("mkdir", "draft"), Call("rename", "draft", 0, b"newer")]
+    assert outcomes(before, [*newer, Call("remove", "file")]) == {b"old", None}
+
+
+def test_what_was_added_to_a_file_may_be_there_in_part(before: Path) -> None:
+    left = outcomes(before, [Call("write", "file", 3, b"er and older")])
+    assert b"old" in left
+    assert len(left) > 3
+    assert all(content is not None and b"older and older".startswith(content) for content in left)
+
+
+def test_a_disk_has_what_was_made_on_it(before: Path, tmp_path: Path) -> None:
+    disk = Disk(before)
+    disk.make(
+        [
+            Call("mkdir", "inner"),
+            Call("open", "inner/log"),
+            Call("write", "inner/log", 0, b"one two"),
+            Call("truncate", "inner/log", 4),
+            Call("write", "inner/log", 4, b"three"),
+            Call("rename", "inner", 0, b"outer"),
+            Call("open", "file", 1),
+        ]
+    )
+    disk.write(tmp_path / "made")
+    assert files_of(tmp_path / "made") == {"outer/log": b"one three", "file": b""}
