@@ -112,7 +112,7 @@ def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRec
 def _on_one_device(recipe: Recipe) -> Recipe:
     if recipe.parallel.mode != "data" and recipe.launch.name == "auto":
         return recipe
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.whole_tree()
     tree["launch"]["name"] = "auto"
     if recipe.parallel.mode == "data":
         tree["parallel"] |= {"devices": 1, "mesh": None, "batch_per_device": None}

@@ -189,7 +189,7 @@ def _run_in_processes(
     if resuming:
         with os_errors_to_run_errors(run_dir):
             run_directory.require_own(run_dir)
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.whole_tree()
     tree["train"]["resume"] = str(run_dir) if resuming else None
     request = {
         "recipe": tree,
