@@ -22,6 +22,7 @@ from pipeline.plugins.loading import loaded_plugins
 from pipeline.runner.record.code_version import describe_imported_code
 from pipeline.runner.record.fingerprint import fingerprint
 from pipeline.runner.record.provenance import Provenance
+from pipeline.runner.record.settings import describe_numerics
 
 SETTINGS = ("XLA_", "JAX_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "CUDA_VISIBLE", "NVIDIA_TF32")
 """Prefixes of environment variables that can change numbers or threads."""
@@ -45,6 +46,7 @@ def describe_process(
             for name, split in splits.items()
         },
         plugins={plugin.name: plugin.describe() for plugin in loaded_plugins()},
+        numerics=describe_numerics(),
     )
 
 
