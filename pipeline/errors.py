@@ -1,16 +1,47 @@
-"""Errors for the user, shown as one message without a traceback, and their exit statuses."""
+"""Errors for the user, shown as one message without a traceback, and their exit statuses.
+
+Texts for the user, and all that is written down, are without passwords: `without_secrets`.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 MAX_PROBLEMS = 50
 """Limit of the problems in a message; more than that usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
+HIDDEN = "***"
+"""Text in the place of a secret."""
+_NAMES = (
+    r"(?:\w{0,40}(?:passwo?r?d|passphrase|secret)|pwd|token|credentials?"
+    r"|(?:\w{0,40}_)?(?:api|access|auth|private|secret)_?(?:key|token))"
+)
+_SECRET_NAME = re.compile(_NAMES, re.IGNORECASE)
+_VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&'"\])}]+)"""
+_QUERY_NAMES = r"[\w-]{0,40}(?:passw|pwd|token|secret|key|sig|credential|auth)[\w-]{0,40}"
+_HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
+
+
+def _replacing(*patterns: str) -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(pattern, re.IGNORECASE), rf"\1{HIDDEN}\2") for pattern in patterns]
+
+
+# Lengths are bounded, since texts may be long and of strangers.
+_IN_ADDRESSES = _replacing(
+    # A password may have any character: https://user:p@ss/word@host.
+    r"""(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,300}(@)""",
+    r"""(\bhttps?://)[^\s/@:'"]{1,300}(@)""",
+)
+_BY_NAME = _replacing(
+    rf"""([?&;]{_QUERY_NAMES}=)[^&\s'"#]+()""",
+    rf"((?<!\w){_NAMES}\s*=\s*){_VALUE}()",
+    rf"""([{{,]\s*["']?{_NAMES}["']?\s*:\s*){_VALUE}()""",
+)
 
 
 class PipelineError(Exception):
@@ -86,14 +117,43 @@ def listed(problems: Sequence[str]) -> list[str]:
     return [*problems[:MAX_PROBLEMS], *([f"... and {more:,} more"] if more > 0 else [])]
 
 
+def without_secrets(text: str) -> str:
+    """A text with `***` for passwords and tokens: in addresses, and as values of such names."""
+    patterns = _IN_ADDRESSES if "://" in text and "@" in text else []
+    patterns = [*patterns, *_BY_NAME] if _HINT.search(text) else patterns
+    for pattern, shown in patterns:
+        text = pattern.sub(shown, text)
+    return text
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what goes by this name is a secret: password, token, api_key, ..."""
+    return _SECRET_NAME.fullmatch(name) is not None
+
+
+def tree_without_secrets(tree: Any) -> Any:
+    """A tree of sections, lists and values with `***` for passwords and tokens."""
+    if isinstance(tree, dict):
+        return {
+            key: HIDDEN
+            if isinstance(value, str) and is_secret_name(str(key))
+            else tree_without_secrets(value)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [tree_without_secrets(value) for value in tree]
+    return without_secrets(tree) if isinstance(tree, str) else tree
+
+
 def printable(text: str) -> str:
-    """A text with control characters escaped, which names in files may contain."""
+    """A text without secrets, with control characters escaped, which names in files may contain."""
+    text = without_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def printable_lines(text: str) -> str:
-    """A text of several lines with all other control characters escaped."""
-    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+    """A text of several lines without secrets, with all other control characters escaped."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _in_one_line(problem: str) -> str:

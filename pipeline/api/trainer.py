@@ -154,7 +154,7 @@ class Trainer:
         view = self._watch.view
         if view is not None:
             return view.evaluate().scalars()
-        tree = self.recipe.model_dump(mode="json")
+        tree = self.recipe.whole_tree()
         stages = ["data", "build", "compile", "eval"]
         tree |= {"stages": stages}
         tree["train"] |= {"resume": None}

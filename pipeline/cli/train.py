@@ -25,7 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, lazy_help
-from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
+from pipeline.config.overrides import (
+    expand_sweeps,
+    key_of,
+    quoted,
+    swept_keys,
+    value_of,
+    without_secret_values,
+)
 from pipeline.config.profile_spec import profiling_overrides
 from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
 from pipeline.files.package_paths import CONF
@@ -49,7 +56,7 @@ OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
 """Keys of one command about resuming, which are no part of the sweep's own command."""
 MULTIRUN = ("-m", "--multirun")
 HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
-RUN_DIR = "hydra.run.dir"
+RUN_DIR, OUTPUT_SUBDIR = "hydra.run.dir", "hydra.output_subdir"
 
 
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
@@ -68,6 +75,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
     _require_sections(parsed.overrides)
+    _require_no_dump_of_secrets(args)
     if parsed.cfg == "job" and not parsed.package:
         return _show(parsed.overrides)
     if parsed.multirun:
@@ -186,6 +194,14 @@ def _require_sections(typed: Sequence[str]) -> None:
     ]
     if problems:
         raise RecipeError(problems)
+
+
+def _require_no_dump_of_secrets(args: Sequence[str]) -> None:
+    """Raise RecipeError where Hydra would write a password down with its own config."""
+    folder = value_of(args, OUTPUT_SUBDIR)
+    if folder not in (None, "null") and without_secret_values(args) != list(args):
+        problem = "Hydra would write a password of this command into files there; leave it out"
+        raise RecipeError([f"{OUTPUT_SUBDIR} = {folder}: {problem}"])
 
 
 def _known_directory(

@@ -89,7 +89,7 @@ def for_processes(recipe: Recipe, processes: int) -> Recipe:
     """
     if processes == 1:
         return recipe
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.whole_tree()
     if recipe.parallel.devices is None and recipe.parallel.mesh is None:
         tree["parallel"]["devices"] = processes
     known = check_tree(tree, length_replaced=True)

@@ -9,10 +9,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
-from pipeline.errors import first_line
+from pipeline.errors import HIDDEN, first_line, is_secret_name, without_secrets
 from pipeline.files.error_text import show
 from pipeline.files.safe_yaml import MAX_DEPTH
 
+STORAGE = "hydra.sweeper.storage"
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
@@ -28,6 +29,20 @@ def value_of(overrides: Iterable[str], key: str) -> str | None:
     """The value of the last override of a key, as text; None where there is none."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
+
+
+def without_secret_values(args: Iterable[str]) -> list[str]:
+    """Arguments of a command without passwords, as they may be written down and printed."""
+    return [
+        f"{arg.partition('=')[0]}={HIDDEN}" if _is_secret(arg) else without_secrets(arg)
+        for arg in args
+    ]
+
+
+def _is_secret(arg: str) -> bool:
+    # The address of a database may hold a password in ways that only its driver knows.
+    key = key_of(arg)
+    return "=" in arg and (key == STORAGE or is_secret_name(key.rpartition(".")[2]))
 
 
 def quoted(text: str) -> str:

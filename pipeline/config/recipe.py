@@ -10,6 +10,9 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -20,6 +23,7 @@ from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.errors import tree_without_secrets
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.parallel.launch_spec import LaunchSpec
@@ -233,6 +237,9 @@ class CacheSpec(Spec):
     """Keep compiled programs."""
 
 
+WITH_SECRETS = "with secrets"
+
+
 class Recipe(Spec):
     """One run, completely described."""
 
@@ -260,6 +267,19 @@ class Recipe(Spec):
     profile: ProfileSpec
     parallel: ParallelSpec
     launch: LaunchSpec
+
+    @model_serializer(mode="wrap")
+    def _hide_secrets(
+        self, dump: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """Leave passwords out of JSON, which is what is written down and shown."""
+        tree = dump(self)
+        is_shown = info.mode == "json" and info.context is not WITH_SECRETS
+        return tree_without_secrets(tree) if is_shown else tree
+
+    def whole_tree(self) -> dict[str, Any]:
+        """Return the recipe as JSON with its secrets, to make another recipe of, not to write."""
+        return self.model_dump(mode="json", context=WITH_SECRETS)
 
     @model_validator(mode="before")
     @classmethod

@@ -206,8 +206,8 @@ class DatasetSpec(Spec):
     name: str
     root: FilePath | None
     """A local folder or archive; null reads the cache and downloads what it lacks."""
-    mirrors: Seq[Annotated[str, Field(pattern=r"^https?://")]]
-    """Base addresses to try in order when something must be downloaded."""
+    mirrors: Seq[Annotated[str, Field(pattern=r"^https?://[^@?#]*$")]]
+    """Base addresses, without a password, to try in order when something must be downloaded."""
     buckets: Seq[Seq[PositiveInt]] | None
     """Pad each image to the smallest of these that covers it, (height, width) or (tokens,), and
     batch only images of one bucket (D-18); one bucket is a fixed maximum, null pads nothing."""

@@ -25,6 +25,7 @@ from pipeline.errors import DataError, RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.log_lines import METRICS, read_lines
 from pipeline.runner.record.run_directory import LOWERINGS
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.manifest import DamagedError
 from pipeline.stages.checkpoint.restore import FOLDER, fill, read_checkpoint, saved_steps
@@ -100,9 +101,9 @@ def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRec
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    kept = kept_lowerings
-    if kept is not None and not (kept / LOWERINGS).is_file():
-        kept = None
+    kept = None
+    if kept_lowerings is not None and (kept_lowerings / LOWERINGS).is_file():
+        kept = RunFolder(kept_lowerings)
     return OpenedRecipe(
         recipe, dataset, lower(recipe, dataset, built, backend, kept, reporter), backend
     )
@@ -111,7 +112,7 @@ def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRec
 def _on_one_device(recipe: Recipe) -> Recipe:
     if recipe.parallel.mode != "data" and recipe.launch.name == "auto":
         return recipe
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.whole_tree()
     tree["launch"]["name"] = "auto"
     if recipe.parallel.mode == "data":
         tree["parallel"] |= {"devices": 1, "mesh": None, "batch_per_device": None}

@@ -22,6 +22,7 @@ from pipeline.launch.place import LOCAL
 from pipeline.parallel.launch_spec import DEFAULT_PROCESSES, LaunchSpec
 from pipeline.parallel.ranks import PeerGoneError
 from pipeline.runner.record.run_directory import RANKS
+from pipeline.runner.record.summary import Summary, read_summary
 
 WORKER = "pipeline.runner.worker"
 """Module that a process runs, with the folder of the request as its argument."""
@@ -55,12 +56,12 @@ class Failure:
 
 def run_locally(
     launch: LaunchSpec, request: Mapping[str, Any], run_dir: Path, signals: Signals
-) -> None:
+) -> Summary:
     """Run `request`, JSON, in several processes, and return when all have ended.
 
     The first one prints what a run prints; all else goes to `ranks/N.log` in the run directory.
-    A signal to this process goes to the first one. Raises the error of the process that failed
-    first.
+    A signal to this process goes to the first one. Returns its summary. Raises the error of the
+    process that failed first.
     """
     size = launch.processes or DEFAULT_PROCESSES
     with tempfile.TemporaryDirectory() as name:
@@ -80,6 +81,7 @@ def run_locally(
             raise ProcessError(
                 f"process {failed.rank} of {size} {failed.reason}; log: {log}", failed.status
             )
+        return read_summary(folder)
 
 
 @contextmanager

@@ -13,12 +13,24 @@ from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
 from pipeline.observe.log_mending import LogFindings, open_log
 from pipeline.observe.monitors import Evaluation, MonitorBase, writing
-from pipeline.runner.record.log_lines import EVALS, METRICS, SCALARS
+from pipeline.runner.record.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry, stacked
 
 KEPT = "logs"
 """Key under which a checkpoint keeps the marks of the files."""
+
+
+def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:
+    """Raise DataError where a log can't be continued after boundary `first`; `kept` as below.
+
+    One that has a mark can be, whatever is in it.
+    """
+    for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
+        if path.exists() and read_mark((kept or {}).get(path.name), first) is None:
+            for line in read_lines(path):
+                if line.step > first:
+                    break
 
 
 class MetricsLog(MonitorBase):

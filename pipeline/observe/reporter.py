@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -27,7 +28,7 @@ class Reporter:
 
     Safe from any thread. Where one of the two can't be written any more, a warning goes to the
     other, which is then the only one: a run is worth more than its lines. Without a `run.log` the
-    OSError is raised.
+    OSError is raised. While it is `held`, lines for run.log wait for `write_held_lines`.
     """
 
     level = logging.WARNING
@@ -35,13 +36,24 @@ class Reporter:
     log_to: Literal["console", "stderr", "file"] = "console"
     """Where they go besides run.log: they are no lines of the run itself."""
 
-    def __init__(self, run_dir: Path | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self, run_dir: Path | None = None, console: Console | None = None, *, held: bool = False
+    ) -> None:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
         self._one_at_a_time = Lock()
-        self._log = None
-        if run_dir is not None:
-            self._log = _open_log(run_dir / "run.log")
+        self._log: IO[str] | None = None
+        self._run_dir, self._held = run_dir, io.StringIO() if held else None
         self._logs, self._prints = run_dir is not None, True
+        if run_dir is not None and not held:
+            self._log = _open_log(run_dir)
+
+    def write_held_lines(self) -> None:
+        """Write the lines of a reporter that was `held` to its run.log, and later ones too."""
+        with self._one_at_a_time:
+            held, self._held = self._held, None
+            if held is not None and self._run_dir is not None:
+                self._log = _open_log(self._run_dir)
+                self._write(held.getvalue())
 
     def say(self, text: str) -> None:
         """Print one or more lines for the user; control characters are escaped."""
@@ -68,10 +80,17 @@ class Reporter:
             self._note(f"{WARNING} the console {why}; what there is to say is said here alone")
 
     def _note(self, text: str) -> None:
+        line = f"{time.strftime('%H:%M:%S')} {text}\n"
+        if self._held is not None:
+            self._held.write(line)
+        else:
+            self._write(line)
+
+    def _write(self, lines: str) -> None:
         if self._log is None:
             return
         try:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            self._log.write(lines)
         except OSError as error:
             log, self._log = self._log, None
             with suppress(OSError):
@@ -139,7 +158,8 @@ class Reporter:
             self._log = None
 
 
-def _open_log(path: Path) -> IO[str]:
+def _open_log(run_dir: Path) -> IO[str]:
+    path = run_dir / "run.log"
     return open(path, "a", encoding="utf-8", buffering=1, opener=open_unshared)
 
 

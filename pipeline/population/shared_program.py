@@ -32,6 +32,7 @@ from pipeline.population.varied_step import VariedStep, varied_step, with_column
 from pipeline.runner.context import RunContext
 from pipeline.runner.record.guards import timed
 from pipeline.runner.record.run_directory import LOWERINGS
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.runner.run import lower_and_compile
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_given, compile_inputs
@@ -169,7 +170,8 @@ class SharedProgram:
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
         recipe, reporter = context.recipe, context.reporter
-        about = dataset, built, backend, context.run_dir, reporter, context.ranks
+        # Written at once: what the group keeps of the choice is read from there below.
+        about = dataset, built, backend, RunFolder(context.run_dir), reporter, context.ranks
         lowered = lower(recipe, *about)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
 

@@ -64,7 +64,7 @@ def try_change(
     )
     if trial is None or takes_long or recipe.profile.mode != "only":
         return verdict
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.whole_tree()
     tree["train"].update(trial.keys)
     without = _without(trial.layer) if trial.layer is not None else nullcontext([True])
     try:

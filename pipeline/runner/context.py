@@ -14,6 +14,8 @@ from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.ranks import Ranks
+from pipeline.runner.record.provenance import Provenance
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.runner.record.summary import Summary
 
 
@@ -22,7 +24,7 @@ class RunContext:
     """Recipe, directory and services of one run; what stages compute is passed apart from it."""
 
     recipe: Recipe
-    run_dir: Path
+    folder: RunFolder
     resuming: bool
     reporter: Reporter
     summary: Summary
@@ -37,6 +39,13 @@ class RunContext:
     """The processes of the run; only the first one writes."""
     callbacks: tuple[Callback, ...] = ()
     """Callbacks that were given in Python, called after those of the recipe."""
+    process: Provenance | None = None
+    """The origin of what this process does, once its data are read; only the first one has it."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of the run."""
+        return self.folder.path
 
     @property
     def shows_pictures(self) -> bool:

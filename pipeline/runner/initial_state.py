@@ -22,7 +22,7 @@ from pipeline.runner.context import RunContext
 from pipeline.runner.record.run_directory import SUMMARY, run_of
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
-from pipeline.stages.checkpoint.restore import restore_state
+from pipeline.stages.checkpoint.restore import restore_state, set_others_aside
 from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
 
@@ -136,7 +136,7 @@ def _resumed(context: RunContext, built: Built) -> tuple[TrainState, HostState] 
         found = restore_state(context.run_dir, built.state, tree, warn)
     step = ranks.agree(lambda: int(found[0].step) if found else 0)
     if not ranks.is_first and step:
-        # After the first one has set aside what is damaged, and never what it writes meanwhile.
+        # Before the first one writes anything.
         found = restore_state(context.run_dir, built.state, tree, warn)
     read = int(found[0].step) if found else 0
     if read != step:
@@ -147,6 +147,8 @@ def _resumed(context: RunContext, built: Built) -> tuple[TrainState, HostState] 
     total = built.run_schedule.total
     if step > total:
         raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])
+    if ranks.is_first:
+        context.folder.accepted.add(partial(set_others_aside, context.run_dir, step, warn))
     context.summary.resumed_from = {"run": str(context.run_dir), "step": step}
     context.reporter.stage("resume", f"{context.run_dir} from step {step}")
     return found

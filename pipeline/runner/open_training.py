@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.autopsy.archive import set_aside_autopsy
@@ -15,11 +16,12 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.columns import SampleUnit
 from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.files.error_text import show
-from pipeline.observe.monitors import Evaluation
-from pipeline.observe.observers import Observers
+from pipeline.observe.monitors import MonitorBase
 from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
+from pipeline.runner.record.run_folder import HeldWrites
 from pipeline.sink.schedule import Event
+from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
@@ -35,14 +37,44 @@ if TYPE_CHECKING:
     from pipeline.dumps.run_dumps import RunDumps
 
 
+@dataclass(frozen=True)
+class Extras:
+    """Additions of a recipe to training, which may be refused.
+
+    Of several processes only the first one has callbacks, and none has dumps.
+    """
+
+    callbacks: Sequence[Callback] = ()
+    dumps: RunDumps | None = None
+
+
+def make_extras(
+    context: RunContext, built: Built, executable: Executable, backend: Backend
+) -> Extras:
+    """Make the additions of a recipe to training. Raises RecipeError where one can't be made."""
+    callbacks = _make_callbacks(context) if context.ranks.is_first else ()
+    return Extras(callbacks, _dumps(context, built, executable, backend))
+
+
+class AdvanceMonitor(MonitorBase):
+    """Let a resumed run change its directory once its first new step is computed."""
+
+    def __init__(self, advanced: HeldWrites) -> None:
+        self._advanced = advanced
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Do the writes that wait for it."""
+        self._advanced.release()
+
+
 @contextmanager
 def open_training(
     context: RunContext,
-    built: Built,
     backend: Backend,
     sink: SinkPlan,
     evaluations: Evaluations,
     history: History,
+    extras: Extras,
 ) -> Iterator[Training]:
     """Open everything that `train` works with; the summary is completed when it is closed.
 
@@ -51,9 +83,10 @@ def open_training(
     """
     _warn_of_ignored_sink(context)
     if context.resuming and context.ranks.is_first:
-        _set_autopsy_aside(context)
+        context.folder.advanced.add(partial(_set_autopsy_aside, context))
     recipe, signals = context.recipe, context.signals
-    executable, observers = evaluations.executable, evaluations.observers
+    built, executable = evaluations.built, evaluations.executable
+    observers = evaluations.observers
 
     def examine_bad_step(state: TrainState, step: int) -> None:
         # Few runs need it, and all would wait for its import.
@@ -65,13 +98,14 @@ def open_training(
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(context, built, save_periods, stack)
-        dumps = _dumps(context, built, executable, backend)
+        dumps = extras.dumps
         training = Training(
             recipe,
             built.run_schedule,
             executable,
             sink.mechanism,
             [
+                AdvanceMonitor(context.folder.advanced),
                 observers.monitor,
                 *([context.pruner] if context.pruner else []),
                 *([dumps] if dumps else []),
@@ -87,7 +121,7 @@ def open_training(
             # What an examination runs on one device is spread over several processes.
             examine=examine_bad_step if context.ranks.size == 1 else None,
             log_marks=observers.log_marks,
-            callbacks=_callbacks(context, built, observers, evaluations.at_once),
+            callbacks=_callbacks(context, evaluations, extras.callbacks),
             learning_rates=built.learning_rates,
             collect=_collector(context, built, backend, evaluations),
             agree=context.ranks.agree,
@@ -139,42 +173,43 @@ def _dumps(
     return dumps
 
 
-def _callbacks(
-    context: RunContext,
-    built: Built,
-    observers: Observers,
-    evaluate_state: Callable[[TrainState], Evaluation | None],
-) -> Callbacks | None:
-    """Make the callbacks of the recipe, followed by those given in Python; None without any.
+def _make_callbacks(context: RunContext) -> Sequence[Callback]:
+    """Make the callbacks of the recipe, followed by those from Python.
 
-    Of several processes the first one has them, and the others do what they ask for. Raises
-    RecipeError where one can't be made.
+    Raises RecipeError where one can't be made.
     """
-    specs, given = context.recipe.train.callbacks, context.callbacks
-    if not specs and not given:
-        return None
     made: list[Callback] = []
-    if context.ranks.is_first:
-        for position, spec in enumerate(specs):
-            try:
-                made.append(_require_callback(spec.build()))
-            except Exception as error:
-                key = f"train.callbacks.{position} ({spec.name})"
-                raise RecipeError(
-                    [f"{key}: {type(error).__name__}: {first_line(error)}"]
-                ) from error
-        for callback in given:
-            try:
-                made.append(_require_callback(callback))
-            except TypeError as error:
-                raise RecipeError([f"callbacks: {error}"]) from error
+    for position, spec in enumerate(context.recipe.train.callbacks):
+        try:
+            made.append(_require_callback(spec.build()))
+        except Exception as error:
+            key = f"train.callbacks.{position} ({spec.name})"
+            raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
+    for callback in context.callbacks:
+        try:
+            made.append(_require_callback(callback))
+        except TypeError as error:
+            raise RecipeError([f"callbacks: {error}"]) from error
+    return made
+
+
+def _callbacks(
+    context: RunContext, evaluations: Evaluations, made: Sequence[Callback]
+) -> Callbacks | None:
+    """Open the callbacks; None where the run has none.
+
+    Of several processes the first one has them, and the others do what they ask for.
+    """
+    if not context.recipe.train.callbacks and not context.callbacks:
+        return None
     processes = context.ranks.size
     # One that was killed before it saved anything begins again.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
-    about = context.run_dir, built.run_schedule, evaluate_state
+    about = context.run_dir, evaluations.built.run_schedule, evaluations.at_once
     view = RunView(*about, resumed=resumed, processes=processes)
-    view.flush = observers.monitor.flush
-    return Callbacks(made, view, context.reporter.warn, observers.monitor.on_scalars)
+    monitor = evaluations.observers.monitor
+    view.flush = monitor.flush
+    return Callbacks(made, view, context.reporter.warn, monitor.on_scalars)
 
 
 def _require_callback(made: Any) -> Callback:

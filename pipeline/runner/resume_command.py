@@ -1,4 +1,7 @@
-"""The command that goes on with a run or a sweep that ended early, for a shell or for Python."""
+"""The command that goes on with a run or a sweep that ended early, for a shell or for Python.
+
+`***` stands in it for a password, which is to be typed again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config.overrides import key_of, quoted
+from pipeline.config.overrides import key_of, quoted, without_secret_values
 from pipeline.config.recipe import Recipe
 from pipeline.plugins.loading import take_flags, to_flags
 
@@ -31,13 +34,14 @@ def resume_run_command(args: Sequence[str], recipe: Recipe, run_dir: Path) -> st
     overrides = _overrides(recipe, run_dir)
     given = {RUN_DIR, *map(key_of, overrides)}
     kept = [arg for arg in args if key_of(arg) not in given]
-    return shlex.join([*_program(args), *kept, *overrides])
+    return shlex.join(without_secret_values([*_program(args), *kept, *overrides]))
 
 
 def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
     """The command with these arguments, for a shell, such that it goes on with its sweep."""
     kept = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
-    return shlex.join([*_program(args), *kept, f"{SWEEP_DIR}={_value(sweep_dir)}"])
+    placed = f"{SWEEP_DIR}={_value(sweep_dir)}"
+    return shlex.join(without_secret_values([*_program(args), *kept, placed]))
 
 
 def _overrides(recipe: Recipe, run_dir: Path) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from pipeline.launch.join import joined
 from pipeline.launch.local import run_locally
 from pipeline.launch.place import LOCAL
 from pipeline.observe.log_levels import log_by_level
+from pipeline.observe.metrics_log import require_logs
 from pipeline.observe.monitors import Pruner, SinkReport
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
@@ -39,7 +40,7 @@ from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.initial_state import initial_state, read_restored
 from pipeline.runner.open_profile import open_profile, to_profile
-from pipeline.runner.open_training import open_training, record_overflows
+from pipeline.runner.open_training import Extras, make_extras, open_training, record_overflows
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.compiled_programs import write_figures
 from pipeline.runner.record.continuity import require_same_origin
@@ -51,15 +52,9 @@ from pipeline.runner.record.guards import (
     timed,
     write_summary,
 )
-from pipeline.runner.record.provenance import add_provenance, read_provenance
-from pipeline.runner.record.summary import (
-    Summary,
-    facts_of,
-    new_summary,
-    read_summary,
-    start_up,
-    versions,
-)
+from pipeline.runner.record.provenance import Provenance, add_provenance
+from pipeline.runner.record.run_folder import RunFolder, open_folder
+from pipeline.runner.record.summary import Summary, facts_of, new_summary, start_up, versions
 from pipeline.runner.resume_command import HowToResume, resume_overrides
 from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.host_state import HostState
@@ -140,12 +135,13 @@ def run_in_sinks(
     ):
         recipe = for_processes(recipe, ranks.size)
         run_dir, resuming = _choose_directory(recipe, run_dir, ranks)
-        with heard(signals), _opened(recipe, run_dir, resuming, ranks, console) as opened:
+        folder = open_folder(run_dir, resuming=resuming)
+        with heard(signals), _opened(recipe, folder, resuming, ranks, console) as opened:
             reporter, summary, lock = opened
             summary.time["start_s"] = called - started_at
             services = reporter, summary, changed, started_at, signals, pruner, lock, ranks
             called_back = tuple(callbacks)
-            context = RunContext(recipe, run_dir, resuming, *services, called_back)
+            context = RunContext(recipe, folder, resuming, *services, called_back)
             left.append(summary)
             # One of several processes leaves the others, who would wait for it.
             stops = stop_on_signal(summary) if ranks.size == 1 else nullcontext()
@@ -193,7 +189,7 @@ def _run_in_processes(
     if resuming:
         with os_errors_to_run_errors(run_dir):
             run_directory.require_own(run_dir)
-    tree = recipe.model_dump(mode="json")
+    tree = recipe.whole_tree()
     tree["train"]["resume"] = str(run_dir) if resuming else None
     request = {
         "recipe": tree,
@@ -205,8 +201,7 @@ def _run_in_processes(
     }
     try:
         with heard(signals):
-            run_locally(recipe.launch, request, run_dir, signals)
-        summary = read_summary(run_dir)
+            summary = run_locally(recipe.launch, request, run_dir, signals)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
             _say_how_to_resume(recipe, run_dir, how_to_resume, Reporter())
@@ -232,12 +227,13 @@ def _choose_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> tup
 
 @contextmanager
 def _opened(
-    recipe: Recipe, run_dir: Path, resuming: bool, ranks: Ranks, console: Console | None
+    recipe: Recipe, folder: RunFolder, resuming: bool, ranks: Ranks, console: Console | None
 ) -> Iterator[tuple[Reporter, Summary, Lock | None]]:
     """Open a run directory, locked against other runs, with its log and its summary.
 
     Only the first process does: the others report to their own output, and keep their summary.
     """
+    run_dir = folder.path
     if not ranks.is_first:
         with os_errors_to_run_errors(run_dir), oom_to_run_error():
             yield Reporter(), new_summary(recipe, run_dir), None
@@ -245,10 +241,13 @@ def _opened(
     with ExitStack() as stack:
         stack.enter_context(os_errors_to_run_errors(run_dir))
         lock = stack.enter_context(run_directory.owned(run_dir, new=not resuming))
-        run_directory.write_recipe(run_dir, recipe)
-        reporter = stack.enter_context(Reporter(run_dir, console))
+        # A process that is killed from here on leaves no summary.
+        folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
+        folder.advanced.add(partial(run_directory.write_recipe, run_dir, recipe))
+        reporter = stack.enter_context(Reporter(run_dir, console, held=resuming))
+        folder.accepted.add(reporter.write_held_lines)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
-        summary = stack.enter_context(write_summary(recipe, run_dir))
+        summary = stack.enter_context(write_summary(recipe, folder))
         stack.enter_context(os_errors_to_run_errors(run_dir))
         stack.enter_context(oom_to_run_error())
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
@@ -290,15 +289,14 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
 
     `programs` lowers and compiles. Yields the report of each sink.
     """
-    recipe, run_dir = context.recipe, context.run_dir
-    reporter, summary = context.reporter, context.summary
+    recipe, reporter, summary = context.recipe, context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
     rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
 
     with timed(summary, "data_s"):
         dataset = load_data(recipe, reporter)
-    record_data(context, dataset, backend.device, rate_files)
+    context = record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return
 
@@ -312,7 +310,7 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
         recipe, backend = on_planned_devices(context, dataset, built)
     # Weights that can't be read are reported before anything is compiled.
     restored = read_restored(context, dataset, built) if trains or evaluates else None
-    estimate = estimate_cost(recipe, dataset, built, backend, run_dir, reporter)
+    estimate = estimate_cost(recipe, dataset, built, backend, context.folder, reporter)
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
         if not (trains or evaluates):
@@ -331,6 +329,9 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
         built, whole = with_sink(built, sink), with_sink(whole, sink)
     profile = open_profile(context, whole, built, executable, int(state.step))
     built, executable = profile.built, profile.executable
+    extras = make_extras(context, built, executable, backend) if trains else Extras()
+    require_logs(context.run_dir, int(state.step), marks_of_run(context, host))
+    context.folder.accepted.release()
 
     history = History(int(state.step))
     with observers_of_run(context, dataset, built, history, estimate, host) as observers:
@@ -342,7 +343,7 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
             evaluations.show_graph()
             with (
                 profile.open(),
-                open_training(context, built, backend, sink, evaluations, history) as training,
+                open_training(context, backend, sink, evaluations, history, extras) as training,
             ):
                 state = yield from train(training, state, host, history)
             record_overflows(context, state)
@@ -367,23 +368,24 @@ def lower_and_compile(
     With `keeps`, which is for a process whose code is what lies on disk, programs that such a
     process has kept are found without tracing the step.
     """
-    run_dir, reporter = context.run_dir, context.reporter
-    built = whole = lower(recipe, dataset, built, backend, run_dir, reporter, context.ranks)
+    folder, reporter = context.folder, context.reporter
+    built = whole = lower(recipe, dataset, built, backend, folder, reporter, context.ranks)
     if recipe.profile.mode != "off":
         built = to_profile(context, built, backend)
     alone = context.ranks.size == 1 and recipe.profile.mode == "off"
     executable = compile_programs(
         *(recipe, dataset, built, backend, reporter),
-        key=_program_key(run_dir, recipe, whole) if keeps and alone else None,
+        key=_program_key(context, recipe, whole) if keeps and alone else None,
         evaluates_later=alone and "train" in recipe.stages and recipe.parallel.mode == "none",
     )
     context.summary.time["compile_s"] = executable.report.compile_s
-    write_figures(run_dir, executable.report)
+    folder.accepted.add(partial(write_figures, folder.path, executable.report))
     return built, whole, executable
 
 
-def _program_key(run_dir: Path, recipe: Recipe, built: Built) -> str | None:
-    return program_key(read_provenance(run_dir)[-1], recipe, built)
+def _program_key(context: RunContext, recipe: Recipe, built: Built) -> str | None:
+    assert context.process is not None, "the only process keeps its origin"
+    return program_key(asdict(context.process), recipe, built)
 
 
 def on_planned_devices(
@@ -393,7 +395,7 @@ def on_planned_devices(
     # Few runs need the planner, and all would wait for its import.
     from pipeline.stages.plan_devices import plan_devices
 
-    recipe = plan_devices(context.recipe, dataset, built, context.run_dir, context.reporter)
+    recipe = plan_devices(context.recipe, dataset, built, context.folder, context.reporter)
     return recipe, recipe.device.open(recipe.parallel)
 
 
@@ -435,13 +437,18 @@ def observers_of_run(
     if not context.ranks.is_first:
         return Observers([], None)
     recipe, run_dir, reporter = context.recipe, context.run_dir, context.reporter
-    schedule, logs = built.run_schedule, host.logs if context.resuming else None
+    schedule, logs = built.run_schedule, marks_of_run(context, host)
     scalars = bool(recipe.train.callbacks or context.callbacks)
     return open_observers(
         *(recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock),
         scalars=scalars,
         unit=dataset.unit,
     )
+
+
+def marks_of_run(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
+    """Return the marks of the logs in the checkpoint that the run goes on from, None without."""
+    return host.logs if context.resuming else None
 
 
 def check_signals(context: RunContext) -> None:
@@ -459,13 +466,15 @@ def with_sink(built: Built, sink: SinkPlan) -> Built:
 
 def record_data(
     context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
-) -> None:
+) -> RunContext:
     """Keep in the run directory what the run is made from; a resumed run is held against it.
 
-    Raises RecipeError where a run to resume had other data.
+    Returns the context with this process. Raises RecipeError where a run to resume had other data.
     """
     if context.ranks.is_first:
-        _keep_origin(context, dataset, device, rate_files)
+        process = _origin(context, dataset, device, rate_files)
+        context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
+        context = replace(context, process=process)
     image, text = dataset.raw_image, dataset.text
     context.summary.data = {
         "image": {"shape": list(image.shape), "dtype": image.dtype},
@@ -475,12 +484,14 @@ def record_data(
         **({} if text is None else {"text": text.to_dict()}),
     }
     if context.ranks.is_first and text is not None:
-        write_tokenizer(context.run_dir, text)
+        context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
+    return context
 
 
-def _keep_origin(
+def _origin(
     context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
-) -> None:
+) -> Provenance:
+    """Describe this process. Raises DataError where it can't go on with the run."""
     recipe = context.recipe
     # As read: the part of it that is evaluated may change.
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
@@ -491,4 +502,4 @@ def _keep_origin(
     if context.resuming and saved_steps(context.run_dir / FOLDER):
         changed, warn = recipe.train.resume_changed, context.reporter.warn
         require_same_origin(context.run_dir, process, changed, warn)
-    add_provenance(context.run_dir, process)
+    return process

@@ -47,6 +47,8 @@ def main(folder: Path) -> int:
     except Exception as error:
         write_error(folder, rank, error)
         raise
+    if rank == 0:
+        summary.write(folder)
     note_end(folder, rank)
     return summary.exit_status
 

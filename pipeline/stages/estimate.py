@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import num_devices
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_cuts
 from pipeline.training.step import image_shape, make_update_only_step
@@ -25,7 +25,7 @@ def estimate_cost(
     dataset: Dataset,
     built: Built,
     backend: Backend,
-    run_dir: Path,
+    folder: RunFolder,
     reporter: Reporter,
 ) -> Estimate | None:
     """Price the run on the device, report the estimate and write its files.
@@ -39,8 +39,12 @@ def estimate_cost(
         return None
     reporter.say(str(estimate))
     say_cuts(recipe, dataset, built, reporter)
-    files = estimate.save(run_dir)
-    reporter.stage("modelled", f"{', '.join(files)} in {run_dir}")
+
+    def save() -> None:
+        files = estimate.save(folder.path)
+        reporter.stage("modelled", f"{', '.join(files)} in {folder.path}")
+
+    folder.accepted.add(save)
     return estimate
 
 

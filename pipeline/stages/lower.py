@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,6 +37,7 @@ from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import shards_of
 from pipeline.runner.record.run_directory import LOWERINGS
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import (
     layout_key,
@@ -56,13 +58,13 @@ def lower(
     dataset: Dataset,
     built: Built,
     backend: Backend,
-    run_dir: Path | None,
+    folder: RunFolder | None,
     reporter: Reporter,
     ranks: Ranks | None = None,
 ) -> Built:
     """Return the same step with its layers computed as chosen for the device.
 
-    A choice that is in the run directory is used again; else the choice is made and written there,
+    A choice that is in the run's `folder` is used again; else the choice is made and written there,
     with the result of tuning. Of several processes the first one chooses for all. Eager mode
     changes nothing. Raises RunError for a choice or a bank that can't be read.
     """
@@ -75,15 +77,15 @@ def lower(
     if cuts_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
         return built
-    file = run_dir / LOWERINGS if run_dir else None
+    file = folder.path / LOWERINGS if folder else None
 
     def choose() -> dict[str, Any]:
         kept = read_choice(file) if file is not None and file.exists() else None
-        chosen = _choose(recipe, dataset, built, backend, kept, run_dir, reporter)
+        chosen = _choose(recipe, dataset, built, backend, kept, folder, reporter)
         if kept is not None:
             reporter.stage("lower", f"as before: {file}")
-        elif file is not None:
-            write_choice(file, chosen)
+        elif folder is not None:
+            folder.accepted.add(partial(write_choice, folder.path / LOWERINGS, chosen))
         return choice_to_document(chosen)
 
     chosen = choice_of_document((ranks or Ranks()).agree(choose, TUNING_S))
@@ -123,17 +125,17 @@ def _choose(
     built: Built,
     backend: Backend,
     kept: LoweringChoice | None,
-    run_dir: Path | None,
+    folder: RunFolder | None,
     reporter: Reporter,
 ) -> LoweringChoice:
-    folder = cache_root(recipe.cache) / "autotune"
+    banks = cache_root(recipe.cache) / "autotune"
     lowerings = kept.lowerings if kept is not None else None
-    tuning = Tuning(recipe.autotune, recipe.autotune_search, folder, lowerings)
+    tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, lowerings)
     request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
     if kept is not None:
         return request.chosen_in(kept.layout)
     chosen = _in_best_layout(request)
-    _report(chosen, tuning, run_dir, reporter)
+    _report(chosen, tuning, folder, reporter)
     return chosen
 
 
@@ -213,16 +215,21 @@ def _in_best_layout(request: _LoweringRequest) -> LoweringChoice:
 
 
 def _report(
-    chosen: LoweringChoice, tuning: Tuning, run_dir: Path | None, reporter: Reporter
+    chosen: LoweringChoice, tuning: Tuning, folder: RunFolder | None, reporter: Reporter
 ) -> None:
     """Report what was chosen, and write the result of tuning into the run directory."""
     if chosen.layout != "nhwc":
         reporter.stage("lower", f"images as CHWN: vectors of samples{_why(chosen)}")
     if any(how != DEFAULT for _, how in chosen.lowerings.chosen):
         reporter.stage("lower", _line(chosen))
-    if chosen.tuned and run_dir is not None:
-        path = write_result(chosen.to_result(), run_dir, datetime.now())
-        reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.folder}; {path.name}")
+    if chosen.tuned and folder is not None:
+        run_dir = folder.path
+
+        def write() -> None:
+            path = write_result(chosen.to_result(), run_dir, datetime.now())
+            reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.folder}; {path.name}")
+
+        folder.accepted.add(write)
 
 
 def _why(chosen: LoweringChoice) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from pipeline.planner.search import GIB, SearchedPlans, search
 from pipeline.planner.step_loss import loss_of_step
 from pipeline.planner.traced_loss import LossToPlan
 from pipeline.runner.record.run_directory import PLAN
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built
 from pipeline.training.step import image_shape
 
 
 def plan_devices(
-    recipe: Recipe, dataset: Dataset, built: Built, run_dir: Path, reporter: Reporter
+    recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> Recipe:
     """Return the recipe with the mesh and the cuts of the fastest plan, as `semi_auto` has them.
 
@@ -40,15 +42,14 @@ def plan_devices(
     Raises RecipeError where no plan fits, or the file's does not.
     """
     devices = num_devices(recipe.parallel, num_processes())
-    file = run_dir / PLAN
+    file = folder.path / PLAN
     given = file if file.exists() else recipe.parallel.plan
     if given == file and _mesh_size(file) != devices:
         reporter.stage("plan", f"{file} is of other devices; planned again")
         given = None
-        file.unlink()
     plan = find_plan(recipe, dataset, built, given, reporter)
-    if not file.exists():
-        save_plan(plan, file)
+    if given != file:
+        folder.accepted.add(partial(save_plan, plan, file))
     return with_plan(recipe, plan)
 
 

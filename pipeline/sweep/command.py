@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.optional_keys import settable
-from pipeline.errors import DataError, RecipeError
+from pipeline.config.overrides import without_secret_values
+from pipeline.errors import DataError, RecipeError, tree_without_secrets
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.error_text import describe
 from pipeline.files.safe_yaml import read_yaml, yaml_text
@@ -53,6 +54,12 @@ class Command(BaseModel):
         params = self.sweeper.params or {}
         return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
 
+    def without_secrets(self) -> Command:
+        """Return the command as it is written down, and compared with what is."""
+        tree = tree_without_secrets(self.model_dump(mode="json"))
+        shown = tuple(without_secret_values(self.overrides))
+        return Command.model_validate({**tree, "overrides": shown})
+
 
 def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """Build the command from a recipe's overrides and the composed section `hydra`.
@@ -76,8 +83,9 @@ def write_command(sweep_dir: Path, command: Command) -> None:
 
     Raises DataError where the existing file can't be read.
     """
-    if read_command(sweep_dir) != command:
-        write_whole(sweep_dir / COMMAND, yaml_text(command.model_dump(mode="json")))
+    written = command.without_secrets()
+    if read_command(sweep_dir) != written:
+        write_whole(sweep_dir / COMMAND, yaml_text(written.model_dump(mode="json")))
 
 
 def read_command(sweep_dir: Path) -> Command | None:
@@ -99,6 +107,6 @@ def find_sweep(
 
 def _is_of(sweep_dir: Path, command: Command) -> bool:
     try:
-        return read_command(sweep_dir) == command
+        return read_command(sweep_dir) == command.without_secrets()
     except DataError:
         return False

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, RootModel, ValidationError
 
-from pipeline.config.overrides import value_of
+from pipeline.config.overrides import value_of, without_secret_values
 from pipeline.errors import SUCCEEDED, DataError, listed
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_text
@@ -89,8 +89,10 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """The values that overrides give to keys, parsed as YAML; invalid YAML stays a text."""
-    return {key: _value(value_of(overrides, key) or "null") for key in keys}
+    """The values that overrides give to keys, without passwords, parsed as YAML; invalid YAML stays
+    a text."""
+    shown = without_secret_values(overrides)
+    return {key: _value(value_of(shown, key) or "null") for key in keys}
 
 
 def _value(text: str) -> Any:

@@ -230,7 +230,8 @@ def _refuse_another(
 
 def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
     """Differences of a directory's command: in its sweeper and, unless it grows, its arguments."""
-    name, before, now = there.sweeper.name, there.arguments, here.arguments
+    name, before = there.sweeper.name, there.arguments
+    now = here.without_secrets().arguments
     if name not in (None, here.sweeper.name):
         yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
     if not grows:

@@ -16,6 +16,7 @@ from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.observe.reporter import Reporter
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.runner.run import run
 from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import build
@@ -57,7 +58,12 @@ def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path)
     built = build(recipe, dataset, reporter)
     assert (
         estimate_cost(
-            recipe, dataset, built, recipe.device.open(recipe.parallel), tmp_path, reporter
+            recipe,
+            dataset,
+            built,
+            recipe.device.open(recipe.parallel),
+            RunFolder(tmp_path),
+            reporter,
         )
         is None
     )

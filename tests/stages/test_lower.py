@@ -31,6 +31,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import find_device
 from pipeline.parallel.placement import DevicePlacement
+from pipeline.runner.record.run_folder import RunFolder
 from pipeline.runner.run import run
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
@@ -108,7 +109,8 @@ def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Bu
     """The step, and the lines for the user."""
     dataset, built, _ = prepare(recipe)
     reporter = Reporter(console=Console(file=io.StringIO()))
-    result = lower(recipe, dataset, built, backend, run_dir, reporter)
+    folder = None if run_dir is None else RunFolder(run_dir)
+    result = lower(recipe, dataset, built, backend, folder, reporter)
     file: Any = reporter.console.file
     return result, file.getvalue()
 
@@ -414,7 +416,7 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
     dataset, built, reporter = prepare(recipe)
     other = replace(built, parts=replace(built.parts, network=OtherNetwork()))
     backend = Choosing()
-    assert lower(recipe, dataset, other, backend, tmp_path, reporter) is other
+    assert lower(recipe, dataset, other, backend, RunFolder(tmp_path), reporter) is other
     assert backend.asked == []
     assert list(tmp_path.iterdir()) == []
 

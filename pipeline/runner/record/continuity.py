@@ -1,4 +1,4 @@
-"""Continuity of a resumed run: whether its data, plug-ins, versions and code are as before.
+"""Continuity of a resumed run: whether its data, plug-ins, settings and code are as before.
 
 Compared with the newest process in provenance.json that has kept the section in question. The file
 may come from a stranger: its content is only compared and shown.
@@ -14,6 +14,7 @@ from pipeline.errors import DataError
 from pipeline.files.error_text import show, shown
 from pipeline.plugins.loading import FLAG
 from pipeline.runner.record.provenance import PROVENANCE, Provenance, read_provenance
+from pipeline.runner.record.settings import compare_settings
 
 DIGEST = 12
 """Digits of a checksum that are shown."""
@@ -30,13 +31,19 @@ def require_same_origin(
 ) -> None:
     """Compare a process that resumes a run with those that worked on it before.
 
-    Warns of other versions and code, and where nothing can be compared. Other data and plug-ins are
-    warned of where they are allowed; else DataError is raised.
+    Warns of other versions and code, of settings that decide no numbers, and where nothing can be
+    compared. Other data, plug-ins and settings that do decide them are warned of where they are
+    allowed; else DataError is raised.
     """
     before = _read_or_warn(run_dir, warn)
+    settings = compare_settings(before, now)
     for what, changed in (
         ("the data are not those that the run was trained on", changed_data(before, now)),
         ("the plug-ins are not those that the run was trained with", changed_plugins(before, now)),
+        (
+            "settings that decide numbers are not those that the run was trained with",
+            settings.decisive,
+        ),
     ):
         if not changed:
             continue
@@ -47,6 +54,8 @@ def require_same_origin(
         warn(f"{problem}, and {ALLOW}: {'; '.join(changed)}")
     if software := changed_software(before, now):
         warn(f"{run_dir}: goes on with other software, and may round otherwise: {software}")
+    if settings.others:
+        warn(f"{run_dir}: goes on with other settings: {'; '.join(settings.others)}")
 
 
 def _read_or_warn(run_dir: Path, warn: Warn) -> Sequence[Mapping[str, Any]]:

@@ -14,12 +14,15 @@ from typing import Any
 
 import jax
 
+from pipeline.config.overrides import without_secret_values
 from pipeline.data.columns import Split
+from pipeline.errors import without_secrets
 from pipeline.lowerings.tune.machine import describe_device
 from pipeline.plugins.loading import loaded_plugins
 from pipeline.runner.record.code_version import describe_imported_code
 from pipeline.runner.record.fingerprint import fingerprint
 from pipeline.runner.record.provenance import Provenance
+from pipeline.runner.record.settings import describe_numerics
 
 SETTINGS = ("XLA_", "JAX_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "CUDA_VISIBLE", "NVIDIA_TF32")
 """Prefixes of environment variables that can change numbers or threads."""
@@ -31,7 +34,7 @@ def describe_process(
     """Describe this process. Raises DataError where a sample can't be read."""
     return Provenance(
         begun=datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=shlex.join(sys.orig_argv),
+        command=shlex.join(without_secret_values(sys.orig_argv)),
         folder=str(Path.cwd()),
         seed=seed,
         code=describe_imported_code(),
@@ -43,6 +46,7 @@ def describe_process(
             for name, split in splits.items()
         },
         plugins={plugin.name: plugin.describe() for plugin in loaded_plugins()},
+        numerics=describe_numerics(),
     )
 
 
@@ -78,5 +82,6 @@ def _read_libc() -> str:
 
 
 def describe_settings() -> dict[str, str]:
-    """Return the environment variables that can change numbers or threads."""
-    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SETTINGS)}
+    """Return the environment variables that can change numbers or threads, without passwords."""
+    names = [name for name in sorted(os.environ) if name.startswith(SETTINGS)]
+    return {name: without_secrets(os.environ[name]) for name in names}

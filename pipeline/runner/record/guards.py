@@ -11,11 +11,9 @@ from jax.errors import JaxRuntimeError
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError, exit_status_of, first_line, status_after
-from pipeline.files.atomic_write import sync
-from pipeline.files.bounded_read import read_json
 from pipeline.host.signals import Interrupted
-from pipeline.runner.record import run_directory
-from pipeline.runner.record.summary import Summary, new_summary
+from pipeline.runner.record.run_folder import RunFolder
+from pipeline.runner.record.summary import Summary, new_summary, read_metrics
 
 
 @contextmanager
@@ -41,21 +39,21 @@ def oom_to_run_error() -> Iterator[None]:
 
 
 @contextmanager
-def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
+def write_summary(recipe: Recipe, folder: RunFolder) -> Iterator[Summary]:
     """Yield the summary of a run and write it at the end, unless the process is killed.
 
-    That of a run that is resumed is removed first, so that a killed process leaves none; what it
-    says of the data stays where the run is refused before its data is known.
+    That of a run that is resumed stays as it is until the run has advanced: a run that is refused,
+    or stopped or killed before its first new step, is what it was.
     """
-    summary = new_summary(recipe, run_dir)
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        summary.data = dict(read_json(run_dir / run_directory.SUMMARY)["data"])
-    (run_dir / run_directory.SUMMARY).unlink(missing_ok=True)
-    # After a power cut, the earlier one would describe this run.
-    sync(run_dir)
+    summary, earlier = new_summary(recipe, folder.path), read_metrics(folder.path)
     started_at = time.perf_counter()
     try:
         yield summary
+        if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
+            # No step was trained, so the metrics still hold.
+            new = {name: value for name, value in summary.metrics.items() if value is not None}
+            summary.metrics = {**earlier, **new}
+            folder.advanced.release()
     except BaseException as error:
         summary.status = status_after(error)
         summary.reason = str(error) or type(error).__name__
@@ -65,7 +63,8 @@ def write_summary(recipe: Recipe, run_dir: Path) -> Iterator[Summary]:
         summary.time["total_s"] = time.perf_counter() - started_at
         # Where a run has failed and its summary can't be written, the first failure says more.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
-            summary.write(run_dir)
+            if not folder.advanced.is_held:
+                summary.write(folder.path)
 
 
 @contextmanager

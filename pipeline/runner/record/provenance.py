@@ -1,7 +1,8 @@
 """provenance.json: the origin of a run besides its recipe.
 
 For every process that worked on the run: the command, the code, the versions, the machine, the
-settings that libraries read from the environment, and the data. A resumed run adds a process.
+settings that libraries read from the environment, jax's own, and the data. A resumed run adds a
+process.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Provenance:
     """Fingerprints of columns by split."""
     plugins: Mapping[str, Any] = field(default_factory=dict)
     """Versions and SHA-256 of the files of plug-ins, by module."""
+    numerics: Mapping[str, Any] = field(default_factory=dict)
+    """Values of jax's settings that decide numbers; empty in runs of older versions."""
 
 
 def add_provenance(run_dir: Path, process: Provenance) -> None:

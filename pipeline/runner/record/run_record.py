@@ -13,7 +13,7 @@ from pipeline.files.tree_diff import Difference, differences
 from pipeline.runner.record.provenance import read_provenance
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_kept_recipe, run_of
 
-ENVIRONMENT = ("versions", "machine", "settings")
+ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
 """Times of a summary that are compared, with all speeds, such as images_per_s."""
 
@@ -72,6 +72,10 @@ def compare_origins(one: RunRecord, other: RunRecord) -> dict[str, list[Differen
     """
     sections: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
     first, second = _origin(one), _origin(other)
+    if not (one.made_by.get("numerics") and other.made_by.get("numerics")):
+        # A run of an older version has none.
+        first["environment"].pop("numerics")
+        second["environment"].pop("numerics")
     for section in ("data", "code", "environment"):
         known = bool(one.processes and other.processes)
         sections[section] = differences(first[section], second[section]) if known else None

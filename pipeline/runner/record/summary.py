@@ -76,6 +76,15 @@ def read_summary(run_dir: Path) -> Summary:
         raise RunError(f"{run_dir}: has no summary of the run: {error}") from error
 
 
+def read_metrics(run_dir: Path) -> Mapping[str, Any]:
+    """Read the metrics of a run's summary; none where there is no summary that can be read."""
+    try:
+        metrics = read_json(run_dir / "summary.json")["metrics"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return metrics if isinstance(metrics, dict) else {}
+
+
 def facts_of(recipe: Recipe) -> dict[str, str]:
     """Return what all processes of a run must have in common, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})

@@ -96,24 +96,30 @@ class Checkpoint:
 def restore_state(
     run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
 ) -> tuple[TrainState, HostState] | None:
-    """Read the newest checkpoint of a run, state and host state; None when there is none.
+    """Read the newest sound checkpoint of a run, state and host state; None when there is none.
 
-    Entries that are damaged, or named as a checkpoint and none, are set aside with a warning, so
-    that the run can save these steps. Raises DataError when no checkpoint can be read or it is of
-    another network, RecipeError when it is of a recipe that would have had other losses.
+    Warns of newer ones that are damaged. Raises DataError when no checkpoint can be read or it is
+    of another network, RecipeError when it is of a recipe that would have had other losses.
     """
-    root, restored, damaged = run_dir / FOLDER, None, []
-    if steps := saved_steps(root):
-        saved = _read_to_resume(root, warn)
-        if changes := saved.changes(recipe):
-            raise RecipeError([f"{change} in {saved.where}" for change in changes])
-        restored = fill(saved.where, saved.arrays, like), saved.host
-        damaged = [root / str(step) for step in steps if step > saved.step]
-    for path in damaged:
+    root = run_dir / FOLDER
+    if not saved_steps(root):
+        return None
+    saved = _read_to_resume(root, warn)
+    if changes := saved.changes(recipe):
+        raise RecipeError([f"{change} in {saved.where}" for change in changes])
+    return fill(saved.where, saved.arrays, like), saved.host
+
+
+def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
+    """Rename what is no sound checkpoint up to `step`, so that the run can save later steps.
+
+    Warns of each: those after `step` are damaged, others are named as a checkpoint and are none.
+    """
+    root = run_dir / FOLDER
+    for path in [root / str(saved) for saved in saved_steps(root) if saved > step]:
         warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
     for path in strangers(root):
         warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
-    return restored
 
 
 def _read_to_resume(root: Path, warn: Warn) -> Checkpoint:

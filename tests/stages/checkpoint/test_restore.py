@@ -16,7 +16,12 @@ from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.stages.checkpoint.manifest import DamagedError, write_manifest
-from pipeline.stages.checkpoint.restore import read_checkpoint, read_saved, restore_state
+from pipeline.stages.checkpoint.restore import (
+    read_checkpoint,
+    read_saved,
+    restore_state,
+    set_others_aside,
+)
 from tests import outcome
 from tests.stages.checkpoint.test_checkpointer import EVAL_ONLY, kept, state_of
 
@@ -213,6 +218,8 @@ def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Pa
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    assert warned == []
+    set_others_aside(copy, 3, warned.append)
     assert warned == [
         f"{root / '0'}: is no checkpoint; set aside as foreign-0-1",
         f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
@@ -274,6 +281,8 @@ def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) 
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     state, host = restore_state(copy, like, {"seed": 1}, warned.append) or (None, None)
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+    set_others_aside(copy, 2, warned.append)
     assert state is not None
     assert host is not None
     assert (int(state.step), host.early_stop.waited) == (2, 2)
