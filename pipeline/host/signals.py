@@ -99,6 +99,17 @@ def interrupt_command() -> None:
         signal.signal(SAVE, signal.SIG_IGN)
 
 
+def end_on_signal(status: int) -> None:
+    """Let a signal to stop end the process at once: the command has ended, with this status."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(status)
+
+    with suppress(ValueError):
+        for number in find_stops():
+            signal.signal(number, end)
+
+
 def is_importing(frame: FrameType | None) -> bool:
     """Whether a module is being imported in a frame or one of its callers.
 

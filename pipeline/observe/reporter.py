@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import IO, Literal, Self
 
 from rich.console import Console
 
-from pipeline.errors import printable_lines
+from pipeline.errors import discard, printable_lines
 from pipeline.files.real_files import open_unshared
 
 MARGIN = 10
@@ -63,7 +62,7 @@ class Reporter:
             if not self._logs:
                 raise
             self._prints = False
-            _discard(self.console.file)
+            discard(self.console.file)
             why = f"can't be written ({error.strerror})"
             self._note(f"{WARNING} the console {why}; what there is to say is said here alone")
 
@@ -141,12 +140,6 @@ class Reporter:
 
 def _open_log(path: Path) -> IO[str]:
     return open(path, "a", encoding="utf-8", buffering=1, opener=open_unshared)
-
-
-def _discard(file: IO[str]) -> None:
-    """Redirect a file to nowhere: Python would fail at exit to write its buffer."""
-    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), file.fileno())
 
 
 class Bar:

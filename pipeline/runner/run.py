@@ -23,6 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.errors import RecipeError
 from pipeline.files.folder_lock import Lock
+from pipeline.host.environment import require_usable_environment
 from pipeline.host.garbage import collect_seldom
 from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
@@ -126,6 +127,7 @@ def run_in_sinks(
     called = time.perf_counter()
     started_at = called if started_at is None else started_at
     changed, signals = changed or {}, signals or Signals()
+    require_usable_environment()
     if recipe.launch.name == "local" and LOCAL not in os.environ:
         if pruner is not None:
             raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
