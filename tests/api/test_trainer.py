@@ -286,7 +286,7 @@ def test_a_signal_stops_the_script_once_the_run_is_saved(
     train: Callable[[Recipe, Path], object], recipe: Recipe, tmp_path: Path
 ) -> None:
     """Else a script would go on with its next run."""
-    with pytest.raises(pipeline.Interrupted, match="^SIGTERM received$"):
+    with pytest.raises(pipeline.Interrupted, match=r"^SIGTERM received$"):
         train(recipe, tmp_path / "run")
     assert outcome.read_summary(tmp_path / "run")["status"] == "stopped"
     assert outcome.checkpoints(tmp_path / "run") == [8]
