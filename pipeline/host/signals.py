@@ -58,6 +58,16 @@ class Signals:
         finally:
             self._held = False
 
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside `held`, a signal to stop interrupts; at once, if one was noted before."""
+        held, self._held = self._held, False
+        try:
+            self.check()
+            yield
+        finally:
+            self._held = held
+
     def check(self) -> None:
         """Raise Interrupted if a signal to stop was noted, or its exception was swallowed."""
         if self.stop is not None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import IO, Literal, Self
 
 from rich.console import Console
@@ -18,6 +18,8 @@ from pipeline.files.real_files import open_unshared
 
 MARGIN = 10
 """Characters that the name of a stage has."""
+SILENCE_S = 4.0
+"""Seconds after which a stage that has printed nothing yet prints what it does."""
 WARNING = f"{'warning':<{MARGIN}}"
 
 
@@ -108,9 +110,11 @@ class Reporter:
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """Show elapsed time beside `what` during the body, on a terminal."""
+        """Show elapsed time beside `what` during the body, on a terminal; elsewhere print `what`
+        once if the body takes longer than SILENCE_S."""
         if not self.console.is_terminal:
-            yield
+            with self._line_after_silence(what):
+                yield
             return
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -122,6 +126,18 @@ class Reporter:
         ) as progress:
             progress.add_task(what, total=None)
             yield
+
+    @contextmanager
+    def _line_after_silence(self, what: str) -> Iterator[None]:
+        timer = Timer(SILENCE_S, self.stage, ("busy", what))
+        timer.daemon = True
+        # No thread can be started any more while the process ends.
+        with suppress(RuntimeError):
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def bar(self, total: int, done: int) -> Bar | None:
         """Open a progress bar over steps, to be closed at the end; None without a terminal."""

@@ -23,6 +23,7 @@ from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
+from pipeline.stages.train.bad_step import Examined
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
@@ -55,12 +56,12 @@ def open_training(
     recipe, signals = context.recipe, context.signals
     executable, observers = evaluations.executable, evaluations.observers
 
-    def examine_bad_step(state: TrainState, step: int) -> None:
+    def examine_bad_step(state: TrainState, step: int) -> Examined:
         # Few runs need it, and all would wait for its import.
         from pipeline.autopsy.on_failure import Examination
 
-        about = built.parts, executable, backend.device, context.reporter
-        Examination(context.run_dir, *about)(state, step)
+        about = built.parts, executable, backend.device, context.reporter, signals
+        return Examination(context.run_dir, *about)(state, step)
 
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]

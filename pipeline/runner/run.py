@@ -71,6 +71,7 @@ from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
 from pipeline.stages.program_key import program_key
+from pipeline.stages.train.bad_step import BadStepError
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
@@ -271,6 +272,12 @@ def _resumable(context: RunContext, how_to_resume: HowToResume) -> Iterator[None
 
     try:
         yield
+    except BadStepError as error:
+        if error.advice:
+            context.reporter.stage("resume", error.advice)
+        elif has_saved():
+            _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
+        raise
     except BaseException:
         if has_saved():
             _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
