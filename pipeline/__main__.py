@@ -80,10 +80,12 @@ def _leave(ended: Sequence[int]) -> None:
 
 def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
     from pipeline.cli.arguments.usage import asks_for_help
-    from pipeline.host.environment import require_usable_environment
+    from pipeline.host.environment import require_known_flags, require_usable_environment
     from pipeline.plugins.loading import name_for_all, take_flags
 
     require_usable_environment()
+    if alone:
+        require_known_flags()
     plugins, args = take_flags(typed)
     if plugins:
         from pipeline.registry import load_all

@@ -27,6 +27,10 @@ def require_usable_environment() -> None:
             "the working folder has been removed; change to one that exists, cd DIR"
         ) from error
     _require_clock()
+
+
+def require_known_flags() -> None:
+    """Raise RunError if XLA would abort this process, which has not opened a device yet."""
     if FLAGS in os.environ:
         _require_flags(os.environ[FLAGS])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
-from pipeline.host.environment import require_usable_environment
+from pipeline.host.environment import require_known_flags, require_usable_environment
 
 COMMAND = [sys.executable, "-m", "pipeline", "--help"]
 
@@ -97,13 +97,13 @@ def test_a_clock_that_python_can_not_read(monkeypatch: pytest.MonkeyPatch) -> No
 def test_flags_that_xla_aborts_at(flags: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(RunError) as caught:
-        require_usable_environment()
+        require_known_flags()
     assert str(caught.value).startswith(f"XLA_FLAGS = {flags}: XLA refuses it: {reason}")
 
 
 def test_flags_that_xla_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false --xla_gpu_autotune_level=0")
-    require_usable_environment()
+    require_known_flags()
 
 
 def test_without_flags_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_without_flags_no_process_is_started(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(subprocess, "run", start)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    require_usable_environment()
+    require_known_flags()
 
 
 def test_a_command_with_a_wrong_flag_ends_in_order() -> None:
