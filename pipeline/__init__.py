@@ -1,7 +1,8 @@
 """A training pipeline whose recipe is data.
 
 `load_recipe` composes a recipe, `run` executes it; a `Trainer` also gives access to what comes of
-it, and `load_run` reads that back. `pipeline.parts` has what code of one's own needs.
+it, and `load_run` reads that back. `Interrupted` is raised where a signal stopped them.
+`pipeline.parts` has what custom code needs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from pipeline.api.trainer import Trainer
     from pipeline.callbacks.callback import Callback
     from pipeline.config.recipe import Recipe
+    from pipeline.host.signals import Interrupted
     from pipeline.runner.record.summary import Summary
 
-__all__ = ["Trainer", "load_recipe", "load_run", "run"]
+__all__ = ["Interrupted", "Trainer", "load_recipe", "load_run", "run"]
 
 
 def load_recipe(name: str = "lenet5_digits", overrides: Sequence[str] = ()) -> Recipe:
@@ -34,11 +36,16 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
     """Run the stages that a recipe names, and return a summary of the result.
 
     Writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after those
-    of the recipe. Raises PipelineError where the run fails.
+    of the recipe. Raises PipelineError where the run fails, and Interrupted, once the run is saved,
+    where a signal to stop came.
     """
+    from pipeline.host.signals import Signals
     from pipeline.runner.run import run
 
-    return run(recipe, run_dir, callbacks=callbacks)
+    signals = Signals()
+    summary = run(recipe, run_dir, signals=signals, callbacks=callbacks)
+    signals.check()
+    return summary
 
 
 def load_run(run_dir: Path | str) -> LoadedRun:
@@ -53,7 +60,11 @@ def load_run(run_dir: Path | str) -> LoadedRun:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the trainer, and jax with it, when it is first asked for."""
+    """Import the trainer, and jax with it, when it is first asked for; so too the exception."""
+    if name == "Interrupted":
+        from pipeline.host.signals import Interrupted
+
+        return Interrupted
     if name == "Trainer":
         from pipeline.api.trainer import Trainer
 

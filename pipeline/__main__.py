@@ -14,12 +14,14 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from pipeline import cli
 from pipeline.host.allocator import reexec_with_malloc_tunables
 from pipeline.host.garbage import collect_less_while_starting
+from pipeline.host.standard_streams import open_closed_streams
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Without arguments those of the process are meant, which ends with the command.
     """
+    open_closed_streams()
     alone = arguments is None
     if alone and ON_GPU not in sys.argv:
         # What it speeds up is the memory of programs of the processor.
@@ -46,33 +49,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Before anything else registers a function for the end: it is called after all of them.
         atexit.register(_leave, ended)
     from pipeline.errors import report_errors
-    from pipeline.host.signals import interrupt_command
+    from pipeline.host.signals import end_on_signal, interrupt_command
 
     interrupt_command()
     typed = list(sys.argv[1:] if arguments is None else arguments)
     collect_less_while_starting()
     debug = "debug=true" in map(str.lower, typed)
-    ended.append(report_errors(lambda: _command(typed, started_at, alone)(), debug=debug))
-    return ended[0]
+    try:
+        status = report_errors(lambda: _command(typed, started_at, alone)(), debug=debug)
+    except KeyboardInterrupt:  # a second signal, while the first was being reported
+        status = 1
+    if alone:
+        end_on_signal(status)
+    ended.append(status)
+    return status
 
 
 def _leave(ended: Sequence[int]) -> None:
     """End the process, at its very end, without taking its objects apart one by one.
 
     Threads have been waited for and all other functions for the end were called. Python would go on
-    to free millions of objects of jax, for half a second. Not where the command raised something,
-    or its output can't be written, of which Python then complains.
+    to free millions of objects of jax, for half a second. Not where the command raised something.
     """
     if ended:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
         os._exit(ended[0])
 
 
 def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
     from pipeline.cli.arguments.usage import asks_for_help
+    from pipeline.host.environment import require_known_flags, require_usable_environment
     from pipeline.plugins.loading import name_for_all, take_flags
 
+    require_usable_environment()
+    if alone:
+        require_known_flags()
     plugins, args = take_flags(typed)
     if plugins:
         from pipeline.registry import load_all
@@ -100,8 +113,12 @@ def _leave_working_folder() -> None:
     """
     from pipeline.files.package_paths import PACKAGE
 
+    try:
+        folder = os.path.realpath(os.getcwd())
+    except OSError:  # it has been removed, which the command reports
+        return
     first = os.path.realpath(sys.path[0])
-    if first == os.path.realpath(os.getcwd()) and first != str(PACKAGE.parent):
+    if first == folder and first != str(PACKAGE.parent):
         del sys.path[0]
         os.environ["PYTHONSAFEPATH"] = "1"
 

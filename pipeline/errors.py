@@ -10,7 +10,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from contextlib import suppress
+from typing import IO, Any, Literal
 
 MAX_PROBLEMS = 50
 """Limit of the problems in a message; more than that usually have one cause."""
@@ -163,21 +164,41 @@ def _in_one_line(problem: str) -> str:
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:
-    """Run an action; print an error as one message on stderr, and return the exit status."""
+    """Run an action; print an error as one message on stderr, and return the exit status.
+
+    All output has been written then, or is discarded.
+    """
+    status = _run(action, debug=debug)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        discard(sys.stdout)
+        if status == 0 and not isinstance(error, BrokenPipeError):
+            print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
+        return status or exit_status_of(error)
+    return status
+
+
+def _run(action: Callable[[], int], *, debug: bool) -> int:
     try:
         return action()
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
         return exit_status_of(error)
     except BrokenPipeError as error:
-        # The reader of stdout has closed it; without this, Python complains again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of stdout has closed it.
         return exit_status_of(error)
     except Exception as error:
         if debug:
             traceback.print_exc()
         print(f"error: {_message(error)}", file=sys.stderr)
         return exit_status_of(error)
+
+
+def discard(stream: IO[str]) -> None:
+    """Redirect a stream to nowhere: Python would fail at exit to write its buffer."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _message(error: Exception) -> str:

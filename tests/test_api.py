@@ -11,14 +11,16 @@ import pytest
 import pipeline
 from pipeline import load_recipe, parts, run
 from pipeline.errors import PipelineError, RecipeError
+from pipeline.host.signals import Interrupted
 from pipeline.runner.record.run_directory import write_recipe
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
 
-def test_three_names_are_public() -> None:
-    assert pipeline.__all__ == ["Trainer", "load_recipe", "load_run", "run"]
+def test_few_names_are_public() -> None:
+    assert pipeline.__all__ == ["Interrupted", "Trainer", "load_recipe", "load_run", "run"]
     assert pipeline.Trainer.__name__ == "Trainer"
+    assert pipeline.Interrupted is Interrupted
     with pytest.raises(AttributeError, match="has no attribute 'Runner'"):
         _ = pipeline.Runner  # type: ignore[attr-defined]
 

@@ -91,7 +91,11 @@ class Trainer:
         return self._watch.run_dir
 
     def fit(self) -> Summary:
-        """Train to the end, and evaluate; return the summary. Raises PipelineError."""
+        """Train to the end, and evaluate; return the summary.
+
+        Raises PipelineError, and Interrupted where a signal to stop came: the run is saved and its
+        summary is written then.
+        """
         for _ in self.sinks():
             pass
         assert self.summary is not None, "the loop has ended"
@@ -103,6 +107,7 @@ class Trainer:
         Between two sinks parameters and learning rates may be changed, and evaluations made. Where
         the loop is left early, the run stops there, saved, and can be resumed. An iterator that is
         neither finished nor dropped when the process ends stops with what it has saved before.
+        Raises Interrupted as `fit` does: the script, and not this run alone, is to stop.
         """
         given = None if self._given_dir is None else Path(self._given_dir)
         self._signals = Signals()
@@ -127,6 +132,7 @@ class Trainer:
                     if not isinstance(end, StopIteration):
                         raise
                     self.summary = end.value
+                    self._signals.check()
                     return
                 yield report
         finally:
@@ -149,7 +155,8 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the parameters as they are now; return the metrics by name.
 
-        Raises RunError before there are any, and PipelineError where the data can't be read.
+        Raises RunError before there are any, PipelineError where the data can't be read, and
+        Interrupted where a signal to stop came.
         """
         view = self._watch.view
         if view is not None:
@@ -161,7 +168,10 @@ class Trainer:
         tree["checkpoint"] |= {"restore": str(self.run_dir), "rules": "none", "renames": []}
         tree["monitor"] |= {"tensorboard": False}
         with tempfile.TemporaryDirectory() as folder:
-            summary = run(check_tree(tree, length_replaced=True), Path(folder) / "run")
+            signals = Signals()
+            recipe = check_tree(tree, length_replaced=True)
+            summary = run(recipe, Path(folder) / "run", signals=signals)
+            signals.check()
         values = summary.metrics.items()
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
 

@@ -7,6 +7,7 @@ step in the last digits, since XLA fuses operations that are computed separately
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
 from pipeline.autopsy.interpreter import Interpreter, layer_named
@@ -48,11 +50,11 @@ def examine(
         state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
         replay = _Replay(parts, state, batch)
         loss, norm = replay.run()
-    bad = next((value.origin for value in (loss, norm) if value.origin is not None), None)
-    computed = float(loss.array), float(norm.array)
+    computed = float(loss.array), math.nan if norm is None else float(norm.array)
+    bad = loss.origin if norm is None else norm.origin
     if bad is None:
         return Autopsy(step, *computed, None, _why_finite(replay))
-    return Autopsy(step, *computed, replay.finding(first_cause(bad), of_loss=bad is loss.origin))
+    return Autopsy(step, *computed, replay.finding(first_cause(bad), of_loss=norm is None))
 
 
 def _why_finite(replay: _Replay) -> str:
@@ -75,21 +77,29 @@ class _Replay:
         self.microbatch = size // self.parts.accumulate
         self.interpreter = Interpreter()
 
-    def run(self) -> tuple[ReplayValue, ReplayValue]:
-        """Compute the step; return its loss and the norm of its gradient."""
+    def run(self) -> tuple[ReplayValue, ReplayValue | None]:
+        """Compute the step's loss, and the norm of its gradient unless the loss is not finite.
+
+        The cause of a loss that is not finite lies before the gradient, whose equations are most.
+        """
         function = partial(outcome_of, with_scopes(self.parts))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         paths = jax.tree_util.tree_flatten_with_path((self.state, self.batch))[0]
         inputs = [_input(_path(path), leaf) for path, leaf in paths]
+        outputs = jax.tree_util.tree_flatten_with_path(shape)[0]
+        is_loss = [_path(path) == "loss" for path, _ in outputs]
+        of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
             var: named
-            for var, (path, _) in zip(
-                closed.jaxpr.outvars, jax.tree_util.tree_flatten_with_path(shape)[0], strict=True
-            )
+            for var, (path, _) in zip(closed.jaxpr.outvars, outputs, strict=True)
             if (named := _named_output(_path(path))) is not None and not hasattr(var, "val")
         }
         # Hundreds of programs of one operation each, which no later run needs.
         with no_compile_cache():
+            (loss,) = self.interpreter.run(of_loss, closed.consts, inputs)
+            if loss.origin is not None:
+                return loss, None
+            self.interpreter = Interpreter()
             loss, norm, *_ = self.interpreter.run(closed.jaxpr, closed.consts, inputs, names=names)
         return loss, norm
 

@@ -126,10 +126,13 @@ class Autopsy:
     step: int
     loss: float
     grad_norm: float
-    """Loss and gradient norm as the replay computed them."""
+    """Loss and gradient norm as the replay computed them; NaN for the norm after a loss that is not
+    finite, which ends the replay."""
     finding: Finding | None
     reason: str = ""
     """Why nothing was found."""
+    is_fault_of_machine: bool = False
+    """Whether the compiled step gave another result the second time."""
 
     def __str__(self) -> str:
         if self.finding is None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.autopsy.examine import examine
 from pipeline.autopsy.finding import Autopsy
+from pipeline.autopsy.ranges import largest
 from pipeline.autopsy.reproducer import write_reproducer
 from pipeline.backends.base import Executable
 from pipeline.data.batch import Batch
@@ -19,9 +20,11 @@ from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import batch_at
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
+from pipeline.host.signals import Interrupted, Signals
 from pipeline.observe.reporter import Reporter
 from pipeline.plugins.loading import loaded_plugins, to_flags
 from pipeline.runner.record.run_directory import AUTOPSY
+from pipeline.stages.train.bad_step import Examined
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState
 
@@ -35,21 +38,33 @@ class Examination:
     executable: Executable
     device: jax.Device
     reporter: Reporter
+    signals: Signals
 
-    def __call__(self, state: TrainState, bad: int) -> None:
+    def __call__(self, state: TrainState, bad: int) -> Examined:
         """Examine step `bad` from the state before it.
 
-        Raises nothing: where the autopsy fails it warns, and the run ends for the bad step.
+        Raises nothing: where the autopsy fails, or a signal to stop interrupts it, it warns, and
+        the run ends for the bad step.
         """
+        self.reporter.stage("autopsy", f"replaying step {bad}, one operation at a time")
+        largest_weight = find_largest_weight(state)
         try:
-            with self.reporter.clock(f"examining step {bad}"):
+            # Nothing of the run would be lost: the state is saved.
+            with self.signals.released(), self.reporter.clock(f"examining step {bad}"):
                 autopsy = self._examine(state, bad)
             self.reporter.stage("autopsy", str(autopsy))
             flags = to_flags([plugin.given for plugin in loaded_plugins()])
             command = shlex.join(["python", "-m", "pipeline", *flags, "autopsy", str(self.run_dir)])
             self.reporter.stage("autopsy", f"again: {command}")
+        except Interrupted as signal:
+            self.reporter.warn(f"no autopsy of step {bad}: {signal}")
+            return Examined(largest_weight=largest_weight)
         except Exception as error:  # the bad step matters more than any error here
             self.reporter.warn(f"no autopsy of step {bad}: {type(error).__name__}: {error}")
+            return Examined(largest_weight=largest_weight)
+        found = autopsy.finding
+        in_data = found is not None and found.phase == "data"
+        return Examined(not autopsy.is_fault_of_machine, in_data, largest_weight)
 
     def _examine(self, state: TrainState, bad: int) -> Autopsy:
         batch = batch_of(self.executable.feed, bad)
@@ -69,7 +84,14 @@ class Examination:
             "the same program gave another result on the same state and batch; a fault of memory "
             "or processor is likely, so check this machine and resume the run"
         )
-        return Autopsy(bad, float(again.loss[-1]), float(again.grad_norm[-1]), None, reason)
+        numbers = float(again.loss[-1]), float(again.grad_norm[-1])
+        return Autopsy(bad, *numbers, None, reason, is_fault_of_machine=True)
+
+
+def find_largest_weight(state: TrainState) -> float:
+    """Return the greatest magnitude in the parameters; 0 without any, NaN where one is NaN."""
+    leaves = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
+    return float(np.max([largest(np.asarray(leaf)) for leaf in leaves], initial=0.0))
 
 
 def batch_of(feed: Feed, step: int) -> Batch:

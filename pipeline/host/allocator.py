@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES: Mapping[str, int] = {
@@ -28,10 +29,12 @@ SETTINGS: Mapping[str, str] = {
 def reexec_with_malloc_tunables() -> None:
     """Restart this process, with the same arguments, under an allocator that keeps memory.
 
-    Only once, only with glibc, and not where the user has set tunables.
+    Only once, only with glibc, and not where the user has set tunables. If the system refuses, the
+    process goes on without them.
     """
-    if VARIABLE not in os.environ and _is_glibc():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **SETTINGS})
+    if VARIABLE not in os.environ and sys.executable and _is_glibc():
+        with suppress(OSError):
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, **SETTINGS})
 
 
 def _is_glibc() -> bool:

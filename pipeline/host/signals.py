@@ -58,6 +58,16 @@ class Signals:
         finally:
             self._held = False
 
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside `held`, a signal to stop interrupts; at once, if one was noted before."""
+        held, self._held = self._held, False
+        try:
+            self.check()
+            yield
+        finally:
+            self._held = held
+
     def check(self) -> None:
         """Raise Interrupted if a signal to stop was noted, or its exception was swallowed."""
         if self.stop is not None:
@@ -97,6 +107,17 @@ def interrupt_command() -> None:
         for number in find_stops():
             signal.signal(number, _interrupt)
         signal.signal(SAVE, signal.SIG_IGN)
+
+
+def end_on_signal(status: int) -> None:
+    """Let a signal to stop end the process at once: the command has ended, with this status."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(status)
+
+    with suppress(ValueError):
+        for number in find_stops():
+            signal.signal(number, end)
 
 
 def is_importing(frame: FrameType | None) -> bool:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import IO, Literal, Self
 
 from rich.console import Console
 
-from pipeline.errors import printable_lines
+from pipeline.errors import discard, printable_lines
 from pipeline.files.real_files import open_unshared
 
 MARGIN = 10
 """Characters that the name of a stage has."""
+SILENCE_S = 4.0
+"""Seconds after which a stage that has printed nothing yet prints what it does."""
 WARNING = f"{'warning':<{MARGIN}}"
 
 
@@ -75,7 +76,7 @@ class Reporter:
             if not self._logs:
                 raise
             self._prints = False
-            _discard(self.console.file)
+            discard(self.console.file)
             why = f"can't be written ({error.strerror})"
             self._note(f"{WARNING} the console {why}; what there is to say is said here alone")
 
@@ -128,9 +129,11 @@ class Reporter:
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """Show elapsed time beside `what` during the body, on a terminal."""
+        """Show elapsed time beside `what` during the body, on a terminal; elsewhere print `what`
+        once if the body takes longer than SILENCE_S."""
         if not self.console.is_terminal:
-            yield
+            with self._line_after_silence(what):
+                yield
             return
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -142,6 +145,18 @@ class Reporter:
         ) as progress:
             progress.add_task(what, total=None)
             yield
+
+    @contextmanager
+    def _line_after_silence(self, what: str) -> Iterator[None]:
+        timer = Timer(SILENCE_S, self.stage, ("busy", what))
+        timer.daemon = True
+        # No thread can be started any more while the process ends.
+        with suppress(RuntimeError):
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def bar(self, total: int, done: int) -> Bar | None:
         """Open a progress bar over steps, to be closed at the end; None without a terminal."""
@@ -161,12 +176,6 @@ class Reporter:
 def _open_log(run_dir: Path) -> IO[str]:
     path = run_dir / "run.log"
     return open(path, "a", encoding="utf-8", buffering=1, opener=open_unshared)
-
-
-def _discard(file: IO[str]) -> None:
-    """Redirect a file to nowhere: Python would fail at exit to write its buffer."""
-    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), file.fileno())
 
 
 class Bar:

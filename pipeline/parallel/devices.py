@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -21,6 +21,14 @@ from pipeline.parallel.shards import DEFAULT_SHARDS, shards_of
 
 Platform = Literal["cpu", "gpu"]
 PLATFORMS = "jax_platforms"
+ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    "jax_disable_jit": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
+    "jax_numpy_rank_promotion": ("allow", "warn"),
+    "jax_transfer_guard_host_to_device": ("allow", "log", "log_explicit", None),
+    "jax_transfer_guard_device_to_host": ("allow", "log", "log_explicit", None),
+}
+"""Settings of JAX, from the environment or `jax.config`, with the values that a run works with."""
 
 
 def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlacement:
@@ -29,6 +37,7 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlace
     Where several are asked for, each process has as many. Raises RunError that names the devices
     there are.
     """
+    _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
     processes = num_processes()
@@ -55,7 +64,8 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlace
 
 def place_host(parallel: ParallelSpec) -> DevicePlacement:
     """Return the host's processor as one device, split as it is for runs on several: its bits
-    depend on that."""
+    depend on that. Raises RunError for settings of JAX that no run works with."""
+    _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
     return DevicePlacement((find_device("cpu", 0),))
@@ -142,19 +152,45 @@ def find_device(platform: Platform, index: int) -> jax.Device:
     if platform == "gpu":
         _take_gpus()
     with _plugin_failures() as failures:
+        everywhere = _open_devices()
         try:
             return jax.local_devices(backend=platform)[index]
         except (RuntimeError, IndexError) as error:
-            there = sorted({f"{d.platform}:{d.id}" for d in jax.devices()})
+            there = sorted({f"{d.platform}:{d.id}" for d in everywhere})
             said = failures[0] if failures else first_line(error)
     # A GPU that is there needs no advice about its software.
     hint = "" if any(one.startswith(platform) for one in there) else _hint(platform, said)
     raise RunError(f"device {platform}:{index}: JAX sees {', '.join(there)} only{hint}")
 
 
+def _open_devices() -> list[jax.Device]:
+    """Open all devices that JAX may use. Raises RunError where it can't."""
+    try:
+        return jax.devices()
+    except Exception as error:  # JAX fails by an AssertionError too
+        configured: Any = jax.config
+        platforms = configured.jax_platforms
+        raise RunError(
+            f"{PLATFORMS.upper()} = {platforms}: JAX can't open it: "
+            f"{first_line(error) if str(error) else 'this machine has no such device'}; "
+            "unset it, or name cpu"
+        ) from error
+
+
+def _require_settings() -> None:
+    """Raise RunError for settings of JAX that no run works with."""
+    for name, accepted in ACCEPTED_SETTINGS.items():
+        value = getattr(jax.config, name)
+        value = getattr(value, "value", value)
+        if value not in accepted:
+            right = " or ".join(str(one) for one in accepted if one is not None)
+            raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
+
+
 def _devices(platform: Platform) -> list[jax.Device]:
     if platform == "gpu":
         _take_gpus()
+    _open_devices()
     try:
         return sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
     except RuntimeError:

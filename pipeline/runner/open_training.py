@@ -25,6 +25,7 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
+from pipeline.stages.train.bad_step import Examined
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
@@ -88,12 +89,12 @@ def open_training(
     built, executable = evaluations.built, evaluations.executable
     observers = evaluations.observers
 
-    def examine_bad_step(state: TrainState, step: int) -> None:
+    def examine_bad_step(state: TrainState, step: int) -> Examined:
         # Few runs need it, and all would wait for its import.
         from pipeline.autopsy.on_failure import Examination
 
-        about = built.parts, executable, backend.device, context.reporter
-        Examination(context.run_dir, *about)(state, step)
+        about = built.parts, executable, backend.device, context.reporter, signals
+        return Examination(context.run_dir, *about)(state, step)
 
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]

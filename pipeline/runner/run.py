@@ -23,6 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.errors import RecipeError
 from pipeline.files.folder_lock import Lock
+from pipeline.host.environment import require_usable_environment
 from pipeline.host.garbage import collect_seldom
 from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.launch.join import joined
@@ -65,6 +66,7 @@ from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
 from pipeline.stages.program_key import program_key
+from pipeline.stages.train.bad_step import BadStepError
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import exhaust, train
 from pipeline.training.rate_table import RateFile
@@ -121,6 +123,7 @@ def run_in_sinks(
     called = time.perf_counter()
     started_at = called if started_at is None else started_at
     changed, signals = changed or {}, signals or Signals()
+    require_usable_environment()
     if recipe.launch.name == "local" and LOCAL not in os.environ:
         if pruner is not None:
             raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
@@ -268,6 +271,12 @@ def _resumable(context: RunContext, how_to_resume: HowToResume) -> Iterator[None
 
     try:
         yield
+    except BadStepError as error:
+        if error.advice:
+            context.reporter.stage("resume", error.advice)
+        elif has_saved():
+            _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)
+        raise
     except BaseException:
         if has_saved():
             _say_how_to_resume(context.recipe, context.run_dir, how_to_resume, context.reporter)

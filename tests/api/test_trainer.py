@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pipeline
 from pipeline import Trainer
 from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.observe.monitors import SinkReport
 from pipeline.runner.run import run
+from pipeline.sink.telemetry import Telemetry
 from tests import outcome
 
 Compose = Callable[..., Recipe]
@@ -255,6 +258,48 @@ def test_images_that_are_not_the_datasets_are_refused(trainer: Trainer) -> None:
         trainer.predict(np.full((1, 8, 8, 1), 256))
     whole = np.full((1, 8, 8, 1), 7)
     np.testing.assert_array_equal(trainer(whole.astype(np.float64)), trainer(whole))
+
+
+class _Terminate(Callback):
+    """Sends this process SIGTERM at a step."""
+
+    def on_steps(self, run: RunControl, steps: Telemetry) -> None:
+        if run.step == 8:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _fit(recipe: Recipe, run_dir: Path) -> object:
+    return Trainer(recipe, callbacks=[_Terminate()], run_dir=run_dir).fit()
+
+
+def _loop(recipe: Recipe, run_dir: Path) -> object:
+    trainer = Trainer(recipe, callbacks=[_Terminate()], run_dir=run_dir)
+    return [report.step for report in trainer.sinks()]
+
+
+def _run(recipe: Recipe, run_dir: Path) -> object:
+    return pipeline.run(recipe, run_dir, [_Terminate()])
+
+
+@pytest.mark.parametrize("train", [_fit, _loop, _run])
+def test_a_signal_stops_the_script_once_the_run_is_saved(
+    train: Callable[[Recipe, Path], object], recipe: Recipe, tmp_path: Path
+) -> None:
+    """Else a script would go on with its next run."""
+    with pytest.raises(pipeline.Interrupted, match=r"^SIGTERM received$"):
+        train(recipe, tmp_path / "run")
+    assert outcome.read_summary(tmp_path / "run")["status"] == "stopped"
+    assert outcome.checkpoints(tmp_path / "run") == [8]
+
+
+def test_a_run_that_a_callback_stops_does_not_stop_the_script(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    class Stop(Callback):
+        def on_sink(self, run: RunControl, report: SinkReport) -> None:
+            run.stop("enough")
+
+    assert Trainer(recipe, callbacks=[Stop()], run_dir=tmp_path / "run").fit().steps == 8
 
 
 ITERATOR = """

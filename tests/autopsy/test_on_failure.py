@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,16 @@ import numpy as np
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.autopsy.finding import Autopsy
 from pipeline.autopsy.on_failure import Examination
 from pipeline.cli.autopsy import main as autopsy
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RunError, UsageError
+from pipeline.host.signals import Signals
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.sink.telemetry import Telemetry
+from pipeline.stages.train.bad_step import Examined
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.stages.train.test_bad_steps import VICTIM, poisoned_data
@@ -145,12 +149,74 @@ class Healthy:
 
 def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run(tmp_path: Path) -> None:
     with Reporter(tmp_path) as reporter:
-        examination = Examination(tmp_path, None, Healthy(), None, reporter)  # type: ignore[arg-type]
+        about = None, Healthy(), None, reporter, Signals()
+        examination = Examination(tmp_path, *about)  # type: ignore[arg-type]
         found = examination._runs_again(None, 7)  # type: ignore[arg-type]
     assert found is not None
     assert (found.step, found.loss, found.grad_norm) == (7, 0.5, 2.0)
     assert str(found).startswith("step 7: not reproduced: the same program gave another result")
     assert found.to_dict()["reproduced"] is False
+    assert found.is_fault_of_machine
+
+
+@pytest.mark.parametrize("when", ["meanwhile", "before"])
+def test_a_signal_ends_an_autopsy_at_once(
+    when: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of it, or where it was noted before: the run ends for the bad step."""
+    examined: list[str] = []
+
+    def interrupted(*_: object) -> None:
+        examined.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        examined.append("went on")
+
+    def noted(self: Examination, state: object, bad: int) -> Examined:
+        signal.raise_signal(signal.SIGTERM)
+        return examine(self, state, bad)  # type: ignore[arg-type]
+
+    examine = Examination.__call__
+    monkeypatch.setattr("pipeline.autopsy.on_failure.examine", interrupted)
+    if when == "before":
+        monkeypatch.setattr(Examination, "__call__", noted)
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(tiny("train.steps=30"), tmp_path)
+    assert examined == (["begun"] if when == "meanwhile" else [])
+    log = (tmp_path / "run.log").read_text()
+    bad = len(outcome.metrics(tmp_path))
+    assert f"warning    no autopsy of step {bad}: SIGTERM received\n" in log
+    assert outcome.read_summary(tmp_path)["status"] == "failed"
+    assert outcome.checkpoints(tmp_path)[-1] == bad - 1
+
+
+def test_what_would_fail_again_is_not_offered_for_a_resume(ended: Path) -> None:
+    log = (ended / "run.log").read_text()
+    bad = len(outcome.metrics(ended))
+    assert f"autopsy    replaying step {bad}, one operation at a time\n" in log
+    advice = "start a new run with corrected data, or train.on_nan=skip"
+    assert f"resume     would fail at step {bad} again; {advice}\n" in log
+    assert "train.resume=" not in log
+
+
+def test_a_rate_that_is_too_high_is_named(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        run(tiny("train.steps=30", "train.optimizer.lr=1e9"), tmp_path)
+    assert "is 1e+09, which is the likely cause: try a smaller train.optimizer.lr" in str(
+        caught.value
+    )
+    log = (tmp_path / "run.log").read_text()
+    assert "again; start a new run with a smaller train.optimizer.lr\n" in log
+    assert "train.resume=" not in log
+
+
+def test_after_a_fault_of_the_machine_the_run_can_be_resumed(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Autopsy(3, 0.5, 2.0, None, "a fault of memory", is_fault_of_machine=True)
+    monkeypatch.setattr(Examination, "_examine", lambda *_: fault)
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(tiny("train.steps=30"), tmp_path)
+    assert f"resume     train.resume={tmp_path}" in (tmp_path / "run.log").read_text()
 
 
 def test_an_autopsy_that_fails_does_not_hide_the_step(

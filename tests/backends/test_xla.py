@@ -120,7 +120,8 @@ def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
     assert str(caught.value).startswith(
         f"epoch: 1 step: {bad}. Invalid loss, terminating training. Step {bad} of 45: loss is "
     )
-    assert str(caught.value).endswith(f"; the state of step {bad - 1} is saved")
+    assert f"; the state of step {bad - 1} is saved; " in str(caught.value)
+    assert str(caught.value).endswith("likely cause: try a smaller train.optimizer.lr")
     assert caught.value.exit_status == 1
     assert outcome.checkpoints(tmp_path) == [bad - 1]
     saved = outcome.arrays(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.allocator import SETTINGS, VARIABLE
+from pipeline.host.allocator import SETTINGS, VARIABLE, reexec_with_malloc_tunables
 
 PROGRAM = """
 import ctypes, os, sys
@@ -44,6 +44,20 @@ def test_a_process_begins_again_once_with_the_settings_and_its_arguments(tmp_pat
 def test_settings_of_the_user_are_left_alone(tmp_path: Path) -> None:
     pid, lines = _run(tmp_path, **{VARIABLE: "glibc.malloc.check=0"})
     assert lines == ["begun", f"{pid} glibc.malloc.check=0 a b train.steps=3"]
+
+
+def test_a_process_that_may_not_begin_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[object] = []
+
+    def refuse(*args: object) -> None:
+        refused.append(args)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(os, "execve", refuse)
+    monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.36")
+    reexec_with_malloc_tunables()
+    assert len(refused) == 1
 
 
 @pytest.mark.slow

@@ -67,6 +67,16 @@ def test_a_closed_terminal_is_no_second_signal(first: signal.Signals, signals: S
         signal.raise_signal(signal.SIGHUP)
 
 
+@pytest.mark.parametrize("number", STOP, ids=lambda number: number.name)
+def test_a_signal_after_the_end_of_a_command_leaves_its_status(number: signal.Signals) -> None:
+    script = (
+        "import signal; from pipeline.host.signals import end_on_signal, interrupt_command;"
+        f"interrupt_command(); end_on_signal(7); signal.raise_signal({int(number)}); print('on')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "", "")
+
+
 @pytest.mark.parametrize("listens", ["a run", "a command"])
 def test_what_nohup_ignores_stays_ignored(listens: str) -> None:
     listen = {"a run": "heard(Signals()).__enter__()", "a command": "interrupt_command()"}[listens]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def test_there_are_no_bars_or_clocks_without_a_terminal() -> None:
     with reporter.clock("compiling"):
         pass
     assert file.getvalue() == ""
+
+
+def test_elsewhere_a_long_stage_prints_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.observe.reporter.SILENCE_S", 0.01)
+    file = io.StringIO()
+    with Reporter(console=Console(file=file)).clock("compiling evaluation"):
+        deadline = time.monotonic() + 60
+        while not file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert file.getvalue() == "busy       compiling evaluation\n"
 
 
 def test_a_terminal_shows_lines_as_they_are() -> None:

@@ -32,6 +32,7 @@ from pipeline.stages.checkpoint.host_state import (
     PendingBoundary,
     Requests,
 )
+from pipeline.stages.train.bad_step import BadStepError, Examined, RecentSteps, advise
 from pipeline.stages.train.callback_calls import (
     Callbacks,
     changed_rates,
@@ -73,7 +74,7 @@ class Training:
     """Requests from outside the process; training looks at them after every dispatch."""
     rollbacks: Rollbacks | None = None
     """The rollbacks, where the recipe answers bad steps by them."""
-    examine: Callable[[TrainState, int], None] | None = None
+    examine: Callable[[TrainState, int], Examined] | None = None
     """Examine a step that ended the run, from the state before it."""
     dump: Callable[[TrainState, int], None] | None = None
     """Dump the step that follows a number of steps; the state stays as it is."""
@@ -99,10 +100,10 @@ def train(
     """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
 
     Yields the report of each sink before what comes after it is saved. The state that is returned
-    has been saved; `history` is updated. Raises RunError naming the step when a loss or gradient is
-    not finite and the recipe does not say to go on; the state before that step has been saved then,
-    and `history` ends there. Raises CallbackError where a callback fails that ends the run, once
-    the state is saved.
+    has been saved; `history` is updated. Raises BadStepError naming the step when a loss or
+    gradient is not finite and the recipe does not say to go on; the state before that step has been
+    saved then, and `history` ends there. Raises CallbackError where a callback fails that ends the
+    run, once the state is saved.
     """
     return (yield from _Loop(training, state, host, history).run())
 
@@ -138,6 +139,7 @@ class _Loop:
         self._stop: str | None = None
         self._pruned: str | None = None
         self._sink = SinkClock()
+        self._recent = RecentSteps()
         self._started_at = self._saved_at = time.monotonic()
         self._answered_saves = 0
         if training.rollbacks is not None:
@@ -280,6 +282,7 @@ class _Loop:
         for monitor in training.monitors:
             monitor.on_steps(telemetry, seconds)
         self._sink.add(telemetry, seconds)
+        self._recent.add(telemetry)
         return telemetry
 
     def _at_boundary(self, segment: Segment) -> Iterator[SinkReport]:
@@ -439,9 +442,12 @@ class _Loop:
         if len(good):
             self._tell("on_steps", good)
         self._save()
-        if self._training.examine is not None:
-            self._training.examine(self._state, bad)
-        raise RunError(self._bad_step_text(telemetry, bad, why_not))
+        examine = self._training.examine
+        examined = Examined() if examine is None else examine(self._state, bad)
+        cause = self._recent.explain(examined)
+        text = self._bad_step_text(telemetry, bad, why_not)
+        advice = advise(examined, cause, bad, self._training.recipe.train.on_nan.name)
+        raise BadStepError(f"{text}; {cause}" if cause else text, advice)
 
     def _roll_back(self, rollbacks: Rollbacks, bad: int) -> None:
         """Replace the state by that of a rollback, on the device, and notify the monitors."""

@@ -79,7 +79,8 @@ def price(
 ) -> Report:
     """Price one step of training on an emulated device.
 
-    `step(state, batch) -> (state, anything)` is any JAX function; `state` and `batch` may hold
+    `step(state, batch) -> (state, result)` is any JAX function that returns a state with the
+    structure, shapes and types of the one that it gets; `state` and `batch` may hold
     `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
     (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
     conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets. `software` is

@@ -40,7 +40,7 @@ class Results:
 
 
 class TracedStep:
-    """The graph of `step(state, batch) -> (state, anything)`, and the roles of its inputs."""
+    """The graph of `step(state, batch) -> (state, result)`, and the roles of its inputs."""
 
     def __init__(self, graph: Graph, signature: Signature) -> None:
         self.graph, self.signature = graph, signature
@@ -109,8 +109,8 @@ def trace_step(
 ) -> TracedStep:
     """Trace a step from shapes. The last few are cached by function and shapes.
 
-    Raises RunError where the step doesn't return (state, anything), or `parameters` picks leaves
-    that the state doesn't have.
+    Raises RunError where the step doesn't return (state, result) with a state like the one that it
+    gets, or `parameters` picks leaves that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(_shaped, leaves))
@@ -160,12 +160,32 @@ def _trace(
     with no_garbage_collection():
         graph, result = trace_with_result(step, state, batch)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise RunError(f"step gives {type(result).__name__}; it must give (state, anything)")
-    return TracedStep(graph, _signature(graph, state, batch, result[0], parameters))
+        raise RunError(f"step returns {type(result).__name__}; it must return (state, result)")
+    if _leaves(state) and _leaves(result) == _leaves(state):
+        raise RunError("step returns its state alone; it must return (state, result)")
+    _require_same(_leaves(state), _leaves(result[0]))
+    return TracedStep(graph, _signature(graph, state, batch, parameters))
+
+
+def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Raise RunError unless the leaves of a new state replace those of the old one."""
+    if list(after.items()) == list(before.items()):
+        return
+    names = (*before, *(name for name in after if name not in before))
+    differing = next((name for name in names if after.get(name) != before.get(name)), None)
+    if differing is None:
+        problem = "in another order"
+    else:
+        was, now = before.get(differing, "nothing"), after.get(differing, "nothing")
+        problem = f"with {now} as {differing or 'its array'}, which was {was}"
+    raise RunError(
+        f"step returns its state {problem}; it must return (state, result) with a state of "
+        "the structure, shapes and types of the one that it gets"
+    )
 
 
 def _signature(
-    graph: Graph, state: Any, batch: Any, new_state: Any, parameters: Callable[[Any], Any] | None
+    graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> Signature:
     paths = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     of_state = dict(zip(graph.inputs, paths, strict=False))
@@ -176,18 +196,17 @@ def _signature(
             strict=True,
         )
     )
-    updates: dict[int, int] = {}
-    if _shapes(new_state) == _shapes(state):
-        updates = dict(zip(graph.outputs[: len(paths)], graph.inputs[: len(paths)], strict=True))
+    updates = dict(zip(graph.outputs[: len(paths)], graph.inputs[: len(paths)], strict=True))
     chosen = _trained(graph, state, of_state, updates, parameters)
     trained = {index: name for index, name in of_state.items() if index in chosen}
     rest = {index: name for index, name in of_state.items() if index not in chosen}
     return Signature(trained, rest, inputs, updates)
 
 
-def _shapes(tree: Any) -> list[tuple[Any, str]]:
-    """Return which leaves replace each other, by their order: their containers may differ."""
-    return [(tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+def _leaves(tree: Any) -> dict[str, str]:
+    """Return the type and shape of each leaf by its path; a list may stand for a tuple."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def _name(path: Any) -> str:

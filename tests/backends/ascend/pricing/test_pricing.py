@@ -218,7 +218,34 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         lambda: price(no_pair, WEIGHTS, BATCH),
         RunError,
         1,
-        "it must give (state, anything)",
+        "it must return (state, result)",
+    ),
+    "a step that returns its state alone, a pair": (
+        lambda: price(lambda pair, batch: pair, (WEIGHTS, WEIGHTS), BATCH, devices=8),
+        RunError,
+        1,
+        "step returns its state alone; it must return (state, result)",
+    ),
+    "a state that lacks an array": (
+        lambda: price(lambda w, batch: ({}, linear_loss(w, batch)), WEIGHTS, BATCH),
+        RunError,
+        1,
+        "step returns its state with nothing as w, which was float32[1024, 512]; it must return "
+        "(state, result) with a state of the structure, shapes and types of the one that it gets",
+    ),
+    "a state of another type": (
+        lambda: price(
+            lambda w, batch: (jax.tree.map(lambda a: a.astype(jnp.float16), w), 0), WEIGHTS, BATCH
+        ),
+        RunError,
+        1,
+        "step returns its state with float16[1024, 512] as w, which was float32[1024, 512]; it",
+    ),
+    "a state with one array more": (
+        lambda: price(lambda w, batch: ({**w, "step": 1.0}, 0), WEIGHTS, BATCH),
+        RunError,
+        1,
+        "step returns its state with float32[] as step, which was nothing; it must return",
     ),
     "parameters from elsewhere": (
         lambda: price(linear_step, WEIGHTS, BATCH, parameters=lambda w: ()),

@@ -200,7 +200,7 @@ def test_all_reduces_written_out_are_collectives() -> None:
 
 
 def test_a_step_must_give_a_pair() -> None:
-    with pytest.raises(RunError, match=r"must give \(state, anything\)"):
+    with pytest.raises(RunError, match=r"must return \(state, result\)"):
         trace_step(lambda state, batch: state, W, X, None)
 
 
