@@ -69,7 +69,7 @@ def test_replacements_that_grow_are_limited(capfd: pytest.CaptureFixture[str]) -
     growing = [replacing({"String": "a"}, "a" * 10)] * 8
     content = tokenizer_json(normalizer={"type": "Sequence", "normalizers": growing})
     message = refusal(parse_tokenizer(content), TEXT, capfd)
-    assert "GB of memory for a text of 64 bytes; must have replacements that are shorter" in message
+    assert "GB of memory for a text of 64 bytes; its replacements must grow a text less" in message
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert peak_bytes < 1.2 * 2**30
 
@@ -102,7 +102,7 @@ def test_an_expression_without_end_is_limited(capfd: pytest.CaptureFixture[str])
 
 def test_a_tokenizer_that_is_dropped_leaves_no_process() -> None:
     tokenizer = parse_tokenizer(tokenizer_json())
-    process = vars(tokenizer)["_process"]._process
+    process = vars(tokenizer)["_process"]._process._process
     os.kill(process.pid, 0)
     del tokenizer
     assert process.returncode is not None
