@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, cast
 
+from pipeline.errors import printable
 from pipeline.host.limited_child import ANSWER, DONE, NOT_INSTALLED, REQUEST
 from pipeline.host.memory import available_bytes
 
@@ -33,7 +34,7 @@ _SETTINGS: Mapping[str, str] = {
 
 
 class LibraryError(ValueError):
-    """What a library raised in a child process."""
+    """Error of a library in a child process, by the first line of its message."""
 
 
 class ChildLimitError(ValueError):
@@ -90,7 +91,7 @@ class LimitedProcess:
         if status == NOT_INSTALLED:
             raise ImportError(answer.decode())
         if status != DONE:
-            raise LibraryError(answer.decode())
+            raise LibraryError(printable(answer.decode().partition("\n")[0]))
         return answer
 
 

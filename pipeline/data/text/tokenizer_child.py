@@ -16,16 +16,16 @@ class _Library:
 
     tokenizer: Any
 
-    def compute(self, kind: bytes, content: bytes) -> bytes:
+    def compute(self, kind: bytes, content: bytes) -> list[bytes]:
         """About a file as JSON, the tokens of a text as int32, or the text of tokens."""
         if kind == FILE:
-            return json.dumps(self._read(content)).encode()
+            return [json.dumps(self._read(content)).encode()]
         if kind == DECODE:
             text: str = self.tokenizer.decode(list(array.array("i", content)))
-            return text.encode()
+            return [text.encode()]
         special = kind == ENCODE_SPECIAL
         encoding = self.tokenizer.encode(content.decode(), add_special_tokens=special)
-        return array.array("i", encoding.ids).tobytes()
+        return [array.array("i", encoding.ids).tobytes()]
 
     def _read(self, content: bytes) -> dict[str, Any]:
         from tokenizers import Tokenizer

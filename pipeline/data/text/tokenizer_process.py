@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
-from pipeline.errors import first_line, printable
 from pipeline.host.limited_process import ChildLimitError, ChildLimits, LibraryError, LimitedProcess
 
 _BASE_MEMORY_BYTES = 2**30
@@ -44,7 +43,7 @@ class TokenizerProcess:
                 f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
             ) from error
         except LibraryError as error:
-            raise ValueError(f"is no tokenizer.json: {printable(first_line(error))}") from error
+            raise ValueError(f"is no tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
         """The library's tokens, int32 (n,). Raises ValueError for its errors and limits."""
@@ -60,8 +59,7 @@ class TokenizerProcess:
         try:
             return self._ask(kind, content)
         except LibraryError as error:
-            reason = printable(first_line(error))
-            raise ValueError(f"the tokenizer fails on {what}: {reason}") from error
+            raise ValueError(f"the tokenizer fails on {what}: {error}") from error
         except ChildLimitError as error:
             raise ValueError(
                 f"the tokenizer {error} for {what} of {len(content):,} bytes; its replacements "
