@@ -40,3 +40,9 @@ def test_a_link_that_lies_in_wait_as_the_draft_is_not_written_through(tmp_path: 
     assert (tmp_path / "elsewhere").read_text() == "mine"
     assert not (tmp_path / "file").is_symlink()
     assert (tmp_path / "file").read_text() == "text"
+
+
+def test_names_that_are_no_utf8_are_written_escaped(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\xc3\xa9.png")
+    write_whole(tmp_path / "a.csv", f"file\n{name}\n")
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "file\n\\udcff\u00e9.png\n"
