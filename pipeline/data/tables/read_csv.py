@@ -186,8 +186,9 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
         byte = ""
         if isinstance(error, UnicodeDecodeError):
             byte = f" has the byte 0x{error.object[error.start]:02x} and"
+        where = f"after line {last:,}" if last else "among its first lines"
         raise ValueError(
-            f"after line {last:,}{byte} is not {form.encoding}; give dataset.encoding, such as "
+            f"{where}{byte} is not {form.encoding}; give dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 
