@@ -124,3 +124,17 @@ def test_columns_come_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(table.columns) == list(table.names) == list(columns)
     assert texts_of(table, "c") == ["true", "false"]
     assert texts_of(table, "e") == ["", "z"]
+
+
+@pytest.mark.parametrize("of", ["float64", "string", "dictionary"])
+def test_a_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
+    kind = pa.dictionary(pa.int32(), pa.string()) if of == "dictionary" else of
+    table = read(write(tmp_path, {"x": pa.array([], kind), "y": pa.array([], "int64")}))
+    assert (table.rows, table.names) == (0, ("x", "y"))
+
+
+def test_a_column_of_nothing_but_missing_texts_is_read(tmp_path: Path) -> None:
+    missing = pa.array([None, None], "string")
+    columns = {"x": missing, "d": missing.dictionary_encode(), "n": pa.nulls(2)}
+    table = read(write(tmp_path, columns))
+    assert [texts_of(table, name) for name in table.names] == [[None, None]] * 3

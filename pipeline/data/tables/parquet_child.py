@@ -106,9 +106,11 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     return [b"t", *_with_length(numbers[codes]), *_with_length(listed)]
 
 
-def _with_length(content: bytes | np.ndarray) -> list[bytes | memoryview]:
-    view = memoryview(content).cast("B")
-    return [LENGTH.pack(len(view)), view]
+def _with_length(content: Any) -> list[bytes | memoryview]:
+    """The bytes of an array or of bytes, after their number."""
+    view = memoryview(content)
+    # A view of nothing can't be cast.
+    return [LENGTH.pack(view.nbytes), view.cast("B") if view.nbytes else b""]
 
 
 if __name__ == "__main__":
