@@ -172,7 +172,8 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
 
 def _missing_option(error: MissingConfigException, file: str) -> tuple[str, str]:
     """The group that lacks an option, and the problem."""
-    group, _, option = file.rpartition("/")
+    # An option may have slashes, as in //etc.
+    group, _, option = file.partition("/")
     problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
     return group, f"{problem}; {missing_flag_hint()}"
 

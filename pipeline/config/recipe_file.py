@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from omegaconf import MISSING
+
 from pipeline.config.files import SECTIONS
-from pipeline.config.references import refused_references
+from pipeline.config.references import refused_references, texts_of
 from pipeline.errors import RecipeError
+from pipeline.files.bounded_read import read_text
 from pipeline.files.error_text import dotted, show
-from pipeline.files.safe_yaml import read_yaml
+from pipeline.files.safe_yaml import MAX_BYTES, parse_yaml
 
 Tree = dict[str, Any]
 
@@ -40,18 +43,22 @@ YAML = (".yaml", ".yml")
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
 _PART_FILE = re.compile(r"(?:\./)?(?:\w[\w.+-]{0,99}/){0,9}\w[\w.+-]{0,99}\.ya?ml")
 """Path of a part's file, in the recipe's folder or below it."""
+_PACKAGE = re.compile(
+    r"(?:[ \t]*(?:#(?![ \t]*@package\b)[^\n]*)?\n)*[ \t]*#[ \t]*@package[ \t:]+(\S+)"
+)
+"""The directive to Hydra among the first comments of a file."""
 _CHOICE = re.compile(r"(?:override )?/(\w+)")
 
 
 def read_recipe_file(file: Path) -> Tree:
     """Read a recipe file. Raises RecipeError with every key that a file may not have."""
-    tree = _read(file, "recipe")
+    tree = _read(file, "recipe", "_global_")
     return _checked(file, tree, list(_recipe_defaults(tree)))
 
 
 def read_part_file(file: Path, group: str) -> Tree:
     """Read the file of a part of a recipe. Raises RecipeError as for a recipe."""
-    tree = _read(file, group)
+    tree = _read(file, group, ".".join(SECTIONS[group]))
     return _checked(file, tree, [*_part_defaults(tree, group), *user_keys(tree, SECTIONS[group])])
 
 
@@ -106,9 +113,10 @@ def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
             )
 
 
-def _read(file: Path, key: str) -> Tree:
+def _read(file: Path, key: str, package: str) -> Tree:
     try:
-        tree = read_yaml(file)
+        text = read_text(file, MAX_BYTES)
+        tree = parse_yaml(text)
     except FileNotFoundError:
         raise RecipeError([f"{key} = {file}: there is no such file"]) from None
     except OSError as error:
@@ -118,12 +126,22 @@ def _read(file: Path, key: str) -> Tree:
     if tree is not None and not isinstance(tree, dict):
         kind = "a list" if isinstance(tree, list) else "a single value"
         raise RecipeError([f"{file}: must hold keys and values, not {kind}"])
+    header = _PACKAGE.match(text)
+    if header is not None and header[1] != package:
+        raise RecipeError(
+            [f"{file}: # @package {header[1]}: its keys would go elsewhere; must be {package}"]
+        )
     return tree or {}
 
 
 def _checked(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: not for recipes; give it on the command line")
+    problems += [
+        f"{dotted(where)} = ???: stands for a value that is missing; give one, or leave the key out"
+        for where, text in texts_of(tree)
+        if text == MISSING
+    ]
     problems += refused_references({key: tree[key] for key in tree if key != "defaults"})
     if problems:
         raise RecipeError([f"{file}: {problem}" for problem in problems])

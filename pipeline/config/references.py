@@ -31,7 +31,7 @@ def refused_references(tree: Any) -> Iterator[str]:
     Resolvers run code: `oc.env` reads the environment, `oc.create` and `oc.decode` build values
     from texts. They are allowed on the command line, not in a file.
     """
-    for where, text in _texts(tree):
+    for where, text in texts_of(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
             yield (
                 f"{dotted(where)} = {show(text)}: a recipe file may refer to other keys, as in "
@@ -45,7 +45,7 @@ def require_bounded(tree: dict[str, Any]) -> None:
 
     `tree` is the composed recipe, unresolved. References to missing keys are ignored here.
     """
-    if any(_OPENING in text for _, text in _texts(tree)):
+    if any(_OPENING in text for _, text in texts_of(tree)):
         _Measurements(tree).of((), (), 0)
 
 
@@ -150,12 +150,12 @@ def _circle(where: Where, text: str) -> str:
     return f"{dotted(where)} = {show(text)}: references go in a circle"
 
 
-def _texts(tree: Any, where: Where = ()) -> Iterator[tuple[Where, str]]:
+def texts_of(tree: Any, where: Where = ()) -> Iterator[tuple[Where, str]]:
     if isinstance(tree, str):
         yield where, tree
     elif isinstance(tree, dict):
         for key, value in tree.items():
-            yield from _texts(value, (*where, key))
+            yield from texts_of(value, (*where, key))
     elif isinstance(tree, list):
         for index, value in enumerate(tree):
-            yield from _texts(value, (*where, index))
+            yield from texts_of(value, (*where, index))

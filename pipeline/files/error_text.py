@@ -74,7 +74,7 @@ def no_such(noun: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     guess = nearest(name, names)
     question = f"; did you mean {shown(guess)}?" if guess else "."
-    return f"there is no such {noun}{question} There is {', '.join(map(shown, names))}"
+    return f"there is no such {noun}{question} There is {', '.join(map(shown, names)) or 'none'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

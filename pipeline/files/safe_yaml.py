@@ -7,6 +7,7 @@ built.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ MAX_NUMBER_LENGTH = 100
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = frozenset(f"{_CORE}{kind}" for kind in ("null", "bool", "str", "seq", "map", "merge"))
 _NUMBERS = frozenset(f"{_CORE}{kind}" for kind in ("int", "float"))
+_COMMAND_LINE = {
+    f"{_CORE}bool": re.compile(r"(?i:true|false)"),
+    f"{_CORE}int": re.compile(r"[+-]?(0|[1-9](_?\d)*)"),
+    f"{_CORE}float": re.compile(
+        r"[+-]?((\d(_?\d)*)?\.(\d(_?\d)*)?([eE][+-]?\d(_?\d)*)?"
+        r"|\d(_?\d)*[eE][+-]?\d(_?\d)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
+    ),
+}
+"""Values of each type that an override on the command line has too, and .inf and .nan. Others are
+of YAML 1.1, where 017 is 15, 1:30 is 90 and `no` is false; an override takes these for texts."""
 _MALFORMED = (*(yaml.YAMLError, ValueError, LookupError), *(AttributeError, TypeError))
 """Errors that PyYAML raises; values that don't fit an explicit tag raise those of conversion."""
 
@@ -33,7 +44,7 @@ _MALFORMED = (*(yaml.YAMLError, ValueError, LookupError), *(AttributeError, Type
 def read_yaml(path: Path) -> Any:
     """Parse a YAML file; None where it is empty.
 
-    Numbers and booleans are recognised as in OmegaConf. Raises OSError where the file can't be
+    Numbers and booleans are those of the command line. Raises OSError where the file can't be
     read, and ValueError for whatever is wrong with it.
     """
     return parse_yaml(read_text(path, MAX_BYTES))
@@ -167,11 +178,25 @@ def _require_plain(node: yaml.Node) -> None:
         raise ValueError(
             f"{_place(node)}the tag {tag}; values must be texts, numbers, true, false or null"
         )
+    if isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _require_one_reading(value, "")
     if isinstance(node, yaml.MappingNode):
-        for key, _ in node.value:
+        for key, value in node.value:
+            _require_one_reading(value, f"{key.value} = ")
             if key.tag not in (f"{_CORE}str", f"{_CORE}merge"):
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
                 raise ValueError(f"{_place(key)}the key {shown} must be a text")
+
+
+def _require_one_reading(node: yaml.Node, key: str) -> None:
+    written = _COMMAND_LINE.get(node.tag)
+    if written is not None and not written.fullmatch(node.value):
+        kind = "true or false" if node.tag.endswith("bool") else "a decimal number"
+        raise ValueError(
+            f"{_place(node)}{key}{node.value}: a text on the command line, and another value in "
+            f"YAML 1.1; write {kind}, or a text in quotes: '{node.value}'"
+        )
 
 
 def _place(mark: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.data.image_file import UNREADABLE_IMAGE
 from pipeline.data.mask_pictures import mask_image
-from pipeline.errors import DataError, RunError
+from pipeline.errors import DataError, RunError, first_line
 from pipeline.files.atomic_write import write_whole
 from pipeline.weights.image_inputs import size_of
 
@@ -46,7 +46,7 @@ def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
     try:
         size = size_of(file) or (mask.shape[1], mask.shape[0])
     except UNREADABLE_IMAGE as error:
-        raise DataError(f"{file}: can't be read as an image: {error}") from error
+        raise DataError(f"{file}: can't be read as an image: {first_line(error)}") from error
     if path.resolve() == file.resolve():
         raise DataError(f"{path}: the mask of {file} would replace it; name another folder")
     content = io.BytesIO()

@@ -119,3 +119,9 @@ def _refuse(number: int) -> Callable[[int], None]:
         raise OSError(number, os.strerror(number))
 
     return refuse
+
+
+def test_names_that_are_no_utf8_are_written_escaped(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\xc3\xa9.png")
+    write_whole(tmp_path / "a.csv", f"file\n{name}\n")
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "file\n\\udcff\u00e9.png\n"

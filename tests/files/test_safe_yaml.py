@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +66,28 @@ def test_hostile_texts_are_refused_in_the_same_words(text: str) -> None:
             parse(text)
         words.append(str(caught.value))
     assert words[0] == words[1]
+
+
+OF_YAML_1_1 = ["1:30", "1:30.5", "0x10", "0b11", "017", "-017", "00", "0_0", "1__0", "1_"]
+
+
+@pytest.mark.parametrize("text", [*OF_YAML_1_1, "yes", "No", "on", "OFF"])
+def test_values_that_the_command_line_takes_for_texts_are_refused(text: str) -> None:
+    for parse in (parse_yaml, parse_written_yaml):
+        with pytest.raises(ValueError, match=r"line 2: seed = .*: a text on the command") as caught:
+            parse(f"a: 1\nseed: {text}\n")
+        with pytest.raises(ValueError, match=r"line 1: .*: a text on the command line"):
+            parse(f"a: [{text}]")
+        assert str(caught.value).endswith(f"or a text in quotes: '{text}'")
+        assert parse(f"seed: '{text}'") == {"seed": text}
+
+
+NUMBERS = ["0", "-0", "+5", "1_000", "1.", ".5", "1e3", "1E-5", "1.5e+3", "1_0.5", "true", "False"]
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_other_values_are_those_of_the_command_line(text: str) -> None:
+    expected = OverridesParser.create().parse_override(f"k={text}").value()
+    for parse in (parse_yaml, parse_written_yaml):
+        value = parse(f"k: {text}")["k"]
+        assert (value, type(value)) == (expected, type(expected))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tests.fuzz import file_kinds as files
+from tests.fuzz import library_kinds as libraries
 from tests.fuzz import recipe_kinds as recipes
 from tests.fuzz.outcomes import Act
 
@@ -47,6 +48,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "torch checkpoint": Kind(files.read_weight_file(".pt"), 500),
         "npz weights": Kind(files.read_weight_file(".npz"), 500),
         "knowledge bank": Kind(files.read_knowledge_bank, 900),
+        "parquet": Kind(libraries.read_parquet_table, 100),
+        "tokenizer": Kind(libraries.read_tokenizer_file, 200),
         "no file": Kind(files.read_folder_instead, 40),
     }
 )

@@ -37,6 +37,7 @@ SNIPPETS: Sequence[bytes] = (
     *(b"defaults:\n  - _self_\n", b"  - override /model@hydra: lenet5\n", b"hydra: {}\n"),
     *(b"cache: {root: /x}\n", b"train: {resume: /x}\n", b"name: ../../x\n", b"1e999", b"0x" * 60),
     *(b"9" * 5000, b"[" * 200, b"a: &a [*a]\n", b"1:2:3", b"~", b"null", b"2020-01-01", b"=\n"),
+    *(b"???", b"1:30", b"0x10", b"yes", b"# @package hydra\n"),
 )
 """What means something in YAML, to OmegaConf or to Hydra."""
 

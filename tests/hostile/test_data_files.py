@@ -292,3 +292,15 @@ def test_nothing_that_is_read_is_run() -> None:
     openers |= {"yaml.load": {"safe_yaml.py"}, "np.fromfile": {"cifar.py"}}
     for opener, files in openers.items():
         assert {file.name for file, names in used.items() if opener in names} == files, opener
+
+
+def test_an_error_without_words_is_named_by_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError
+
+    root = lay_images(tmp_path / "data")
+    images = folder_of(root, image_size=[4, 4]).read(tmp_path).train.columns["image"]
+    monkeypatch.setattr("pipeline.data.sources.image_columns.open_image", fail)
+    assert refusal(lambda: images[:]).endswith(".png: can't be read as an image: ValueError")

@@ -396,3 +396,37 @@ def test_a_chip_is_a_plain_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ChipError) as caught:
             load_chip("chip.yaml")
         assert "mellon" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("seed: ???\n", "mine.yaml: seed = ???: stands for a value that is missing; give one, or"),
+        ("train:\n  steps: ???\n", "mine.yaml: train.steps = ???: stands for a value"),
+        ("# @package hydra\nrun: {}\n", "mine.yaml: # @package hydra: its keys would go elsewhere"),
+        ("\n# a\n #@package: x\nseed: 1\n", "mine.yaml: # @package x: its keys would go elsewhere"),
+        (
+            "train:\n  steps: 1:30\n",
+            "mine.yaml: not readable as YAML: line 2: steps = 1:30: a text",
+        ),
+        ("monitor: {tensorboard: off}\n", "line 1: tensorboard = off: a text on the command line"),
+    ],
+)
+def test_what_another_reader_would_read_otherwise_is_refused(text: str, problem: str) -> None:
+    assert problem in refused(text)
+
+
+def test_a_part_goes_where_parts_of_its_kind_go() -> None:
+    Path("net.yaml").write_text("# @package hydra\nname: mlp\n")
+    with pytest.raises(RecipeError, match=r"net.yaml: # @package hydra: .*; must be model$"):
+        load_recipe("lenet5_digits", ["model=net.yaml"])
+    Path("net.yaml").write_text("# A net\n# @package model\nname: mlp\n")
+    assert load_recipe("lenet5_digits", ["model=net.yaml"]).model.name == "mlp"
+
+
+@pytest.mark.parametrize("option", ["//etc", "/etc/passwd", "etc/", "./"])
+def test_a_name_with_slashes_is_shown_as_it_was_typed(option: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", [f"model={option}"])
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"model = {option}: there is no such model. There is alexnet, ")

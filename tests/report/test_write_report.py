@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 from pipeline import load_recipe
+from pipeline.cli.infer import main as infer
 from pipeline.cli.report import main as report
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, UsageError
@@ -156,7 +158,8 @@ def test_a_second_report_is_the_same_and_leaves_nothing_else(trained: Path, tmp_
 
 @pytest.mark.slow
 def test_names_of_strangers_are_text(cache: Path, tmp_path: Path) -> None:
-    names = [HOSTILE, "=1+1", "a,b"]
+    no_utf8 = os.fsdecode(b"\xff")
+    names = [HOSTILE, "=1+1", "a,b", no_utf8]
     random = np.random.default_rng(0)
     for split in ("train", "eval"):
         for name in names:
@@ -165,6 +168,7 @@ def test_names_of_strangers_are_text(cache: Path, tmp_path: Path) -> None:
             for number in range(8):
                 pixels = random.integers(0, 255, (8, 8, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
+    (tmp_path / "data" / "eval" / "a,b" / "0.png").rename(tmp_path / f"{no_utf8}.png")
     data = ["dataset=image_folder", f"dataset.root={tmp_path / 'data'}", "dataset.image_size=[8,8]"]
     rest = [
         f"cache.root={cache}",
@@ -177,7 +181,11 @@ def test_names_of_strangers_are_text(cache: Path, tmp_path: Path) -> None:
     page = read_page(tmp_path / "run" / "report" / "index.html")
     assert page.fetched == []
     assert HOSTILE not in (tmp_path / "run/report/index.html").read_text()
-    assert {row["label"] for row in rows(tmp_path / "run/report/predictions.csv")} == set(names)
+    shown = {HOSTILE, "=1+1", "a,b", "\\udcff"}
+    assert {row["label"] for row in rows(tmp_path / "run/report/predictions.csv")} == shown
+    arguments = [str(tmp_path / "run"), str(tmp_path / f"{no_utf8}.png")]
+    assert infer([*arguments, f"--csv={tmp_path / 'new.csv'}"]) == 0
+    assert [row["file"] for row in rows(tmp_path / "new.csv")] == [str(tmp_path / "\\udcff.png")]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from PIL import Image
 from pipeline.data.columns import DECODING_THREADS, Column, rows_at
 from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
 from pipeline.data.padding.buckets import Ragged
-from pipeline.errors import DataError
+from pipeline.errors import DataError, first_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _MASK_FORMATS = ("PNG", "BMP")
@@ -211,7 +211,7 @@ def _opened(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
         with open_image(Path(path), formats) as image:
             yield image
     except UNREADABLE_IMAGE as error:
-        raise DataError(f"{path}: can't be read as an image: {error}") from error
+        raise DataError(f"{path}: can't be read as an image: {first_line(error)}") from error
 
 
 def image_files(

@@ -188,6 +188,9 @@ def _classes(
             f"labels go up to {inferred - 1}; set dataset.classes where they are more than "
             f"{MAX_INFERRED_CLASSES:,} classes indeed"
         )
+    if classes is None and inferred < 1:
+        lowest = min(int(values.min()) for values in known.values())
+        raise ValueError(f"has labels from {lowest} to {inferred - 1}; must have labels from 0 on")
     classes = classes or inferred
     for name, values in known.items():
         if values.min() < 0 or values.max() >= classes:
@@ -228,6 +231,8 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
     if sizes is not None:
         return _as_images_of_several_sizes(name, values, sizes)
+    if values.ndim in (3, 4) and not len(values):
+        raise ValueError(f"{name} has no images; must have one at least")
     if values.ndim not in (3, 4) or 0 in values.shape:
         raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
     if not _is_finite(values):

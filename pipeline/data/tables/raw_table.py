@@ -11,6 +11,8 @@ import numpy as np
 from pipeline.files.error_text import nearest, shown
 from pipeline.registry import MAX_FLOAT
 
+MAX_COLUMNS = 20_000
+
 Kind = Literal["auto", "numeric", "category", "ignore"]
 KindOf = Callable[[str], Kind]
 """How a column is to be read: as numbers, texts, not at all, or as numbers where all are."""

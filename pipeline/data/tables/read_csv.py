@@ -15,7 +15,14 @@ from typing import IO
 import numpy as np
 
 from pipeline.data.table import TableFormat
-from pipeline.data.tables.raw_table import KindOf, Numbers, RawTable, Texts, require_finite
+from pipeline.data.tables.raw_table import (
+    MAX_COLUMNS,
+    KindOf,
+    Numbers,
+    RawTable,
+    Texts,
+    require_finite,
+)
 from pipeline.files.error_text import shown
 from pipeline.host.memory import require_room
 
@@ -24,7 +31,6 @@ CHUNK = 1 << 15
 CHUNK_VALUES = 1 << 22
 MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
-MAX_COLUMNS = 20_000
 DELIMITERS = ",;\t|"
 _BYTES_A_VALUE = 8
 
@@ -180,8 +186,9 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
         byte = ""
         if isinstance(error, UnicodeDecodeError):
             byte = f" has the byte 0x{error.object[error.start]:02x} and"
+        where = f"after line {last:,}" if last else "among its first lines"
         raise ValueError(
-            f"after line {last:,}{byte} is not {form.encoding}; give dataset.encoding, such as "
+            f"{where}{byte} is not {form.encoding}; give dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 

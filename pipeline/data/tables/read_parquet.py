@@ -1,18 +1,45 @@
-"""Parquet files, by pyarrow, which is an extra of the package."""
+"""Parquet files, by pyarrow, which is an extra of the package.
+
+A file of 1 kB can claim a billion rows, or unpack to gigabytes. So a child process of limited
+memory and time reads it.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pipeline.data.tables.raw_table import KindOf, Numbers, RawTable, Texts, require_finite
+from pipeline.data.tables.parquet_child import LENGTH, OPEN, READ
+from pipeline.data.tables.raw_table import (
+    MAX_COLUMNS,
+    KindOf,
+    Numbers,
+    RawTable,
+    Texts,
+    require_finite,
+)
 from pipeline.errors import DataError
 from pipeline.files.error_text import shown
+from pipeline.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
 from pipeline.host.memory import require_room
 
 _BYTES_A_VALUE = 8
+_COLUMNS_AT_ONCE = 64
+
+_BASE_VALUES = 10_000_000
+_VALUES_PER_BYTE = 1_000
+"""Most values of a file for each byte; 1 bit a row and 50 constant columns make 400."""
+_BASE_MEMORY_BYTES = 2**30
+_MEMORY_PER_BYTE = 256
+_MEMORY_PER_VALUE = 40
+"""Addresses of the child process for bytes of the file, and for values that are read at once."""
+_BASE_CPU_S = 10
+_BYTES_PER_CPU_S = 2_000_000
+_VALUES_PER_CPU_S = 200_000
+"""Slowest speed."""
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
@@ -22,51 +49,83 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     """
     if not path.is_file():
         raise ValueError("is no regular file" if path.exists() else "there is no such file")
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError(
-            f"{path}: Parquet needs pyarrow; pip install 'recipe-pipeline[parquet]'"
-        ) from error
 
     def place(row: int) -> str:
         return f"row {row + 1:,}"
 
+    size_bytes = path.stat().st_size
+    process = LimitedProcess("pipeline.data.tables.parquet_child")
     try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            wanted = [name for name in names if kind_of(name) != "ignore"]
-            rows = file.metadata.num_rows
-            require_room(_BYTES_A_VALUE * len(wanted) * rows, "its table")
-            read = file.read(columns=wanted)
-    except pa.ArrowException as error:
-        raise ValueError(f"can't be read as Parquet: {str(error).splitlines()[0]}") from error
-    doubled = sorted({name for name in wanted if wanted.count(name) > 1})
-    if doubled:
-        raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
-    columns = {name: _column(name, read.column(name), kind_of(name)) for name in wanted}
+        about = json.loads(
+            process.ask(OPEN, json.dumps(str(path.resolve())).encode(), _limits(size_bytes, 0, 0))
+        )
+    except ImportError as error:
+        raise DataError(
+            f"{path}: Parquet needs pyarrow; pip install 'recipe-pipeline[parquet]' ({error})"
+        ) from error
+    names, rows = about["names"], about["rows"]
+    wanted = [name for name in names if kind_of(name) != "ignore"]
+    _require_bounds(names, wanted, rows, size_bytes)
+    columns: dict[str, Numbers | Texts] = {}
+    for start in range(0, len(wanted), _COLUMNS_AT_ONCE):
+        some = wanted[start : start + _COLUMNS_AT_ONCE]
+        request = json.dumps({name: kind_of(name) == "category" for name in some}).encode()
+        limits = _limits(size_bytes, rows * len(some), rows * (start + len(some)))
+        try:
+            answer = process.ask(READ, request, limits)
+        except ChildLimitError as error:
+            raise ValueError(
+                f"{error} to read {len(some):,} columns of {rows:,} rows from a file of "
+                f"{size_bytes:,} bytes"
+            ) from error
+        columns |= zip(some, _columns(memoryview(answer)), strict=True)
     for name, values in columns.items():
         if isinstance(values, Numbers):
             require_finite(name, values.values, place)
     return RawTable(columns, tuple(names), rows, place)
 
 
-def _column(name: str, values: Any, kind: str) -> Numbers | Texts:
-    """A column. Raises ValueError for values that are neither numbers nor texts."""
-    import pyarrow as pa
+def _limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
+    return ChildLimits(
+        _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * size_bytes + _MEMORY_PER_VALUE * values,
+        _BASE_CPU_S + size_bytes // _BYTES_PER_CPU_S + total_values // _VALUES_PER_CPU_S,
+    )
 
-    of = values.type
-    is_number = pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of)
-    if is_number and kind != "category":
-        numbers = values.cast(pa.float64(), safe=False).to_numpy()
-        return Numbers(np.asarray(numbers, np.float64))
-    if pa.types.is_dictionary(of):
-        values = values.cast(of.value_type)
-    try:
-        combined = values.cast(pa.string()).combine_chunks().dictionary_encode()
-    except pa.ArrowException:
-        raise ValueError(f"{shown(name)} is {of}; must be numbers or texts") from None
-    encoded = combined.combine_chunks() if isinstance(combined, pa.ChunkedArray) else combined
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
-    return Texts(codes, tuple(encoded.dictionary.to_pylist()))
+
+def _require_bounds(
+    names: Sequence[str], wanted: Sequence[str], rows: int, size_bytes: int
+) -> None:
+    """Raise ValueError for a file with too many columns or values, or one column twice."""
+    if len(names) > MAX_COLUMNS:
+        raise ValueError(f"has {len(names):,} columns; must have {MAX_COLUMNS:,} at most")
+    doubled = sorted({name for name in wanted if wanted.count(name) > 1})
+    if doubled:
+        raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
+    values = rows * len(wanted)
+    most = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
+    if values > most:
+        raise ValueError(
+            f"claims {rows:,} rows of {len(wanted):,} columns in {size_bytes:,} bytes; must have "
+            f"{most:,} values at most"
+        )
+    require_room(_BYTES_A_VALUE * values, "its table")
+
+
+def _columns(answer: memoryview) -> Iterator[Numbers | Texts]:
+    """The columns that `parquet_child` wrote."""
+    at = 0
+
+    def take() -> memoryview:
+        nonlocal at
+        (size,) = LENGTH.unpack_from(answer, at)
+        at += LENGTH.size + size
+        return answer[at - size : at]
+
+    while at < len(answer):
+        kind = answer[at : at + 1]
+        at += 1
+        if kind == b"n":
+            yield Numbers(np.frombuffer(take(), np.float64))
+        else:
+            codes = np.frombuffer(take(), np.int32)
+            yield Texts(codes, tuple(json.loads(bytes(take()))))

@@ -6,14 +6,14 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from pipeline.errors import first_line
+from pipeline.data.text.tokenizer_process import TokenizerProcess
 from pipeline.files.strict_json import json_text
 
 UNKNOWN = -1
@@ -146,9 +146,10 @@ class WordTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer.json of the library `tokenizers`, which computes it.
+    """A tokenizer.json of the library `tokenizers`, which computes it in a child process.
 
-    Raises ValueError where the library is not installed, or can't read it.
+    Raises ValueError when the library isn't installed, can't read the file or a text, or takes more
+    memory or time than a tokenizer needs.
     """
 
     content: bytes
@@ -157,59 +158,52 @@ class LibraryTokenizer(Tokenizer):
     kind = "tokenizer.json"
 
     @cached_property
-    def _library(self) -> Any:
-        try:
-            from tokenizers import Tokenizer as Library
-        except ImportError as error:
-            raise ValueError(
-                f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
-            ) from error
-        try:
-            read = _answer(lambda: Library.from_str(decoded(self.content)))
-        except ValueError as error:
-            raise ValueError(f"is no tokenizer.json: {error}") from error
-        read.no_padding()
-        read.no_truncation()
-        return read
+    def _process(self) -> TokenizerProcess:
+        return TokenizerProcess(self.content)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens as the file has them; numbers without a token are called unused."""
-        by_number = {number: name for name, number in self._library.get_vocab().items()}
-        count = 1 + max(by_number, default=-1)
+        """The tokens as the file has them; numbers without a token are called unused.
+
+        Raises ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens of one number, of
+        which the library chooses another each time.
+        """
+        numbers: Mapping[str, int] = self._process.about["vocabulary"]
+        count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
             raise ValueError(
                 f"has tokens up to number {count - 1:,}; must have 1 to {MAX_VOCABULARY:,}"
             )
+        by_number: dict[int, str] = {}
+        for name, number in sorted(numbers.items()):
+            if number in by_number:
+                raise ValueError(
+                    f"has number {number:,} for the tokens {by_number[number]!r} and {name!r}; "
+                    "must have one token a number"
+                )
+            by_number[number] = name
         return tuple(by_number.get(number, f"unused {number}") for number in range(count))
+
+    def require_fixed(self) -> None:
+        """Raise ValueError for a file that draws tokens: data would differ from run to run."""
+        dropout = self._process.about["dropout"]
+        if dropout:
+            raise ValueError(
+                f"has model.dropout = {dropout:.6g}, by which tokens are drawn at random; must be "
+                "null"
+            )
 
     def encode(self, text: str) -> np.ndarray:
         """The library's tokens."""
-        special = self.special_tokens
-        encoded = _answer(lambda: self._library.encode(text, add_special_tokens=special))
-        return np.array(encoded.ids, np.int32)
+        return self._process.encode(text, special_tokens=self.special_tokens)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The library's text, without special tokens."""
-        numbers = [int(token) for token in tokens]
-        return cast(str, _answer(lambda: self._library.decode(numbers)))
+        return self._process.decode(np.fromiter(tokens, np.int32))
 
     def to_bytes(self) -> bytes:
         """The file as it was given."""
         return self.content
-
-
-def _answer(call: Callable[[], Any]) -> Any:
-    """The answer of the library. Raises ValueError for its errors.
-
-    A file that it can read may make it panic, which Python sees as no Exception.
-    """
-    try:
-        return call()
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ValueError(first_line(error)) from error
-        raise
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
@@ -235,6 +229,7 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
         case {"model": _}:
             library = LibraryTokenizer(content, special_tokens)
             # Read now, so that a file which is none is refused here.
+            library.require_fixed()
             require_tokens(library)
             return library
     raise ValueError("is no tokenizer.json: it has no model")

@@ -108,7 +108,7 @@ def test_what_the_library_panics_at_is_an_error_like_any_other() -> None:
     draw, content = random.Random(1), tokenizer_json()
     values = [match.span() for match in re.finditer(rb'"[^"]*"|\d+|null', content)]
     read = refused = 0
-    for _ in range(500):
+    for _ in range(60):
         changed = bytearray(content)
         start, end = draw.choice(values)
         changed[start:end] = draw.choice([b"9999999999", b"-1", b"null", b"[]", b'"x"', b"7"])

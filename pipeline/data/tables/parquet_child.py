@@ -1,0 +1,117 @@
+"""Child process of `read_parquet`, which computes with pyarrow."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.files.error_text import shown
+from pipeline.host.limited_child import serve
+
+OPEN, READ = b"o", b"r"
+LENGTH = struct.Struct("<Q")
+
+
+class _File:
+    """The file that was opened last."""
+
+    path: Path
+    texts: Sequence[str]
+
+    def compute(self, kind: bytes, content: bytes) -> list[bytes | memoryview]:
+        """About the file of a path as JSON, or the columns of some names."""
+        import pyarrow as pa
+
+        request = json.loads(content)
+        try:
+            if kind == OPEN:
+                return [json.dumps(self._open(Path(request))).encode()]
+            read = self._read(list(request))
+        except MemoryError:
+            raise
+        # pyarrow raises OSError without an errno for what is wrong with a file.
+        except (pa.ArrowException, OSError) as error:
+            lines = map(str.strip, str(error).splitlines())
+            reason = next(filter(None, lines), type(error).__name__)
+            raise ValueError(f"can't be read as Parquet: {reason}") from error
+        columns = (_column(name, read.column(name), text) for name, text in request.items())
+        return [piece for column in columns for piece in column]
+
+    def _open(self, path: Path) -> dict[str, Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        metadata = pq.read_metadata(path)
+        schema = metadata.schema.to_arrow_schema()
+        of_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+        self.path = path
+        self.texts = [field.name for field in schema if any(kind(field.type) for kind in of_text)]
+        return {"names": schema.names, "rows": metadata.num_rows}
+
+    def _read(self, names: list[str]) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        texts = [name for name in names if name in self.texts]
+        try:
+            # A text is read once for all rows that have it.
+            with pq.ParquetFile(self.path, read_dictionary=texts) as file:
+                return file.read(columns=names, use_threads=False)
+        except (pa.ArrowException, OSError):
+            # Some encodings can't be read in this way; others than these fail again.
+            with pq.ParquetFile(self.path) as file:
+                return file.read(columns=names, use_threads=False)
+
+
+def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
+    """A column: n and float64, or t, int32 codes and its texts as JSON, each after its length.
+
+    Texts are in the order of the first row that has each. Raises ValueError for values that are
+    neither numbers nor texts.
+    """
+    import pyarrow as pa
+
+    of = values.type
+    is_number = pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of)
+    if is_number and not as_text:
+        numbers = values.cast(pa.float64(), safe=False).to_numpy()
+        return [b"n", *_with_length(np.ascontiguousarray(numbers, np.float64))]
+    try:
+        if not pa.types.is_dictionary(of):
+            values = values.cast(pa.string()).dictionary_encode()
+        chunks = values.unify_dictionaries().chunks or [values.combine_chunks()]
+        # A dictionary may repeat a text, and have some that no row has.
+        texts = chunks[0].dictionary.cast(pa.string()).dictionary_encode()
+        codes = np.concatenate(
+            [
+                texts.indices.take(chunk.indices).fill_null(-1).to_numpy(zero_copy_only=False)
+                for chunk in chunks
+            ]
+        )
+        used, first_rows = np.unique(codes[codes >= 0], return_index=True)
+        used = used[np.argsort(first_rows)]
+        names = texts.dictionary.take(pa.array(used, pa.int32())).to_pylist()
+    except pa.ArrowException:
+        raise ValueError(f"{shown(name)} is {of}; must be numbers or texts") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{shown(name)} has a text that is not UTF-8") from error
+    numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
+    numbers[used] = np.arange(len(used))
+    listed = json.dumps(names).encode()
+    return [b"t", *_with_length(numbers[codes]), *_with_length(listed)]
+
+
+def _with_length(content: Any) -> list[bytes | memoryview]:
+    """The bytes of an array or of bytes, after their number."""
+    view = memoryview(content)
+    # A view of nothing can't be cast.
+    return [LENGTH.pack(view.nbytes), view.cast("B") if view.nbytes else b""]
+
+
+if __name__ == "__main__":
+    serve(_File().compute)

@@ -1,0 +1,75 @@
+"""A tokenizer.json of the library `tokenizers`, computed by a process of limited memory and time.
+
+The file may be a stranger's: its replacements can grow a text without end, and its expressions can
+take hours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
+from pipeline.host.limited_process import ChildLimitError, ChildLimits, LibraryError, LimitedProcess
+
+_BASE_MEMORY_BYTES = 2**30
+"""Addresses of a process that has read nothing, and those that the library allocates in advance."""
+_MEMORY_PER_BYTE = 512
+"""Addresses for a byte of the file or of a text; 100 to 180 were measured."""
+_BASE_CPU_S = 10
+_BYTES_PER_CPU_S = 100_000
+"""Slowest speed, of all requests together; 550,000 to 860,000 were measured on busy cores."""
+
+
+class TokenizerProcess:
+    """A child process that has read a tokenizer.json. It ends when this object is dropped.
+
+    Raises ValueError when the library isn't installed, can't read the file, or exceeds the limits.
+    """
+
+    about: Mapping[str, Any]
+    """`vocabulary`, numbers by token, and `dropout`, the share of merges left out at random."""
+
+    def __init__(self, content: bytes) -> None:
+        self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
+        self._total_bytes = 0
+        try:
+            self.about = json.loads(self._ask(FILE, content))
+        except ImportError as error:
+            raise ValueError(
+                f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
+            ) from error
+        except LibraryError as error:
+            raise ValueError(f"is no tokenizer.json: {error}") from error
+
+    def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
+        """The library's tokens, int32 (n,). Raises ValueError for its errors and limits."""
+        content = text.encode()
+        kind = ENCODE_SPECIAL if special_tokens else ENCODE
+        return np.frombuffer(self._compute(kind, content, "a text"), np.int32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The library's text, without special tokens. Raises ValueError as `encode` does."""
+        return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
+
+    def _compute(self, kind: bytes, content: bytes, what: str) -> bytes:
+        try:
+            return self._ask(kind, content)
+        except LibraryError as error:
+            raise ValueError(f"the tokenizer fails on {what}: {error}") from error
+        except ChildLimitError as error:
+            raise ValueError(
+                f"the tokenizer {error} for {what} of {len(content):,} bytes; its replacements "
+                "must grow a text less, and its expressions match faster"
+            ) from error
+
+    def _ask(self, kind: bytes, content: bytes) -> bytes:
+        self._total_bytes += len(content)
+        limits = ChildLimits(
+            _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * self._total_bytes,
+            _BASE_CPU_S + self._total_bytes // _BYTES_PER_CPU_S,
+        )
+        return self._process.ask(kind, content, limits)
