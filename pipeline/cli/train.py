@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from argparse import ArgumentError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +27,7 @@ from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
 from pipeline.config.overrides import expand_sweeps, key_of, quoted, swept_keys, value_of
 from pipeline.config.profile_spec import profiling_overrides
-from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
+from pipeline.errors import RecipeError, RunError, UsageError, exit_status_of, first_line, printable
 from pipeline.files.package_paths import CONF
 from pipeline.observe.reporter import MARGIN
 from pipeline.runner.record import run_directory
@@ -60,7 +61,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     be composed.
     """
     args = [*args, *_profiling(args)]
-    parsed = get_args_parser().parse_intermixed_args(list(args))
+    parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
         _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
@@ -71,6 +72,19 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     if parsed.multirun:
         return _sweep(args, flags, parsed.overrides)
     return _single(args, flags, parsed.overrides, started_at, alone=alone)
+
+
+def _parse(args: Sequence[str]) -> Namespace:
+    """Split arguments into Hydra's flags and overrides. Raises UsageError for other flags."""
+    parser = get_args_parser()
+    parser.prog, parser.exit_on_error = "python -m pipeline", False
+    try:
+        parsed, unknown = parser.parse_known_intermixed_args(list(args))
+    except ArgumentError as error:
+        raise UsageError([error.argument_name or "flags"], error.message) from error
+    if unknown:
+        raise UsageError(unknown[:1], "there is no such flag; --help and --hydra-help list flags")
+    return parsed
 
 
 def _profiling(args: Sequence[str]) -> list[str]:
