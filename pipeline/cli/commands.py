@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "new": {"NAME": "a project with parts of your own"},
     "schema": {"": "JSON schema of recipes, for editors"},
 }
-"""What a command takes and what comes of it, one line for each way to call it.
+"""Arguments and outcome by command, one line for each way to call it.
 
 A command is `main(args)` of the module of `pipeline.cli` with its first word as name.
 """

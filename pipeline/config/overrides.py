@@ -22,7 +22,7 @@ MAX_NAME_BYTES = 255
 _WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
 """Words of a value: between the marks of lists and functions, or also between those of sections."""
 _UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
-"""What Hydra's grammar reads without quotes."""
+"""Text that Hydra's grammar reads without quotes."""
 _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
 """Start of a value that isn't a text."""
 
