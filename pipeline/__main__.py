@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.cli.commands import command_words
+from pipeline.cli.arguments.commands import command_words
 from pipeline.host.allocator import reexec_with_malloc_tunables
 from pipeline.host.garbage import collect_less_while_starting
 

@@ -20,7 +20,7 @@ import yaml
 
 from pipeline import cli, load_recipe
 from pipeline.__main__ import main
-from pipeline.cli.commands import COMMANDS
+from pipeline.cli.arguments.commands import COMMANDS
 from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
@@ -130,7 +130,7 @@ def test_help_lists_every_command_of_the_package(say: Say) -> None:
     lines = say("--help").out.splitlines()
     modules = {module.name for module in pkgutil.iter_modules(cli.__path__) if not module.ispkg}
     assert len(modules) > 20
-    for name in modules - {"commands", "help", "train", "convert"}:
+    for name in modules - {"help", "train", "convert"}:
         command = f"  python -m pipeline {name.replace('_', ' ')} "
         assert any(line.startswith(command) for line in lines), name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
+from pipeline.cli.arguments.commands import conversions
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.cli.commands import conversions
 from pipeline.errors import UsageError
 from pipeline.files.error_text import no_such
 

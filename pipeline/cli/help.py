@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.cli.commands import COMMANDS
+from pipeline.cli.arguments.commands import COMMANDS
 from pipeline.config.files import description, find_groups, find_recipes
 from pipeline.errors import printable
 

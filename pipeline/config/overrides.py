@@ -78,7 +78,7 @@ def _refusal(override: str) -> str | None:
 def _in_shell_quotes(override: str) -> str | None:
     """The override for a shell, with quotes around what Hydra can't read; None where none help."""
     key, _, value = override.partition("=")
-    is_text = not _STRUCTURE.match(value)
+    is_text = not (_STRUCTURE.match(value) or _UNQUOTED.fullmatch(value))
     values = [*(words.sub(_in_quotes, value) for words in _WORDS), *([_quote(value)] * is_text)]
     forms = (f"{key}={form}" for form in values)
     return next((shlex.quote(form) for form in forms if _refusal(form) is None), None)

@@ -42,7 +42,9 @@ def test_alternatives_of_a_sweep_are_quoted_apart() -> None:
     assert list(sweep.sweep_string_iterator()) == ['"/tmp/ä"', "/tmp/b"]
 
 
-@pytest.mark.parametrize("override", ["x=[1,2", "x='ä", "x=range(1,ä", "x=${oc.env:HOME"])
+@pytest.mark.parametrize(
+    "override", ["x=[1,2", "x='ä", "x=range(1,ä", "x=${oc.env:HOME", f"seed={'9' * 5000}"]
+)
 def test_no_quotes_are_proposed_that_would_change_the_meaning(override: str) -> None:
     ((_, problem),) = parse_problems([override])
     assert "quotes" not in problem

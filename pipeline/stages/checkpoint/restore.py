@@ -87,7 +87,7 @@ class Checkpoint:
         dataset has other map ops. How weights are trained on is up to `recipe`.
         """
         found = self._differences(recipe)
-        sections = [("model",)]
+        sections: list[tuple[str, ...]] = [("model",)]
         if not any(changed.where == ("dataset", "name") for changed in found):
             sections.append(("dataset", "eval", "ops"))
         return [
