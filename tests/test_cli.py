@@ -147,6 +147,7 @@ UNKNOWN = {
         ["repot", "x"],
         "error: repot: there is no such command; did you mean report? There is autopsy, ",
     ),
+    "a key without a value": (["seed"], ", summary; a key is typed as KEY=VALUE\n"),
     "a recipe": (["lenet5_digits"], "is a recipe; to train it, type +recipe=lenet5_digits"),
     "a flag": (["--foo=3", "device=cpu"], "error: --foo=3: there is no such flag; --help and "),
     "a value of a flag": (["--cfg", "jobs"], "error: --cfg/-c: invalid choice: 'jobs'"),
@@ -247,7 +248,7 @@ BAD = {
     "recipe file that is not there": (["+recipe=no.yaml"], "recipe = no.yaml: there is no such"),
     "wrong value": (["train.batch_size=0"], "train.batch_size = 0: must be greater than 0"),
     "no key": (["=3"], "=3"),
-    "no equals sign": (["seed"], "seed: must be KEY=VALUE"),
+    "no equals sign": (["device=cpu", "seed"], "seed: must be KEY=VALUE"),
     "open bracket": (["stages=[data"], "no viable alternative at input '[data'"),
     "name for a section of Hydra's": (
         ["hydra.sweeper=optuna"],

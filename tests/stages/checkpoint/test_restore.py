@@ -328,7 +328,7 @@ def test_a_warm_start_says_which_layers_and_inputs_were_otherwise(
         for name in ("same", "other")
     }
     where = tmp_path / "one" / "checkpoints" / "7"
-    change = "dataset.eval.ops.1.factor = 0.5: was 0.0625"
+    change = "dataset.eval.ops.1.factor = 0.5: was 0.00392156862745098"
     assert warnings == {"same": [], "other": [f"{where}: trained by another recipe: {change}"]}
 
 
