@@ -148,6 +148,7 @@ UNKNOWN = {
         "error: repot: there is no such command; did you mean report? There is autopsy, ",
     ),
     "a key without a value": (["seed"], ", summary; a key is typed as KEY=VALUE\n"),
+    "training": (["train", "train.steps=3"], "train: must be left out; arguments without a com"),
     "a recipe": (["lenet5_digits"], "is a recipe; to train it, type +recipe=lenet5_digits"),
     "a flag": (["--foo=3", "device=cpu"], "error: --foo=3: there is no such flag; --help and "),
     "a value of a flag": (["--cfg", "jobs"], "error: --cfg/-c: invalid choice: 'jobs'"),

@@ -43,5 +43,7 @@ def refuse_command(name: str, known: Iterable[str]) -> NoReturn:
 
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
         raise UsageError([shown(name)], f"is a recipe; to train it, type +recipe={shown(name)}")
+    if name == "train":
+        raise UsageError([name], "must be left out; arguments without a command train")
     reason = no_such("command", name, known)
     raise UsageError([shown(name)], f"{reason}; a key is typed as KEY=VALUE")
