@@ -25,7 +25,7 @@ from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
 from pipeline.config.schema import recipe_schema
-from pipeline.files.package_paths import RECIPES
+from pipeline.files.package_paths import PACKAGE, RECIPES
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -133,6 +133,22 @@ def test_help_lists_every_command_of_the_package(say: Say) -> None:
     for name in modules - {"help", "train", "convert"}:
         command = f"  python -m pipeline {name.replace('_', ' ')} "
         assert any(line.startswith(command) for line in lines), name
+
+
+def test_help_waits_for_no_library() -> None:
+    program = (
+        "import sys\n"
+        "from pipeline.__main__ import main\n"
+        "main(['--help'])\n"
+        "slow = 'hydra', 'jax', 'numpy', 'pydantic', 'yaml', 'rich', 'importlib.metadata'\n"
+        "print([name for name in slow if name in sys.modules])\n"
+    )
+    # Without site-packages, whose .pth files may import anything.
+    command = [sys.executable, "-S", "-c", program]
+    ended = subprocess.run(
+        command, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "[]"
 
 
 def test_versions_are_those_of_this_package(say: Say) -> None:
