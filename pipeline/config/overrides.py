@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
-from pipeline.errors import first_line
+from pipeline.errors import MAX_PROBLEMS, first_line
 from pipeline.files.error_text import show
 from pipeline.files.safe_yaml import MAX_DEPTH
 
@@ -18,6 +18,9 @@ MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
 """Longest key: Hydra looks for a file named after every key."""
+
+MAX_QUOTED_LENGTH = 200
+"""Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""
 
 _WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
 """Words of a value: between the marks of lists and functions, or also between those of sections."""
@@ -53,8 +56,9 @@ def sets_key(override: str) -> bool:
 
 def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The overrides that Hydra's grammar rejects, each with the reason or quotes that help."""
-    for previous, override in zip(["", *overrides], overrides, strict=False):
+    for number, override in enumerate(overrides):
         if "=" not in override and override[0] != "~":
+            previous = overrides[number - 1] if number else ""
             split_value = sets_key(previous) and "=" in previous
             whole = _in_shell_quotes(f"{previous} {override}") if split_value else None
             hint = f"; a value with a space is typed in quotes, as {whole}" if whole else ""
@@ -62,7 +66,7 @@ def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         elif not key_of(override).isascii():
             yield override, "there is no such key"
         elif reason := _refusal(override):
-            form = _in_shell_quotes(override)
+            form = _in_shell_quotes(override) if number < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
 
 
@@ -78,6 +82,8 @@ def _refusal(override: str) -> str | None:
 def _in_shell_quotes(override: str) -> str | None:
     """The override for a shell, with quotes around what Hydra can't read; None where none help."""
     key, _, value = override.partition("=")
+    if len(value) > MAX_QUOTED_LENGTH:
+        return None
     is_text = not (_STRUCTURE.match(value) or _UNQUOTED.fullmatch(value))
     values = [*(words.sub(_in_quotes, value) for words in _WORDS), *([_quote(value)] * is_text)]
     forms = (f"{key}={form}" for form in values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -64,3 +65,13 @@ def test_a_value_that_a_shell_has_split_is_shown_in_quotes() -> None:
         ("set", "must be KEY=VALUE"),
     ]
     assert list(parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
+
+
+def test_many_long_overrides_take_no_time() -> None:
+    begun = time.process_time()
+    found = list(parse_problems([f"x=[{'ö,' * 4000}b]"] * 20 + ["x=[ö,ü]"] * 900))
+    assert time.process_time() - begun < 5
+    assert len(found) == 920
+    assert found[20][1].startswith("must be typed in quotes")
+    assert "token recognition error" in found[0][1]
+    assert "token recognition error" in found[-1][1]
