@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import pkgutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,19 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from pipeline import cli
+from pipeline.cli.arguments.commands import command_words
 from pipeline.host.allocator import reexec_with_malloc_tunables
 from pipeline.host.garbage import collect_less_while_starting
 from pipeline.host.standard_streams import open_closed_streams
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
-COMMANDS = frozenset(
-    module.name
-    for module in pkgutil.iter_modules(cli.__path__)
-    if not (module.ispkg or "_" in module.name or module.name in ("train", "help"))
-)
-"""Modules of `pipeline.cli`, each with a `main(args)`. A command line without one trains."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +72,12 @@ def _leave(ended: Sequence[int]) -> None:
 
 
 def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
-    from pipeline.cli.arguments.usage import asks_for_help
+    from pipeline.cli.arguments.usage import (
+        VERSION,
+        asks_for_help,
+        refuse_command,
+        show_versions,
+    )
     from pipeline.host.environment import require_known_flags, require_usable_environment
     from pipeline.plugins.loading import name_for_all, take_flags
 
@@ -92,10 +90,14 @@ def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[
 
         name_for_all(plugins)
         load_all()
-    if args and args[0] in COMMANDS:
+    if args and args[0] in command_words():
         return partial(_call, args[0], args[1:])
+    if VERSION in args:
+        return show_versions
     if asks_for_help(args):
         return partial(_call, "help", args)
+    if args and args[0][:1] not in "-+~" and "=" not in args[0]:
+        refuse_command(args[0], command_words())
     return partial(_call, "train", args, started_at=started_at, alone=alone)
 
 

@@ -18,6 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.__main__ import main
 from pipeline.errors import RunError
+from pipeline.sweep.command import Command, Sweeper, write_command
 from pipeline.sweep.directory import claimed, write_overrides
 from pipeline.sweep.table import conclude, read_jobs, update_table, write_table
 from tests import outcome
@@ -301,6 +302,34 @@ def test_the_table_of_an_emulated_device_can_be_read_in_80_columns(
     for words in ("accuracy", "modelled", "samples/s", "0.5794", "5.453", "2.336", "13,698"):
         assert words in shown
     assert "…" not in shown
+
+
+def test_a_grid_ends_with_its_best_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [{"train_loss": 0.01}, {"accuracy": 0.7, "loss": 0.1}, {"accuracy": 0.9, "loss": 0.2}]
+    for number, metrics in enumerate(results):
+        leave(tmp_path / str(number), {**DONE, "metrics": metrics}, seed=number, **{"a.lr": 0.5})
+    leave(tmp_path / "3", {"status": "stopped", "metrics": {"accuracy": 1.0}}, seed=3)
+    conclude(tmp_path)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "best: job 2, accuracy 0.9: seed=2, a.lr=0.5"
+
+
+def test_the_best_of_jobs_without_an_evaluation_has_the_smallest_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, loss in enumerate((0.3, 0.1, float("nan"))):
+        leave(tmp_path / str(number), {**DONE, "metrics": {"train_loss": loss}}, seed=number)
+    conclude(tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1] == "best: job 1, train_loss 0.1: seed=1"
+
+
+def test_a_study_names_its_best_trial_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(tmp_path / "0", {**DONE, "metrics": {"accuracy": 0.9}}, seed=1)
+    write_command(tmp_path, Command(overrides=("seed=1",), sweeper=Sweeper(name="optuna")))
+    conclude(tmp_path)
+    assert "best:" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
+from pipeline.cli.arguments.commands import conversions
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import UsageError
 from pipeline.files.error_text import no_such
@@ -24,33 +26,12 @@ def main(args: Sequence[str]) -> int:
 
     Raises UsageError for anything else than weights, records or model.
     """
-    kinds: dict[str, Callable[[Sequence[str]], int]] = {
-        "weights": _weights,
-        "records": _records,
-        "model": _model,
-    }
+    kinds = conversions()
     if asks_for_help(args[:1]):
         return show_usage(HELP)
     if not args:
         raise UsageError(["convert"], f"must be followed by one of {', '.join(kinds)}")
     if args[0] not in kinds:
         raise UsageError(["convert", args[0]], no_such("conversion", args[0], kinds))
-    return kinds[args[0]](args[1:])
-
-
-def _weights(args: Sequence[str]) -> int:
-    from pipeline.cli.convert_weights import main as convert_weights
-
-    return convert_weights(args)
-
-
-def _records(args: Sequence[str]) -> int:
-    from pipeline.cli.convert_records import main as convert_records
-
-    return convert_records(args)
-
-
-def _model(args: Sequence[str]) -> int:
-    from pipeline.cli.convert_model import main as convert_model
-
-    return convert_model(args)
+    status: int = import_module(f"pipeline.cli.convert_{args[0]}").main(args[1:])
+    return status

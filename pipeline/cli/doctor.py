@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from packaging.requirements import Requirement
 
 from pipeline.cache import PROGRAMS, cache_root, find_exposure
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.arguments.usage import DISTRIBUTION, asks_for_help, show_usage
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
@@ -295,14 +295,14 @@ def limits(recipe: Recipe) -> Iterator[CheckResult]:
 def extras(recipe: Recipe) -> Iterator[CheckResult]:
     """The extras of the package that are installed; none has to be."""
     try:
-        names = metadata(PROJECT).get_all("Provides-Extra") or []
+        names = metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     except PackageNotFoundError:
-        yield CheckResult("ok", "extras", f"{PROJECT} runs without being installed")
+        yield CheckResult("ok", "extras", f"{DISTRIBUTION} runs without being installed")
         return
     for extra in sorted(names):
-        missing = lacking(PROJECT, extra)
+        missing = lacking(DISTRIBUTION, extra)
         text = f"{extra}: lacks {', '.join(missing)}" if missing else f"{extra}: installed"
-        advice = f"pip install '{PROJECT}[{extra}]' where it is needed" if missing else ""
+        advice = f"pip install '{DISTRIBUTION}[{extra}]' where it is needed" if missing else ""
         yield CheckResult("ok", "extras", text, advice)
 
 

@@ -16,13 +16,12 @@ from rich.table import Table
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import DataError, UsageError, printable
 from pipeline.files.error_text import no_such
-from pipeline.registry import parts
 from pipeline.runner.record.run_directory import OUTPUTS
-from pipeline.runs.differing_keys import differing_keys, main_metric
+from pipeline.runs.differing_keys import differing_keys
 from pipeline.runs.importance import importance_of_keys
 from pipeline.runs.kept_run import KeptRun, read_runs
 from pipeline.runs.page import SPEEDS, write_page
-from pipeline.training.part_specs import metric_directions
+from pipeline.runs.ranking import is_better_larger, main_metric
 
 USAGE = "runs takes [FOLDER], --html[=FILE], --metric=NAME, --json and --all"
 HELP = """usage: python -m pipeline runs [FOLDER] [--html[=FILE]] [--metric=NAME] [--json] [--all]
@@ -33,7 +32,8 @@ Print all runs below a folder, the best first, with the keys in which they diffe
   --html[=FILE]   write one page that needs no server and no net: table with filter, curves of
                   picked runs, parallel coordinates, importance of keys, scatter, lineage.
                   FOLDER/runs.html unless it is named
-  --metric=NAME   rank by this metric; accuracy, or what most runs have, unless it is given
+  --metric=NAME   rank by this metric; accuracy, or else what most runs have, unless it
+                  is given. Runs without it come last
   --json          a JSON object a line, one for each run
   --all           all columns and rows; else what fits
 
@@ -42,7 +42,6 @@ example: python -m pipeline runs outputs --html
 JSON, ALL, HTML, METRIC = "--json", "--all", "--html", "--metric"
 PAGE = "runs.html"
 MOST_KEYS, MOST_ROWS = 4, 50
-ALSO_SMALLER = {"train_loss": "min", "step_ms": "min", "train_s": "min", "parameters": "min"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def main(args: Sequence[str]) -> int:
     given = _parse(args)
     runs = read_runs(given.folder, curves=given.html is not None)
     metric = _metric(given.metric, runs)
-    larger = metric is not None and _is_better_larger(metric)
+    larger = metric is not None and is_better_larger(metric)
     if given.html is not None:
         keys = differing_keys(runs)
         found = (
@@ -110,22 +109,11 @@ def _parse(args: Sequence[str]) -> RunsArguments:
     return RunsArguments(folder, page, metric, JSON in args, ALL in args)
 
 
-def _is_better_larger(figure: str) -> bool:
-    """Whether a larger figure is the better one, of training samples as of others."""
-    known = directions()
-    return known.get(figure, known.get(figure.removeprefix("train_"), "max")) == "max"
-
-
-def directions() -> dict[str, str]:
-    """Return the figures of runs and whether the larger or the smaller is better."""
-    return {**metric_directions(parts("metric")), **ALSO_SMALLER}
-
-
 def _metric(name: str | None, runs: Sequence[KeptRun]) -> str | None:
     known = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in known:
         raise DataError(f"{METRIC}={name}: {no_such('figure of these runs', name, known)}")
-    return name or main_metric(runs)
+    return name or main_metric([run.figures for run in runs])
 
 
 def _as_json(run: KeptRun) -> dict[str, Any]:
@@ -173,6 +161,9 @@ def _show(runs: Sequence[KeptRun], metric: str | None, given: RunsArguments) -> 
     # Else rich would take text in brackets for markup.
     console = Console(markup=False)
     console.print(table)
+    lacking = [run for run in runs if metric not in run.figures]
+    if metric is not None and lacking:
+        console.print(f"ranked by {metric}, which {len(lacking)} of {len(runs)} runs don't have")
     for run in runs:
         if run.problem:
             console.print(printable(f"{run.name}: {run.problem}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from argparse import ArgumentError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +35,7 @@ from pipeline.config.overrides import (
     without_secret_values,
 )
 from pipeline.config.profile_spec import profiling_overrides
-from pipeline.errors import RecipeError, RunError, exit_status_of, first_line, printable
+from pipeline.errors import RecipeError, RunError, UsageError, exit_status_of, first_line, printable
 from pipeline.files.package_paths import CONF
 from pipeline.observe.reporter import MARGIN
 from pipeline.runner.record import run_directory
@@ -68,8 +69,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     be composed.
     """
     args = [*args, *_profiling(args)]
-    with lazy_help():
-        parsed = get_args_parser().parse_intermixed_args(list(args))
+    parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
         _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
@@ -81,6 +81,21 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     if parsed.multirun:
         return _sweep(args, flags, parsed.overrides)
     return _single(args, flags, parsed.overrides, started_at, alone=alone)
+
+
+def _parse(args: Sequence[str]) -> Namespace:
+    """Split arguments into Hydra's flags and overrides. Raises UsageError for other flags."""
+    try:
+        with lazy_help():
+            parser = get_args_parser()
+            parser.prog = "python -m pipeline"
+            parser.exit_on_error = False
+            parsed, unknown = parser.parse_known_intermixed_args(list(args))
+    except ArgumentError as error:
+        raise UsageError([error.argument_name or "flags"], error.message) from error
+    if unknown:
+        raise UsageError(unknown[:1], "there is no such flag; --help and --hydra-help list flags")
+    return parsed
 
 
 def _profiling(args: Sequence[str]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
-from pipeline.errors import HIDDEN, first_line, is_secret_name, without_secrets
+from pipeline.errors import HIDDEN, MAX_PROBLEMS, first_line, is_secret_name, without_secrets
 from pipeline.files.error_text import show
 from pipeline.files.safe_yaml import MAX_DEPTH
 
@@ -18,6 +19,16 @@ MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
 """Longest key: Hydra looks for a file named after every key."""
+
+MAX_QUOTED_LENGTH = 200
+"""Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""
+
+_WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
+"""Words of a value: between the marks of lists and functions, or also between those of sections."""
+_UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
+"""Text that Hydra's grammar reads without quotes."""
+_STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
+"""Start of a value that isn't a text."""
 
 
 def key_of(override: str) -> str:
@@ -58,17 +69,50 @@ def sets_key(override: str) -> bool:
     return not grouped and not key.startswith("hydra.")
 
 
-def parse_problems(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The overrides that Hydra's grammar rejects, each with the reason."""
-    parser = OverridesParser.create()
-    for override in overrides:
+def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The overrides that Hydra's grammar rejects, each with the reason or quotes that help."""
+    for number, override in enumerate(overrides):
         if "=" not in override and override[0] != "~":
-            yield override, "must be KEY=VALUE"
-            continue
-        try:
-            parser.parse_override(override)
-        except (HydraException, ValueError) as error:
-            yield override, first_line(error)
+            previous = overrides[number - 1] if number else ""
+            split_value = sets_key(previous) and "=" in previous
+            whole = _in_shell_quotes(f"{previous} {override}") if split_value else None
+            hint = f"; a value with a space is typed in quotes, as {whole}" if whole else ""
+            yield override, f"must be KEY=VALUE{hint}"
+        elif not key_of(override).isascii():
+            yield override, "there is no such key"
+        elif reason := _refusal(override):
+            form = _in_shell_quotes(override) if number < MAX_PROBLEMS else None
+            yield override, f"must be typed in quotes, as {form}" if form else reason
+
+
+def _refusal(override: str) -> str | None:
+    """The reason why Hydra's grammar rejects an override; None where it accepts it."""
+    try:
+        OverridesParser.create().parse_override(override)
+    except (HydraException, ValueError) as error:
+        return first_line(error)
+    return None
+
+
+def _in_shell_quotes(override: str) -> str | None:
+    """The override for a shell, with quotes around what Hydra can't read; None where none help."""
+    key, _, value = override.partition("=")
+    if len(value) > MAX_QUOTED_LENGTH:
+        return None
+    is_text = not (_STRUCTURE.match(value) or _UNQUOTED.fullmatch(value))
+    values = [*(words.sub(_in_quotes, value) for words in _WORDS), *([_quote(value)] * is_text)]
+    forms = (f"{key}={form}" for form in values)
+    return next((shlex.quote(form) for form in forms if _refusal(form) is None), None)
+
+
+def _in_quotes(word: re.Match[str]) -> str:
+    text = word[0].strip()
+    return word[0] if _UNQUOTED.fullmatch(text) else word[0].replace(text, _quote(text))
+
+
+def _quote(text: str) -> str:
+    """A text in double quotes, which a shell's single quotes can hold, where it has none itself."""
+    return quoted(text) if re.search(r"""["\\]""", text) else f'"{text}"'
 
 
 def swept_keys(overrides: Iterable[str]) -> list[str]:
@@ -88,6 +132,8 @@ def unparsable(overrides: Sequence[str]) -> Iterator[str]:
         )
         return
     for override in overrides:
+        if not override:
+            yield "an argument is empty; must be KEY=VALUE"
         key = show(key_of(override))
         if len(override) > MAX_OVERRIDE_LENGTH:
             yield f"{key}: {len(override):,} characters; write it into a recipe file"

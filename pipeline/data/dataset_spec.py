@@ -254,6 +254,10 @@ class DatasetSpec(Spec):
         """Sizes known without reading; None where only the files have them."""
         return None
 
+    def declare(self, cache: Path) -> RawData | None:
+        """Return blank data of the known sizes, if `read` would have to download; else None."""
+        return None
+
     @abstractmethod
     def read(self, cache: Path) -> RawData:
         """Read both splits, downloading into `cache` where needed.

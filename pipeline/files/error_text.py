@@ -20,6 +20,17 @@ Location = tuple[int | str, ...]
 MAX_NAME_LENGTH = 255
 """Longest name, in characters, that is compared with known ones as a possible misspelling."""
 
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("learning_rate", "init_lr", "base_lr"), "lr"),
+    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("num_steps", "max_steps", "total_steps", "max_iters"), "steps"),
+    **dict.fromkeys(("bs", "train_batch_size", "per_device_train_batch_size"), "batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulate_steps"),
+    **dict.fromkeys(("random_seed", "random_state"), "seed"),
+    **dict.fromkeys(("cuda", "nvidia"), "gpu"),
+}
+"""Words of other frameworks, by which people look for keys and parts, and the words here."""
+
 _NOTHING: Mapping[Location, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 _OF_KEYS = ("missing", "extra_forbidden")
@@ -78,9 +89,12 @@ def no_such(noun: str, name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name spelled most like `name`; None where none is similar."""
+    """The known name that is a synonym of `name`, or spelled most like it; None without either."""
+    known = set(known)
     if len(name) > MAX_NAME_LENGTH:
         return None
+    if SYNONYMS.get(name) in known:
+        return SYNONYMS[name]
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
 
 
@@ -118,8 +132,8 @@ def _describe_one(details: ErrorDetails, where: Location, known: _KnownKeys) -> 
     key, value, context = shown(dotted(where)), details["input"], details.get("ctx", {})
     match details["type"]:
         case "extra_forbidden":
-            guess = nearest(str(where[-1]), known.keys(where))
-            question = f"; did you mean {shown(dotted((*where[:-1], guess)))}?" if guess else ""
+            guess = known.nearest(where)
+            question = f"; did you mean {shown(dotted(guess))}?" if guess else ""
             return f"{key} = {show(value)}: there is no such key{question}"
         case "missing":
             return f"{key}: missing; it needs a value"
@@ -213,6 +227,26 @@ class _KnownKeys(NamedTuple):
     """Names of the parts on the path to the unknown key."""
     unknown: AbstractSet[Location]
     """Other unknown keys, which are not proposed."""
+
+    def nearest(self, where: Location) -> Location | None:
+        """The valid key that an unknown one may stand for, in its section or in another one."""
+        name = str(where[-1])
+        elsewhere = self._place(SYNONYMS.get(name, name))
+        if name in SYNONYMS and SYNONYMS[name] not in self.keys(where) and elsewhere:
+            return elsewhere
+        sibling = nearest(name, self.keys(where))
+        return (*where[:-1], sibling) if sibling else elsewhere
+
+    def _place(self, name: str) -> Location | None:
+        """The place of the key of this name that is nearest to the root of the recipe."""
+        sections: list[tuple[Location, Any]] = [((), self.tree)]
+        for where, section in sections:
+            if not isinstance(section, Mapping) or where in self.unknown:
+                continue
+            if name in section and (*where, name) not in self.unknown:
+                return (*where, name)
+            sections += [((*where, key), inner) for key, inner in section.items()]
+        return None
 
     def keys(self, where: Location) -> set[str]:
         """The valid keys of the section in which the unknown key `where` stands."""

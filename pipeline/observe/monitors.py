@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +20,8 @@ from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.training.part_specs import METRICS
 
+SHOWN_FROM_S = 60
+"""Remaining time, in seconds, from which on lines show it."""
 TRAINED = "train_"
 """Prefix of the metrics of training samples."""
 
@@ -162,11 +166,13 @@ class TimeMonitor(MonitorBase):
         self._counted, self._per_step = unit.counted, batch_size * unit.each
         self._modelled = f" | {_modelled(estimate, unit)}" if estimate else ""
         self._seconds, self._steps = 0.0, 0
+        self._started_at, self._steps_done = time.monotonic(), 0
 
     def on_sink(self, report: SinkReport) -> None:
         """Print the time of a sink; without sinks, of a pass."""
         self._seconds += report.seconds
         self._steps += report.steps
+        self._steps_done += report.steps
         run_schedule = self._run_schedule
         sinkless_inside_pass = (
             run_schedule.sink_steps is None and report.step % run_schedule.steps_per_pass
@@ -180,9 +186,18 @@ class TimeMonitor(MonitorBase):
             f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
             f"step {report.step}/{run_schedule.total}, pass {place.pass_} | "
             f"{self._per_step * self._steps / self._seconds:,.0f} {self._counted}/s, "
-            f"lr {report.learning_rate:.6g}{self._modelled}"
+            f"lr {report.learning_rate:.6g}{self._remaining(report.step)}{self._modelled}"
         )
         self._seconds, self._steps = 0.0, 0
+
+    def _remaining(self, step: int) -> str:
+        """Return the time to the last step, at the pace so far; nothing if it is short.
+
+        The pace includes evaluations and checkpoints.
+        """
+        pace_s = (time.monotonic() - self._started_at) / self._steps_done
+        remaining_s = round(pace_s * (self._run_schedule.total - step))
+        return f", {timedelta(seconds=remaining_s)} left" if remaining_s >= SHOWN_FROM_S else ""
 
 
 def _modelled(estimate: Estimate, unit: SampleUnit) -> str:

@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +47,9 @@ class Plugin:
 
     def describe(self) -> dict[str, Any]:
         """Return the version of the module's distribution, and the SHA-256 of its files."""
+        # Imported here: `--help`, which has no plug-in, would wait for it.
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             installed = None if _is_file(self.given) else version(self.name.partition(".")[0])
         except PackageNotFoundError:

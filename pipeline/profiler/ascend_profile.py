@@ -50,7 +50,7 @@ def _operators(report: Report) -> tuple[OperatorTime, ...]:
     spent: dict[tuple[str, str, str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for task in report.tasks:
-        layer = layer_named(task.scope, task.phase)
+        layer = layer_named(task)
         key = task.type, task.engine, "" if layer.startswith("(") else layer, task.phase
         spent[key] += task.us / 1e3
         calls[key] += task.repeat
@@ -75,7 +75,7 @@ def _operators(report: Report) -> tuple[OperatorTime, ...]:
 def _layers(report: Report) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for task in report.tasks:
-        spent[layer_named(task.scope, task.phase)][task.phase] += task.us / 1e3
+        spent[layer_named(task)][task.phase] += task.us / 1e3
     rows = [
         LayerTime(
             layer,

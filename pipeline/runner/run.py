@@ -61,7 +61,7 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.compile import compile_programs
-from pipeline.stages.data import load_data
+from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.learning_rates import fingerprints, read_rate_files
 from pipeline.stages.lower import lower
@@ -304,7 +304,7 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
     backend = open_backend(context)
 
     with timed(summary, "data_s"):
-        dataset = load_data(recipe, reporter)
+        dataset = declare_data(recipe, reporter) or load_data(recipe, reporter)
     context = record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return

@@ -32,16 +32,3 @@ def common_keys(runs: Sequence[KeptRun]) -> dict[str, Any]:
         for key, value in first.items()
         if all(key in run.keys and run.keys[key] == value for run in runs)
     }
-
-
-def main_metric(runs: Sequence[KeptRun]) -> str | None:
-    """Return the metric that most runs have, accuracy before others; None where none has one."""
-    names = [name for run in runs for name in run.figures if name not in _SPEEDS]
-    if not names:
-        return None
-    order = {name: number for number, name in enumerate(_FIRST)}
-    return max(dict.fromkeys(names), key=lambda n: (names.count(n), -order.get(n, len(order))))
-
-
-_SPEEDS = frozenset({"parameters", "steps", "step_ms", "median_step_ms", "train_s", "count"})
-_FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")

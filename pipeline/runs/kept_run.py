@@ -203,7 +203,7 @@ def _data(splits: Any) -> str:
     if not isinstance(columns, Mapping):
         return ""
     digests = [
-        str(c["sha256"])[:8] for c in columns.values() if isinstance(c, Mapping) and "sha256" in c
+        str(c["sha256"])[:8] for c in columns.values() if isinstance(c, Mapping) and c.get("sha256")
     ]
     return " ".join(digests)
 

@@ -20,9 +20,9 @@ class Link:
     source: str
     """Name of a run here, or a path."""
     relation: str
-    """`gave its weights to`, `goes on as`, `was exported as`."""
+    """`gave its weights to`, `was resumed`, `was exported as`."""
     target: str
-    """Name of a run here, or a path."""
+    """Name of a run here, or a path; of a run that was resumed, the step."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def links_of(runs: Sequence[KeptRun]) -> list[Link]:
 def _links(run: KeptRun, folders: Mapping[str, KeptRun], noted: Collection[str]) -> Iterator[Link]:
     for relation, source in run.sources.items():
         if relation == "resumed":
-            yield Link(f"{run.name}, {source}", "goes on as", run.name)
+            yield Link(run.name, "was resumed", source)
         else:
             yield Link(_name_of(source, folders), "gave its weights to", run.name)
     for made in run.made:

@@ -146,18 +146,29 @@ function ticks(low, high, most = 5) {
   return found;
 }
 
+/* Marks of a logarithmic axis from 10^low to 10^high: powers of ten, or between them where few fit. */
+function powers(low, high) {
+  if (high - low >= 2)
+    return ticks(Math.ceil(low), Math.floor(high)).filter(Number.isInteger).map((power) => 10 ** power);
+  if (high - low < 1) return ticks(10 ** low, 10 ** high).filter((one) => one > 0);
+  const found = [];
+  for (let power = Math.floor(low); power <= high; power++) found.push(...[1, 2, 5].map((nice) => nice * 10 ** power));
+  return found.filter((one) => Math.log10(one) >= low - 1e-9 && Math.log10(one) <= high + 1e-9);
+}
+
+/* Drawings are as wide as the page leaves room, so that their text has its size on any screen. */
+function room(where) { return Math.max(280, byId(where).clientWidth); }
+
 /* A drawing with its axes; returns the SVG and the functions from values to places. */
-function frame(xs, ys, { logX = false, logY = false, width = 1100, height = 360, label }) {
+function frame(where, xs, ys, { logX = false, logY = false, label }) {
+  const width = room(where), height = width < 640 ? 280 : 360;
   const [left, right, top, bottom] = [64, 16, 14, 34];
   const scale = (values, log, from, to) => {
     const used = (log ? values.filter((v) => v > 0).map(Math.log10) : values);
     let low = Math.min(...used), high = Math.max(...used);
     if (!(high > low)) { const half = Math.max(0.5, Math.abs(low) / 20); low -= half; high += half; }
     const at = (value) => from + ((log ? Math.log10(value) : value) - low) / (high - low) * (to - from);
-    const marks = log && high - low >= 1
-      ? ticks(Math.ceil(low), Math.floor(high)).filter(Number.isInteger).map((p) => 10 ** p)
-      : log ? ticks(10 ** low, 10 ** high) : ticks(low, high);
-    return [at, marks.filter((one) => !log || one > 0)];
+    return [at, log ? powers(low, high) : ticks(low, high)];
   };
   const [x, xMarks] = scale(xs, logX, left, width - right);
   const [y, yMarks] = scale(ys, logY, height - bottom, top);
@@ -187,7 +198,7 @@ function drawCurves() {
     .filter(([, value]) => !logY || value > 0);
   const points = drawn.flatMap(kept);
   if (points.length === 0) { empty("curves", "no value above zero to draw by its logarithm"); return; }
-  const { svg, x, y } = frame(points.map((p) => p[0]), points.map((p) => p[1]),
+  const { svg, x, y } = frame("curves", points.map((p) => p[0]), points.map((p) => p[1]),
     { logY, label: `${name} by step` });
   for (const one of drawn) {
     const [run, colour] = one;
@@ -211,7 +222,7 @@ function axisOf(column) {
     const numbers = values.length > 0 && values.every((v) => typeof v === "number");
     if (numbers) {
       const low = Math.min(...values), high = Math.max(...values);
-      axes.set(column, { low, high, log: low > 0 && high / low >= 30 });
+      axes.set(column, { low, high, log: data.log.includes(column) });
     } else axes.set(column, { choices: [...new Set(values.map(String))]
       .sort((a, b) => a.localeCompare(b, "en", { numeric: true })) });
   }
@@ -230,8 +241,9 @@ function place(axis, value) {
 function drawAxes(inBrush) {
   const columns = data.axes;
   if (columns.length < 2) { empty("axes", "Fewer than two keys or metrics differ."); return; }
-  const [width, height, top, bottom, side] = [1300, 330, 44, 30, 70];
-  const svg = mark("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+  const width = Math.max(room("axes"), 110 * columns.length);
+  const [height, top, bottom, side] = [330, 44, 30, width < 640 ? 50 : 70];
+  const svg = mark("svg", { viewBox: `0 0 ${width} ${height}`, style: `min-width:${width}px`, role: "img",
     "aria-label": "keys and metrics of each run, one line a run" });
   const x = (i) => side + i * (width - 2 * side) / (columns.length - 1);
   const y = (part) => height - bottom - part * (height - top - bottom);
@@ -301,7 +313,7 @@ function drawScatter(runs) {
     .filter(([, a, b]) => a !== null && a !== undefined && b !== null && b !== undefined)
     .map(([run, a, b]) => [run, number(xAxis, a), number(yAxis, b)]);
   if (points.length === 0) { empty("scatter", "no run has both"); return; }
-  const { svg, x, y } = frame(points.map((p) => p[1]), points.map((p) => p[2]),
+  const { svg, x, y } = frame("scatter", points.map((p) => p[1]), points.map((p) => p[2]),
     { logX: xAxis.log ?? false, logY: yAxis.log ?? false, label: `${up} against ${across}` });
   for (const [run, a, b] of points) svg.append(mark("circle", { cx: x(a).toFixed(1), cy: y(b).toFixed(1),
     r: picked.has(run) ? 6 : 4, fill: picked.get(run) ?? "var(--accent)", opacity: 0.75,
@@ -344,6 +356,10 @@ options("across", data.columns, data.axes[0]);
 options("up", data.columns, data.axes.at(-1));
 byId("filter").addEventListener("input", refresh);
 byId("log").addEventListener("change", refresh);
+let width = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (window.innerWidth !== width) { width = window.innerWidth; refresh(); }
+});
 byId("clear").addEventListener("click", () => { picked.clear(); brushes.clear(); byId("filter").value = ""; refresh(); });
 for (const index of data.picked) pick(data.runs[index]);
 drawImportance();

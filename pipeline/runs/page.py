@@ -65,6 +65,10 @@ def page_data(
     return {
         "columns": [*figures, *keys],
         "runs": [_run(run, figures, keys) for run in runs],
+        "log": [
+            *(f for f in figures if _is_logarithmic([run.figures.get(f) for run in runs], 100)),
+            *(key for key in keys if _is_logarithmic([run.keys.get(key) for run in runs], 10)),
+        ],
         "axes": [*axes, metric] if metric is not None else axes,
         "sort": metric or "run",
         "down": larger_is_better,
@@ -97,6 +101,14 @@ def _spreads(runs: Sequence[KeptRun], key: str) -> bool:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     choices = len({str(value) for value in values})
     return choices > 1 and (numbers or choices <= MOST_CHOICES)
+
+
+def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
+    """Return whether all values are above 0, and the largest is `span` times the smallest."""
+    there = [value for value in values if value is not None]
+    if not there or any(isinstance(v, bool) or not isinstance(v, int | float) for v in there):
+        return False
+    return min(there) > 0 and max(there) >= span * min(there)
 
 
 def _ranked(runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool) -> list[int]:
@@ -145,7 +157,7 @@ def _page(content: Mapping[str, Any], runs: Sequence[KeptRun], folder: Path) -> 
             f"<title>{escape(_title(runs, folder))}</title>",
             f"<style>{style}</style></head><body><main>",
             f"<h1>{escape(_title(runs, folder))}</h1>",
-            f"<p>{escape(_states(runs))}</p>",
+            f"<p>{escape(_states(runs))}{escape(_ranking(runs, content['sort']))}</p>",
             BODY,
             _common(runs),
             f'<script type="application/json" id="runs">{data}</script>',
@@ -163,6 +175,14 @@ def _title(runs: Sequence[KeptRun], folder: Path) -> str:
 def _states(runs: Sequence[KeptRun]) -> str:
     states = [run.status for run in runs]
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+
+
+def _ranking(runs: Sequence[KeptRun], metric: str) -> str:
+    """Return by what the runs are ranked, and how many lack it; nothing without a metric."""
+    lacking = sum(metric not in run.figures for run in runs)
+    if lacking == len(runs):
+        return ""
+    return f"; ranked by {metric}" + (f", which {lacking} don't have" if lacking else "")
 
 
 def _common(runs: Sequence[KeptRun]) -> str:
@@ -186,10 +206,10 @@ BODY = """
 <h2>Curves of picked runs</h2>
 <div class="controls"><label>of <select id="curve"></select></label>
 <label><input type="checkbox" id="log"> logarithm</label></div>
-<div class="drawing wide" id="curves"></div><ul class="legend" id="legend"></ul>
+<div class="drawing" id="curves"></div><ul class="legend" id="legend"></ul>
 <h2>Keys and results, one line a run</h2>
 <p>Drag along an axis to keep a range; click it to clear.</p>
-<div class="drawing wide" id="axes"></div>
+<div class="drawing" id="axes"></div>
 <h2>What matters: importance of keys</h2>
 <p>Share of what the best runs have in common (PED-ANOVA); the thin bar is the range of 80 % of
 bootstrap samples.</p>
@@ -197,7 +217,7 @@ bootstrap samples.</p>
 <h2>Scatter</h2>
 <div class="controls"><label>across <select id="across"></select></label>
 <label>up <select id="up"></select></label></div>
-<div class="drawing wide" id="scatter"></div>
+<div class="drawing" id="scatter"></div>
 <h2>Lineage</h2>
 <p>Data with its map ops, and what a run began with.</p>
 <div id="lineage"></div>

@@ -54,6 +54,36 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     """
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
+    return _ordered(recipe, raw, reporter)
+
+
+def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
+    """Return the dataset without its samples, if these would be downloaded and no stage reads any.
+
+    Raises RecipeError for what can't be fed.
+    """
+    raw = None if _reads_samples(recipe) else recipe.dataset.declare(cache_root(recipe.cache))
+    if raw is None:
+        return None
+    dataset = _ordered(recipe, raw, reporter)
+    reporter.stage("data", "not downloaded: no stage reads samples, and the sizes are known")
+    return dataset
+
+
+def _reads_samples(recipe: Recipe) -> bool:
+    """Whether a stage reads samples, or what is built depends on them.
+
+    The data stage by itself reads them: it is all that is left to do.
+    """
+    read = {"train", "eval"} & set(recipe.stages) or "build" not in recipe.stages
+    dataset = recipe.dataset
+    return bool(
+        read or recipe.train.loss.counts_classes or dataset.train.balance or dataset.buckets
+    )
+
+
+def _ordered(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
+    """Return the dataset of what was read: map ops, and the order of samples."""
     buckets = in_ascending_order(recipe.dataset.buckets or ())
     raw = pad_images(raw, buckets, recipe.dataset, recipe.train.batch_size)
     for bucket in buckets or (None,):  # the largest is the last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class JobSummary(BaseModel):
         value = self.metrics.get(name)
         value = value.get("macro") if isinstance(value, dict) else value
         return float(value) if isinstance(value, int | float) else None
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics that are a finite number, by name."""
+        values = {name: self.metric(name) for name in self.metrics}
+        return {name: v for name, v in values.items() if v is not None and isfinite(v)}
 
 
 def read_summary(job_dir: Path) -> JobSummary | None:

@@ -23,7 +23,9 @@ from rich.table import Table
 from pipeline.errors import RunError, printable
 from pipeline.files.atomic_write import write_whole
 from pipeline.runner.record.run_directory import OVERRIDES, SUMMARY, written_at_ns
+from pipeline.runs.ranking import is_better_larger, main_metric
 from pipeline.sweep.amortization import write_amortisation
+from pipeline.sweep.command import read_command
 from pipeline.sweep.directory import find_jobs, read_overrides, read_state
 from pipeline.sweep.job_summary import JobSummary, read_summary
 from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
@@ -33,6 +35,8 @@ SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
 JOBS_KEPT = 1 << 14
 BYTES_PER_S = 750
 """Bytes of a table that may be rewritten each second."""
+STUDY = "optuna"
+"""The sweeper that prints the best trial itself, which may be an earlier run."""
 NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, for want of room."""
 
@@ -81,7 +85,25 @@ def conclude(sweep_dir: Path) -> int:
     _show(rows, sweep_dir / TABLE)
     for picture in write_pictures(sweep_dir, rows):
         print(printable(f"what longer sinks buy, modelled: {picture}"))
+    command = read_command(sweep_dir)
+    if command is None or command.sweeper.name != STUDY:
+        _print_best(rows)
     return max(row.summary.exits_with for row in rows)
+
+
+def _print_best(rows: Sequence[JobRow]) -> None:
+    """Print the best job that is done, if any has a metric."""
+    done = [row for row in rows if row.summary.status == "done"]
+    metric = main_metric([row.summary.numbers() for row in done])
+    if metric is None:
+        return
+    rated = [
+        (row.summary.numbers()[metric], row) for row in done if metric in row.summary.numbers()
+    ]
+    choose = max if is_better_larger(metric) else min
+    value, best = choose(rated, key=lambda pair: pair[0])
+    values = ", ".join(f"{key}={value}" for key, value in best.changed.items())
+    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {values}"))
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:

@@ -55,9 +55,9 @@ def restore(
 
     `like` may be shapes and dtypes only, so that mismatches are found before compiling. `network`
     is called only where names are matched by rules. The rest of the state is unchanged: optimizer,
-    step, loss scale. `warn` gets a line for a damaged checkpoint, and for differences to the recipe
-    that trained the weights. Raises DataError where the weights can't be read, or don't match the
-    network and `checkpoint.partial` is false.
+    step, loss scale. `warn` gets a line for a damaged checkpoint, and for layers and inputs that
+    the recipe which trained the weights had otherwise. Raises DataError where the weights can't be
+    read, or don't match the network and `checkpoint.partial` is false.
     """
     spec, source = recipe.checkpoint, recipe.checkpoint.restore
     assert source is not None, "the caller checks that there is something to restore"
@@ -65,7 +65,7 @@ def restore(
     if not is_weight_file(source) and not by_rules:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(source, like, tree, warn)
-        if changes := saved.changes(tree):
+        if changes := saved.changes_of_meaning(tree):
             warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {source}")
     arrays, step = read_source(source, warn)

@@ -28,6 +28,24 @@ def test_the_table_has_the_best_first(outputs: Path, capsys: pytest.CaptureFixtu
     assert any(line.split()[:2] == ["killed", "unfinished"] for line in lines)
 
 
+def test_runs_without_accuracy_come_below_those_that_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, accuracy in {"a_priced": None, "b": 0.5, "c": 0.9, "d_priced": None}.items():
+        folder = make_run(tmp_path / name, accuracy=accuracy)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["metrics"]["train_loss"] = 0.1
+        (folder / "summary.json").write_text(json.dumps(summary))
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    order = [line.split()[0] for line in shown.splitlines() if " done " in line]
+    assert order == ["c", "b", "a_priced", "d_priced"]
+    assert "ranked by accuracy, which 2 of 4 runs don't have\n" in shown
+    assert main([str(tmp_path), "--html"]) == 0
+    page = (tmp_path / "runs.html").read_text()
+    assert "<p>4 done; ranked by accuracy, which 2 don&#x27;t have</p>" in page
+
+
 def test_the_folder_is_outputs_unless_named(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,31 @@ CASES = {
         ["train.sink_sise=5"],
         "train.sink_sise = 5: there is no such key; did you mean train.sink_size?",
     ),
+    "word of another framework": (
+        ["train.optimizer.learning_rate=0.1"],
+        "train.optimizer.learning_rate = 0.1: there is no such key; did you mean "
+        "train.optimizer.lr?",
+    ),
+    "word of another framework in another section": (
+        ["train.learning_rate=0.1"],
+        "train.learning_rate = 0.1: there is no such key; did you mean train.optimizer.lr?",
+    ),
+    "word of another framework at the top": (
+        ["num_epochs=3"],
+        "num_epochs = 3: there is no such key; did you mean train.epochs?",
+    ),
+    "key of another section": (
+        ["dataset.batch_size=3"],
+        "dataset.batch_size = 3: there is no such key; did you mean train.batch_size?",
+    ),
+    "key spelled like one of its section": (
+        ["checkpoint.steps=3"],
+        "checkpoint.steps = 3: there is no such key; did you mean checkpoint.every_steps?",
+    ),
+    "device of another framework": (
+        ["device=cuda"],
+        "device = cuda: there is no such device; did you mean gpu? There is ascend910, ",
+    ),
     "unknown key of an op": (
         ["dataset.train.ops=[{name: rescale, factr: 2.0, factor: 1.0, shift: 0.0}]"],
         "dataset.train.ops.0.factr = 2.0: there is no such key; "

@@ -137,6 +137,20 @@ def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
     ]
 
 
+def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 110.0, 160.0, 180.0])
+    monkeypatch.setattr("pipeline.observe.monitors.time.monotonic", lambda: next(clock))
+    page = Page()
+    # Resumed at step 1000: 10 s for the first 1000 steps of this process, 60 s for 2000.
+    monitor = TimeMonitor(page.reporter, RunSchedule(400_000, 1875, 1000), batch_size=32)
+    for step in (2000, 3000):
+        monitor.on_sink(ended(step, steps=1000, seconds=3.5))
+    assert [line.rpartition("lr 0.1")[2] for line in page.lines] == [
+        ", 1:06:20 left",
+        ", 3:18:30 left",
+    ]
+
+
 def test_time_line_without_sinks_comes_at_the_end_of_a_pass() -> None:
     page = Page()
     monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), batch_size=10)

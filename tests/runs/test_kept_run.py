@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.runs.differing_keys import common_keys, differing_keys, main_metric
+from pipeline.runs.differing_keys import common_keys, differing_keys
 from pipeline.runs.kept_run import find_runs, read_run, read_runs
 from pipeline.runs.lineage import links_of, uses_of_data
 from tests.runs.made_up import make_run
@@ -98,7 +98,6 @@ def test_keys_that_differ_and_keys_that_are_shared(tmp_path: Path) -> None:
     runs = read_runs(tmp_path, curves=False)
     assert differing_keys(runs) == ["train.optimizer.lr", "model.hidden"]
     assert common_keys(runs) == {"name": "made_up", "seed": 1}
-    assert main_metric(runs) == "accuracy"
 
 
 def test_lineage_names_where_weights_came_from(tmp_path: Path) -> None:
@@ -106,9 +105,15 @@ def test_lineage_names_where_weights_came_from(tmp_path: Path) -> None:
     make_run(tmp_path / "b", restore="a/checkpoints/100")
     make_run(tmp_path / "c", restore="/elsewhere/w.safetensors")
     make_run(tmp_path / "10-00-00_made_up_reproduced")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    resumed = {**summary, "resumed_from": {"step": 40}}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(resumed))
     runs = read_runs(tmp_path, curves=False)
-    links = {(link.source, link.target) for link in links_of(runs)}
+    found = links_of(runs)
+    links = {(link.source, link.target) for link in found}
+    assert ("a", "was resumed", "at step 40") in {(o.source, o.relation, o.target) for o in found}
     assert links == {
+        ("a", "at step 40"),
         ("a, checkpoints/100", "b"),
         ("/elsewhere/w.safetensors", "c"),
         ("made_up", "10-00-00_made_up_reproduced"),

@@ -56,6 +56,24 @@ def test_the_page_asks_the_net_for_nothing(tmp_path: Path) -> None:
     assert not re.search(r"<link|@import|url\(|fetch\(|XMLHttp|innerHTML", page)
 
 
+def test_keys_that_span_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
+    for number, (lr, hidden) in enumerate([(0.01, 16), (0.03, 32), (0.1, 64)]):
+        make_run(tmp_path / str(number), lr=lr, hidden=hidden, accuracy=0.05 + number * 0.4)
+    content = content_of(page_of(read_runs(tmp_path, curves=False), tmp_path))
+    assert content["log"] == ["train.optimizer.lr"]
+    assert content_of(page_of(read_runs(tmp_path / "1", curves=False), tmp_path))["log"] == []
+
+
+def test_nothing_is_wider_than_a_narrow_screen(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    page = page_of(read_runs(tmp_path, curves=True), tmp_path)
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    widths = [int(px) for px in re.findall(r"[^-]min-width: (\d+)px", style)]
+    assert all(width <= 280 for width in widths)
+    assert "clientWidth" in page
+    assert re.search(r"h1 {[^}]*overflow-wrap: anywhere", style)
+
+
 def test_a_hundred_runs_stay_below_half_a_megabyte(tmp_path: Path) -> None:
     make_study(tmp_path, 100, steps=500)
     page = page_of(read_runs(tmp_path, curves=True), tmp_path)

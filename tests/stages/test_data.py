@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.stages.data import load_data, sample_images
+from pipeline.runner.record.provenance import read_provenance
+from pipeline.runner.run import run
+from pipeline.stages.data import declare_data, load_data, sample_images
 
 Compose = Callable[..., Recipe]
 
@@ -186,3 +189,105 @@ def test_sample_images_are_mixed_within_their_whole_batch(tiny: Compose) -> None
     shown = sample_images(recipe, dataset)
     assert shown.shape[0] == 2
     np.testing.assert_array_equal(shown, sample_images(whole, dataset)[:2])
+
+
+ONLY_COMPILED = "stages=[data,build,compile]"
+
+
+def known_set(name: str, cache: Path, *overrides: str) -> Recipe:
+    return load_recipe(
+        "lenet5_digits",
+        [f"dataset={name}", "model=mlp", "train.steps=1", f"cache.root={cache}", *overrides],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "image", "classes"),
+    [
+        ("mnist", 60_000, (28, 28, 1), 10),
+        ("fashion_mnist", 60_000, (28, 28, 1), 10),
+        ("cifar10", 50_000, (32, 32, 3), 10),
+        ("cifar100", 50_000, (32, 32, 3), 100),
+    ],
+)
+def test_a_known_set_that_no_stage_reads_is_not_downloaded(
+    name: str,
+    samples: int,
+    image: tuple[int, ...],
+    classes: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = known_set(name, tmp_path, ONLY_COMPILED)
+    dataset = declare_data(recipe, Reporter())
+    assert dataset is not None
+    assert (dataset.raw_image, len(dataset.classes)) == (ColumnSpec(image, "uint8"), classes)
+    assert (len(dataset.train), len(dataset.eval)) == (samples, 10_000)
+    assert dataset.train_order.steps_per_pass == samples // recipe.train.batch_size
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"data       {name}: {samples:,} training and 10,000 evaluation ")
+    assert lines[1].startswith("data       not downloaded: no stage reads samples")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["stages=[data,build,compile,train]"],
+        ["stages=[data]"],
+        [ONLY_COMPILED, "dataset.train.balance=true"],
+        [ONLY_COMPILED, "train.loss.class_weights=balanced"],
+        [ONLY_COMPILED, "dataset.buckets=[[40,40]]"],
+        [ONLY_COMPILED, "dataset.root=nowhere"],
+    ],
+    ids=["trains", "data alone", "balance", "class weights", "buckets", "root"],
+)
+def test_data_is_read_where_samples_or_files_are_asked_for(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    assert declare_data(known_set("cifar10", tmp_path, *overrides), quiet()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("cifar10", ["cifar-10-binary.tar.gz"]),
+        (
+            "mnist",
+            [
+                "train-images-idx3-ubyte.gz",
+                "train-labels-idx1-ubyte.gz",
+                "t10k-images-idx3-ubyte",
+                "t10k-labels-idx1-ubyte.gz",
+            ],
+        ),
+    ],
+)
+def test_files_in_the_cache_are_read(name: str, files: list[str], tmp_path: Path) -> None:
+    recipe = known_set(name, tmp_path, ONLY_COMPILED)
+    (tmp_path / name).mkdir()
+    for file in files:
+        assert declare_data(recipe, quiet()) is not None
+        (tmp_path / name / file).touch()
+    assert declare_data(recipe, quiet()) is None
+
+
+@pytest.mark.slow
+def test_a_known_set_is_priced_and_compiled_without_a_file_or_the_net(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing may be read or downloaded")
+
+    monkeypatch.setattr("pipeline.data.download.fetch", refuse)
+    empty = tmp_path / "empty"
+    priced = run(known_set("mnist", empty, ONLY_COMPILED, "device=ascend910"), tmp_path / "one")
+    assert priced.modelled["step_ms"] > 0
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.data.blank_data.BlankColumn.__getitem__", refuse)
+        again = run(known_set("mnist", empty, ONLY_COMPILED, "device=ascend910"), tmp_path / "two")
+    assert again.modelled == priced.modelled
+    compiled = run(known_set("mnist", empty, ONLY_COMPILED), tmp_path / "three")
+    assert (compiled.status, compiled.data["image"]["shape"]) == ("done", [28, 28, 1])
+    (process,) = read_provenance(tmp_path / "three")
+    assert {column["of"] for column in process["data"]["train"].values()} == {"none"}

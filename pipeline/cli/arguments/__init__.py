@@ -1,1 +1,1 @@
-"""Usage texts that commands show, and arguments that ask something of texts."""
+"""The table of commands, usage texts, and arguments that ask something of texts."""

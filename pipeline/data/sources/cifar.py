@@ -16,6 +16,7 @@ from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 
+from pipeline.data.blank_data import blank_data
 from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
@@ -90,6 +91,11 @@ class CifarDataset(DatasetSpec):
             train_size=sum(self.release.train.values()),
             eval_size=sum(self.release.eval.values()),
         )
+
+    def declare(self, cache: Path) -> RawData | None:
+        """Blank data, if the release is neither in the cache nor in a folder of the user's."""
+        there = self.root is not None or find_release(cache / self.name, self.release) is not None
+        return None if there else blank_data(self.facts(), self.class_names)
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, 32, 32, 3), labels int32 (n,)."""

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from pipeline.data.blank_data import blank_data
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, require_published
@@ -33,10 +34,18 @@ class IdxDataset(DatasetSpec):
         """Sizes that the files must have."""
         return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
 
+    def declare(self, cache: Path) -> RawData | None:
+        """Blank data, if a file is neither in the cache nor in a folder of the user's."""
+        there = self.root is not None or not self._missing(cache / self.name)
+        return None if there else blank_data(self.facts(), self.class_names)
+
+    def _missing(self, folder: Path) -> list[RemoteFile]:
+        return [file for file in self.files if not find_idx(folder, file.name).is_file()]
+
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, 28, 28, 1), labels int32 (n,)."""
         folder = self.root or cache / self.name
-        missing = [file for file in self.files if not find_idx(folder, file.name).is_file()]
+        missing = self._missing(folder)
         if self.root is None:
             fetch_all(self.name, missing, self.mirrors, folder)
             self._require_published(folder)

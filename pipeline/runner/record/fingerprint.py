@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.data.blank_data import BlankColumn
 from pipeline.data.columns import Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
 from pipeline.data.text.windows import TokenWindows
@@ -28,7 +29,7 @@ class Fingerprint:
     dtype: str
     sha256: str
     of: str
-    """Which values were hashed: all, or evenly spread samples."""
+    """Which values were hashed: all, evenly spread samples, or none, of which `sha256` is empty."""
 
 
 def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
@@ -42,6 +43,8 @@ def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
 
 def _of_column(column: Column) -> Fingerprint:
     samples, dtype = column.shape[0], np.dtype(column.dtype)
+    if isinstance(column, BlankColumn):
+        return Fingerprint(tuple(column.shape), dtype.name, sha256="", of="none")
     hashed, of = _arrays_of(column), "all"
     if hashed is None:
         rows = np.unique(np.linspace(0, samples - 1, SAMPLED).astype(np.int64))

@@ -19,6 +19,7 @@ from pipeline.plugins.loading import FLAG, loaded_plugins
 from pipeline.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
+SHOWN_METRICS = 3
 
 
 @dataclass
@@ -57,6 +58,14 @@ class Summary:
     logs: dict[str, Any] = field(default_factory=dict)
     """For each log that was not as it was written: `missing` ranges of steps (the first few), the
     number of `missing_lines`, whether the others are `verified`, and the `restored` ranges."""
+
+    def __repr__(self) -> str:
+        """Return status, first metrics and folder in one line; `vars` has all fields."""
+        numbers = {name: v for name, v in self.metrics.items() if isinstance(v, float)}
+        shown = [f"{name} {value:.4g}" for name, value in list(numbers.items())[:SHOWN_METRICS]]
+        status = f"{self.status} ({self.reason})" if self.reason else self.status
+        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *shown)
+        return f"<{', '.join(parts)}; {self.run_dir}>"
 
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""

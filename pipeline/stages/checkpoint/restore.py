@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.config.defaults import normalised
 from pipeline.errors import DataError, RecipeError, printable_lines
 from pipeline.files.error_text import show
-from pipeline.files.tree_diff import differences
+from pipeline.files.tree_diff import Difference, differences
 from pipeline.runner.record.run_directory import decides
 from pipeline.stages.checkpoint.checkpoint_folder import (
     FOLDER,
@@ -84,13 +84,34 @@ class Checkpoint:
 
     def changes(self, recipe: Mapping[str, Any]) -> list[str]:
         """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
+        return list(map(_line, self._differences(recipe)))
+
+    def changes_of_meaning(self, recipe: Mapping[str, Any]) -> list[str]:
+        """Return the keys that decide what the weights compute and differ in `recipe`.
+
+        These are the layers, and the map ops of evaluation if the dataset is the same: another
+        dataset has other map ops. How weights are trained on is up to `recipe`.
+        """
+        found = self._differences(recipe)
+        sections: list[tuple[str, ...]] = [("model",)]
+        if not any(changed.where == ("dataset", "name") for changed in found):
+            sections.append(("dataset", "eval", "ops"))
+        return [
+            _line(changed)
+            for changed in found
+            if any(changed.where[: len(section)] == section for section in sections)
+            and changed.where[:2] != ("model", "init")
+        ]
+
+    def _differences(self, recipe: Mapping[str, Any]) -> list[Difference]:
         if self.recipe is None or recipe_digest(self.recipe) == recipe_digest(recipe):
             return []
-        return [
-            f"{changed.key} = {show(changed.one)}: was {show(changed.other)}"
-            for changed in differences(recipe, normalised(self.recipe))
-            if decides(changed.where)
-        ]
+        found = differences(recipe, normalised(self.recipe))
+        return [changed for changed in found if decides(changed.where)]
+
+
+def _line(changed: Difference) -> str:
+    return f"{changed.key} = {show(changed.one)}: was {show(changed.other)}"
 
 
 def restore_state(

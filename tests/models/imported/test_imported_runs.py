@@ -134,7 +134,10 @@ def test_it_trains_in_every_mode(how: tuple[str, ...], tiny: Compose, tmp_path: 
 def test_an_emulated_device_prices_its_layers_by_name(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny(*CONV, "device=ascend910", "stages=[data,build,compile]"), tmp_path / "run")
     assert summary.modelled["step_ms"] > 0
-    assert "Conv_1" in (tmp_path / "run" / "run.log").read_text()
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "Conv_1" in log
+    assert "(outside modules): " in log
+    assert "ImportedNetwork" not in log
 
 
 @pytest.mark.slow

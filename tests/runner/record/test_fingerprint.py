@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Column, Split
+from pipeline.data.blank_data import blank_data
+from pipeline.data.columns import Column, Facts, Split
 from pipeline.data.padding.buckets import ragged_array
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.runner.record.fingerprint import SAMPLED, Fingerprint, fingerprint
@@ -21,6 +22,12 @@ def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
     assert found["image"].sha256 == hashlib.sha256(images.tobytes()).hexdigest()
     assert (found["image"].shape, found["image"].dtype) == ((11, 2, 2, 1), "uint8")
     assert {column.of for column in found.values()} == {"all"}
+
+
+def test_samples_that_are_not_there_are_not_hashed() -> None:
+    (image, label) = fingerprint(blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train).values()
+    assert image == Fingerprint((60, 8, 8, 1), "uint8", sha256="", of="none")
+    assert label == Fingerprint((60,), "int32", sha256="", of="none")
 
 
 @pytest.mark.parametrize("changed", [(0, 0, 0, 0), (299, 1, 1, 0), (150, 0, 1, 0)])

@@ -15,6 +15,18 @@ from tests import outcome
 Compose = Callable[..., Recipe]
 
 
+def test_a_summary_is_shown_in_one_line() -> None:
+    summary = Summary("mlp_mnist", "cpu", 1, ("data",), "outputs/one", steps=1200)
+    assert repr(summary) == "<mlp_mnist: done, 1,200 steps; outputs/one>"
+    by_class = {"macro": 0.5, "by_class": [0.5] * 100}
+    summary.metrics = {"accuracy": 0.98765, "loss": 0.05, "f1": by_class, "count": 10_000}
+    summary.data = {"classes": [str(label) for label in range(100)]}
+    summary.status, summary.reason = "stopped", "SIGINT"
+    assert repr(summary) == (
+        "<mlp_mnist: stopped (SIGINT), 1,200 steps, accuracy 0.9877, loss 0.05; outputs/one>"
+    )
+
+
 @pytest.mark.slow
 def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     """The contract that other programs read."""

@@ -15,8 +15,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
+from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.manifest import DamagedError, write_manifest
 from pipeline.stages.checkpoint.restore import (
+    Checkpoint,
     read_checkpoint,
     read_saved,
     restore_state,
@@ -357,18 +359,48 @@ def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
 
 
 @pytest.mark.slow
-def test_a_warm_start_says_what_the_recipe_had_otherwise(tiny: Compose, tmp_path: Path) -> None:
+def test_a_warm_start_says_which_layers_and_inputs_were_otherwise(
+    tiny: Compose, tmp_path: Path
+) -> None:
     length = "train.steps=7"
     run(tiny(length), tmp_path / "one")
     restore = f"checkpoint.restore={tmp_path / 'one'}"
-    run(tiny(length, restore, EVAL_ONLY, "seed=5"), tmp_path / "two")
-    (warning,) = (
-        line.partition("warning    ")[2]
-        for line in (tmp_path / "two" / "run.log").read_text().splitlines()
-        if " warning " in line and "never predicted" not in line
-    )
+    for name, ops in {"same": [], "other": ["dataset.eval.ops.1.factor=0.5"]}.items():
+        run(tiny(length, restore, EVAL_ONLY, "seed=5", *ops), tmp_path / name)
+    warnings = {
+        name: [
+            line.partition("warning    ")[2]
+            for line in (tmp_path / name / "run.log").read_text().splitlines()
+            if " warning " in line and "never predicted" not in line
+        ]
+        for name in ("same", "other")
+    }
     where = tmp_path / "one" / "checkpoints" / "7"
-    assert warning == f"{where}: trained by another recipe: seed = 5: was 1"
+    change = "dataset.eval.ops.1.factor = 0.5: was 0.00392156862745098"
+    assert warnings == {"same": [], "other": [f"{where}: trained by another recipe: {change}"]}
+
+
+def test_what_fine_tuning_asks_for_does_not_change_the_meaning_of_weights() -> None:
+    trained: dict[str, Any] = {
+        "name": "first",
+        "seed": 1,
+        "dataset": {"name": "mnist", "eval": {"ops": [{"name": "rescale", "factor": 0.1}]}},
+        "model": {"name": "lenet5", "activation": "relu", "init": {"rules": []}},
+        "train": {"freeze": [], "optimizer": {"lr": 0.1}},
+    }
+    saved = Checkpoint(Path("run"), {}, HostState(), trained)
+    tuned = {**trained, "name": "second", "seed": 2}
+    tuned["train"] = {"freeze": ["conv_*"], "unfreeze": ["conv_*"], "optimizer": {"lr": 0.01}}
+    tuned["model"] = {**trained["model"], "init": {"rules": [{"pattern": "dense_*"}]}}
+    other_ops = {"eval": {"ops": [{"name": "rescale", "factor": 0.2}]}}
+    assert saved.changes(tuned) != []
+    assert saved.changes_of_meaning(tuned) == []
+    on_others = {**tuned, "dataset": {"name": "digits", **other_ops}}
+    assert saved.changes_of_meaning(on_others) == []
+    otherwise_read = {**tuned, "dataset": {"name": "mnist", **other_ops}}
+    assert saved.changes_of_meaning(otherwise_read) == ["dataset.eval.ops.0.factor = 0.2: was 0.1"]
+    with_gelu = {**tuned, "model": {**trained["model"], "activation": "gelu"}}
+    assert saved.changes_of_meaning(with_gelu) == ["model.activation = gelu: was relu"]
 
 
 @pytest.mark.slow

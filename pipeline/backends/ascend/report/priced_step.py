@@ -185,7 +185,7 @@ class PricedStep:
         if layer not in known:
             raise OptionError(f"layer: {no_such('layer', str(layer), known)}")
         pairs = zip(self.graph.tasks, self.times, strict=True)
-        of_layer = [pair for pair in pairs if layer_named(pair[0].scope, pair[0].phase) == layer]
+        of_layer = [pair for pair in pairs if layer_named(pair[0]) == layer]
         spread = class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
@@ -201,7 +201,7 @@ class PricedStep:
         spent: dict[str, float] = defaultdict(float)
         counted: dict[str, int] = defaultdict(int)
         for task in self.tasks:
-            layer = layer_named(task.scope, task.phase)
+            layer = layer_named(task)
             spent[layer] += task.us
             counted[layer] += 1
         total = sum(spent.values()) or 1.0

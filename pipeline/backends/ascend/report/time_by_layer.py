@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.models.modules.name_stack import layer_of
+
+if TYPE_CHECKING:
+    from pipeline.backends.ascend.report.priced_step import TaskCost
+
+IMPORTED = "ImportedNetwork"
+"""Scope of an imported network, the name of its flax class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ def slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tup
             continue
         task = graph.tasks[span.task]
         phase = task.phase if task.phase in ("forward", "backward") else "update"
-        name = layer_named(task.scope, task.phase)
+        name = layer_named(task)
         of_layer = spent.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
         of_layer[phase] += span.duration_us
         tasks[name] = tasks.get(name, 0) + 1
@@ -48,6 +55,13 @@ def slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tup
     return tuple(sorted(layers, key=lambda layer: (-layer.us, layer.name))[:count])
 
 
-def layer_named(scope: str, phase: str) -> str:
-    """Return the layer that a task belongs to; outside any module, its phase in parentheses."""
-    return layer_of(scope) or f"({phase})"
+def layer_named(task: Task | TaskCost) -> str:
+    """Return the layer that a task belongs to.
+
+    A task outside any module is named by its phase, and one of an imported network by its op type:
+    much of such a network may be plain functions.
+    """
+    layer = layer_of(task.scope)
+    if layer == IMPORTED:
+        return f"(outside modules): {task.type}"
+    return layer or f"({task.phase})"

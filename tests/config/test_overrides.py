@@ -1,0 +1,77 @@
+"""Overrides as typed: what Hydra's grammar refuses, and the quotes that make it readable."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from pipeline.config.overrides import parse_problems
+
+QUOTED = {
+    "dataset.root=/tmp/daten_ä": ("/tmp/daten_ä", """'dataset.root="/tmp/daten_ä"'"""),
+    "dataset.root=/tmp/Bilder (für mich)": ("/tmp/Bilder (für mich)", None),
+    "stages=[data, büild]": (["data", "büild"], """'stages=[data, "büild"]'"""),
+    "x=[{name: crop, y: é}]": ([{"name": "crop", "y": "é"}], None),
+    "name=a=b": ("a=b", """'name="a=b"'"""),
+    "name=it's ü": ("it's ü", None),
+    'name=ein "Wort" mehr': ('ein "Wort" mehr', None),
+    "name=a\\ö": ("a\\ö", None),
+}
+
+
+@pytest.mark.parametrize(("override", "expected"), QUOTED.items(), ids=QUOTED.keys())
+def test_quotes_that_work_in_a_shell_are_shown(
+    override: str, expected: tuple[object, str | None]
+) -> None:
+    value, form = expected
+    ((refused, problem),) = parse_problems([override])
+    assert refused == override
+    head, _, typed = problem.partition(", as ")
+    assert head == "must be typed in quotes"
+    assert form in (None, typed)
+    (argument,) = shlex.split(typed)
+    assert OverridesParser.create().parse_override(argument).value() == value
+
+
+def test_alternatives_of_a_sweep_are_quoted_apart() -> None:
+    ((_, problem),) = parse_problems(["dataset.root=/tmp/ä,/tmp/b"])
+    (argument,) = shlex.split(problem.partition(", as ")[2])
+    sweep = OverridesParser.create().parse_override(argument)
+    assert list(sweep.sweep_string_iterator()) == ['"/tmp/ä"', "/tmp/b"]
+
+
+@pytest.mark.parametrize(
+    "override", ["x=[1,2", "x='ä", "x=range(1,ä", "x=${oc.env:HOME", f"seed={'9' * 5000}"]
+)
+def test_no_quotes_are_proposed_that_would_change_the_meaning(override: str) -> None:
+    ((_, problem),) = parse_problems([override])
+    assert "quotes" not in problem
+
+
+def test_a_key_has_ascii_letters() -> None:
+    assert list(parse_problems(["größe=3"])) == [("größe=3", "there is no such key")]
+
+
+def test_a_value_that_a_shell_has_split_is_shown_in_quotes() -> None:
+    assert list(parse_problems(["dataset.root=/tmp/my", "data", "set"])) == [
+        (
+            "data",
+            "must be KEY=VALUE; a value with a space is typed in quotes, as "
+            "'dataset.root=/tmp/my data'",
+        ),
+        ("set", "must be KEY=VALUE"),
+    ]
+    assert list(parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
+
+
+def test_many_long_overrides_take_no_time() -> None:
+    begun = time.process_time()
+    found = list(parse_problems([f"x=[{'ö,' * 4000}b]"] * 20 + ["x=[ö,ü]"] * 900))
+    assert time.process_time() - begun < 5
+    assert len(found) == 920
+    assert found[20][1].startswith("must be typed in quotes")
+    assert "token recognition error" in found[0][1]
+    assert "token recognition error" in found[-1][1]
