@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import islice
 from math import nan
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.raw_table import KindOf, Numbers, RawTable, Texts, require_finite
 from pipeline.files.error_text import shown
+from pipeline.files.unpacked_file import open_unpacked
 from pipeline.host.memory import require_room
 
 CHUNK = 1 << 15
@@ -26,6 +28,7 @@ MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 MAX_COLUMNS = 20_000
 DELIMITERS = ",;\t|"
+SNIFFED_LINES = 20
 _BYTES_A_VALUE = 8
 
 
@@ -65,7 +68,7 @@ class _Column:
     def __init__(self, name: str, kind: str, form: TableFormat, as_texts: bool) -> None:
         self.name, self.kind = name, kind
         self.rows = 0
-        self._as_texts = as_texts or kind == "category"
+        self._as_texts = as_texts or kind in ("category", "date")
         self._missing = frozenset(("", *form.missing_values))
         numbers = [value for value in map(_number, self._missing) if value is not None]
         self._missing_numbers = np.array(numbers, np.float64)
@@ -161,10 +164,16 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
             yield text
 
     try:
-        with path.open(encoding=_encoding(form), newline="") as file:
-            delimiter = form.delimiter or _delimiter(next(_lines(file), ""))
-        with path.open(encoding=_encoding(form), newline="") as file:
-            reader = csv.reader(counted(_lines(file)), delimiter=delimiter, strict=True)
+        with _opened_text(path, form) as file:
+            delimiter = form.delimiter or _delimiter(_lines(file))
+        with _opened_text(path, form) as file:
+            lines = counted(_lines(file))
+            if delimiter == " ":
+                # Spaces before a field are skipped; those at the end would be one more field.
+                lines = (f"{line.rstrip()}\n" for line in lines)
+            reader = csv.reader(
+                lines, delimiter=delimiter, skipinitialspace=delimiter == " ", strict=True
+            )
             rows: Iterator[list[str]] = filter(None, reader)
             first = next(rows, None)
             if first is None:
@@ -206,8 +215,23 @@ def _lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _delimiter(line: str) -> str:
-    return max(DELIMITERS, key=lambda delimiter: (line.count(delimiter), delimiter == ","))
+@contextmanager
+def _opened_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
+    with open_unpacked(path) as file:
+        yield TextIOWrapper(file, encoding=_encoding(form), newline="")
+
+
+def _delimiter(lines: Iterator[str]) -> str:
+    """The delimiter of which the first line has most, else spaces if all lines have as many fields
+    between them, several."""
+    first = next(lines, "")
+    if not any(delimiter in first for delimiter in DELIMITERS):
+        fields = {len(first.split())}
+        # What is wrong with a line is reported when it is read again, with its number.
+        with suppress(csv.Error, UnicodeError):
+            fields |= {len(line.split()) for line in islice(lines, SNIFFED_LINES) if line.strip()}
+        return " " if len(fields) == 1 and max(fields) > 1 else ","
+    return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
 
 
 def _names(header: list[str]) -> tuple[str, ...]:

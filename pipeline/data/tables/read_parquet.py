@@ -58,7 +58,7 @@ def _column(name: str, values: Any, kind: str) -> Numbers | Texts:
 
     of = values.type
     is_number = pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of)
-    if is_number and kind != "category":
+    if is_number and kind not in ("category", "date"):
         numbers = values.cast(pa.float64(), safe=False).to_numpy()
         return Numbers(np.asarray(numbers, np.float64))
     if pa.types.is_dictionary(of):

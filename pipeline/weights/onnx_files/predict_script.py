@@ -40,7 +40,7 @@ class OnnxNetwork:
         return self.session.run([files["output"]], {files["input"]: images})[0]
 
     def read(self, file: Path) -> np.ndarray:
-        """The images of a file, (n, height, width, channels); pictures are turned upright and resized."""
+        """The images of a file, (n, height, width, channels); pictures are made upright."""
         height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
             array = np.load(file, allow_pickle=False)

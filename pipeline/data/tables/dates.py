@@ -1,0 +1,89 @@
+"""Dates of a table: their format, which all values of a column share, and their parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import product
+
+import numpy as np
+
+from pipeline.data.table import CYCLES, DateColumn, DatePart
+
+ISO = "iso"
+"""2024-01-31, also with a time. An offset from UTC is dropped: clocks have the cycles."""
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
+_YEAR = re.compile(r"\d{4}")
+_DAYS = (
+    *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
+    *("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y"),
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+FORMATS = (ISO, *(day + time for day, time in product(_DAYS, _TIMES)))
+_EPOCH = datetime(1970, 1, 1)
+
+
+def find_date_formats(texts: Sequence[str]) -> list[str]:
+    """The formats under which every text is a date: none, one, or two if days and months may be
+    swapped. Of formats under which they are the same dates it is the first."""
+    if not texts or not _YEAR.search(texts[0]):
+        return []
+    fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
+    dates = {
+        name: parse_days(texts, name).tobytes()
+        for name in fitting
+        if all(_parse(text, name) is not None for text in texts)
+    }
+    return list({days: name for name, days in reversed(dates.items())}.values())[::-1]
+
+
+def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
+    """Days since 1970, float64 (texts,), with the time as a fraction; NaN for what is no date."""
+    dates = (_parse(text, date_format) for text in texts)
+    days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
+    return np.fromiter(days, np.float64, len(texts))
+
+
+def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
+    """The parts of dates: without hours, none of the day."""
+    has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
+    cycles = [cycle for cycle in CYCLES if cycle != "day" or has_hours]
+    return ("days", *(f"{wave}_{cycle}" for cycle in cycles for wave in ("sin", "cos")))  # type: ignore[return-value]
+
+
+def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
+    """A part of dates, float64 (dates,): days since the first of the training split, or the sine
+    or cosine of the position in the year, the week or the day. NaN for a missing date."""
+    if date.part == "days":
+        return days - date.first_day
+    wave, _, cycle = date.part.partition("_")
+    position = _position(days, cycle)
+    return np.sin(2 * np.pi * position) if wave == "sin" else np.cos(2 * np.pi * position)
+
+
+def _position(days: np.ndarray, cycle: str) -> np.ndarray:
+    """How much of a cycle is over, from 0 to 1; 1970 began on a Thursday."""
+    if cycle == "day":
+        return days % 1
+    if cycle == "week":
+        return (np.floor(days) + 3) % 7 / 7
+    there = np.where(np.isnan(days), 0, days)
+    date = np.floor(there).astype("datetime64[D]")
+    year = date.astype("datetime64[Y]")
+    first, following = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
+    share = (date - first).astype(np.float64) / (following - first).astype(np.float64)
+    return np.where(np.isnan(days), np.nan, share)
+
+
+def _parse(text: str, date_format: str) -> datetime | None:
+    try:
+        if date_format != ISO:
+            parsed = datetime.strptime(text, date_format)
+        elif _ISO_DATE.match(text):
+            parsed = datetime.fromisoformat(text)
+        else:
+            return None
+    except ValueError:
+        return None
+    return parsed.replace(tzinfo=None)
