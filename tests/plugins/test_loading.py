@@ -259,7 +259,10 @@ except RecipeError as error:
     ("text", "printed"),
     [
         ("from animals.nets import Net", "animals.nets"),
-        ("def __getattr__(name):\n    from animals import nets\n    return nets.Net", "animals.nets"),
+        (
+            "def __getattr__(name):\n    import animals.nets as it\n    return it.Net",
+            "animals.nets",
+        ),
         (
             "from typing import Literal\nfrom pipeline.parts import Op, part\n_net = abs",
             "--plugin zoo: registers no part and exports nothing",

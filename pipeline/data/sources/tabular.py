@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -23,6 +24,7 @@ from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
 from pipeline.data.tables.column_notes import column_notes
+from pipeline.data.tables.dates import date_example
 from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
 from pipeline.data.tables.raw_table import RawTable, missing_column
 from pipeline.data.tables.split_rows import split_rows
@@ -40,6 +42,12 @@ from pipeline.registry import FilePath, Seq, part
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
 
+
+def _require_date_format(date_format: str) -> str:
+    date_example(date_format)
+    return date_format
+
+
 Targeted = Annotated[
     Seq[str],
     Field(min_length=1),
@@ -49,6 +57,9 @@ Targeted = Annotated[
     ),
 ]
 """A name or several; null in conf/, and a recipe must not have it."""
+
+
+DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
@@ -82,7 +93,7 @@ class TableDataset(DatasetSpec):
     dates: Seq[str] = ()
     """Columns of dates. One that is in none of these lists is of dates if all its values in the
     training split are, under one format."""
-    date_format: str | None = None
+    date_format: DateFormat | None = None
     """The format of dates, as `datetime.strptime` has it, such as %d/%m/%Y; null: found."""
     ignored: Seq[str] = ()
     """Columns that are not read, such as a number of the row."""

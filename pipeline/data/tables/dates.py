@@ -45,6 +45,19 @@ def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
     return np.fromiter(days, np.float64, len(texts))
 
 
+def date_example(date_format: str) -> str:
+    """A date of a format. Raises ValueError for a format that no date with its year has."""
+    date = datetime(2024, 1, 31)
+    if date_format == ISO:
+        return f"{date:%Y-%m-%d}"
+    example = date.strftime(date_format)
+    if "%y" not in date_format.lower() or _parse(example, date_format) is None:
+        raise ValueError(
+            f"{date_format!r:.60}: must be a format of dates with their year, such as %d/%m/%Y"
+        )
+    return example
+
+
 def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
     """The parts of dates: without hours, none of the day."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())

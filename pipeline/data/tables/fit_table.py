@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
-from pipeline.data.tables.dates import date_parts, find_date_formats, parse_days, part_values
+from pipeline.data.tables.dates import (
+    date_example,
+    date_parts,
+    find_date_formats,
+    parse_days,
+    part_values,
+)
 from pipeline.data.tables.raw_table import (
     KindOf,
     Numbers,
@@ -233,9 +239,8 @@ def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
         row = int(wrong[0])
         text = column.texts[column.codes[row]]
         raise ValueError(
-            f"{raw.place(row)}: {shown(name)} = {text!r:.60}: must be a date of the format "
-            f"{date_format}, as in the training split; mend it, add it to dataset.missing_values, "
-            "or the column to dataset.categories"
+            f"{raw.place(row)}: {shown(name)} = {text!r:.60}: must be a date such as "
+            f"{date_example(date_format)}, as in the training split, or missing"
         )
     return days
 

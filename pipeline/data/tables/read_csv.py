@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from math import nan
 from pathlib import Path
 from typing import IO
@@ -167,13 +167,7 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
         with _opened_text(path, form) as file:
             delimiter = form.delimiter or _delimiter(_lines(file))
         with _opened_text(path, form) as file:
-            lines = counted(_lines(file))
-            if delimiter == " ":
-                # Spaces before a field are skipped; those at the end would be one more field.
-                lines = (f"{line.rstrip()}\n" for line in lines)
-            reader = csv.reader(
-                lines, delimiter=delimiter, skipinitialspace=delimiter == " ", strict=True
-            )
+            reader = _split(counted(_lines(file)), delimiter)
             rows: Iterator[list[str]] = filter(None, reader)
             first = next(rows, None)
             if first is None:
@@ -221,15 +215,25 @@ def _opened_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
         yield TextIOWrapper(file, encoding=_encoding(form), newline="")
 
 
+def _split(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
+    """The fields of each line."""
+    if delimiter != " ":
+        return csv.reader(lines, delimiter=delimiter, strict=True)
+    # Spaces before a field are skipped; those at the end would be one more field.
+    bare = (f"{line.rstrip()}\n" for line in lines)
+    return csv.reader(bare, delimiter=" ", skipinitialspace=True, strict=True)
+
+
 def _delimiter(lines: Iterator[str]) -> str:
     """The delimiter of which the first line has most, else spaces if all lines have as many fields
     between them, several."""
     first = next(lines, "")
     if not any(delimiter in first for delimiter in DELIMITERS):
-        fields = {len(first.split())}
+        rows = _split(chain([first], lines), " ")
+        fields = set()
         # What is wrong with a line is reported when it is read again, with its number.
         with suppress(csv.Error, UnicodeError):
-            fields |= {len(line.split()) for line in islice(lines, SNIFFED_LINES) if line.strip()}
+            fields = {len(row) for row in islice(rows, SNIFFED_LINES) if row}
         return " " if len(fields) == 1 and max(fields) > 1 else ","
     return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
 
