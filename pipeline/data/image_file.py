@@ -109,7 +109,7 @@ def _seems_whole(image: Image.Image, path: Path) -> bool:
     with path.open("rb") as file:
         if image.format == "WEBP":
             return int.from_bytes(file.read(8)[4:], "little") + 8 <= size
-        if image.format == "JPEG":
+        if image.format in ("JPEG", "MPO"):
             file.seek(max(0, size - _TAIL_BYTES))
             tail = file.read()
             return tail.rfind(_END) > tail.rfind(_SCAN)

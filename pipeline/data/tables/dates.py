@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.data.table import CYCLES, DateColumn, DatePart
 ISO = "iso"
 """2024-01-31, also with a time. An offset from UTC is dropped: clocks have the cycles."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
+_SNIFFED = 1000
 _YEAR = re.compile(r"\d{4}")
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
@@ -30,12 +32,13 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
     if not texts or not _YEAR.search(texts[0]):
         return []
     fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
-    dates = {
-        name: parse_days(texts, name).tobytes()
-        for name in fitting
-        if all(_parse(text, name) is not None for text in texts)
-    }
-    return list({days: name for name, days in reversed(dates.items())}.values())[::-1]
+    formats: dict[bytes, str] = {}
+    for name in fitting:
+        if all(_parse(text, name) is not None for text in texts[:_SNIFFED]):
+            days = parse_days(texts, name)
+            if not np.isnan(days).any():
+                formats.setdefault(days.tobytes(), name)
+    return list(formats.values())
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
@@ -90,13 +93,28 @@ def _position(days: np.ndarray, cycle: str) -> np.ndarray:
 
 
 def _parse(text: str, date_format: str) -> datetime | None:
+    if date_format == ISO:
+        return _parse_iso(text)
+    time_at = max(date_format.find(" %H"), date_format.find(" %I"))
+    if time_at < 0:
+        return _parse_part(text, date_format)
+    # Of a column of many moments there are few days and few times, which are parsed once.
+    words = text.rsplit(" ", date_format.count(" ", time_at))
+    day = _parse_part(words[0], date_format[:time_at])
+    time = _parse_part(" ".join(words[1:]), date_format[time_at + 1 :])
+    return None if day is None or time is None else datetime.combine(day, time.time())
+
+
+def _parse_iso(text: str) -> datetime | None:
     try:
-        if date_format != ISO:
-            parsed = datetime.strptime(text, date_format)
-        elif _ISO_DATE.match(text):
-            parsed = datetime.fromisoformat(text)
-        else:
-            return None
+        return datetime.fromisoformat(text).replace(tzinfo=None) if _ISO_DATE.match(text) else None
     except ValueError:
         return None
-    return parsed.replace(tzinfo=None)
+
+
+@lru_cache(maxsize=1 << 17)
+def _parse_part(text: str, date_format: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, date_format).replace(tzinfo=None)
+    except ValueError:
+        return None

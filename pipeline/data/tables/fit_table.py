@@ -94,8 +94,13 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     """
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
+    formats = {column.name: column.date.format for column in table.numeric if column.date}
+    days = {name: _days(raw, name, date_format) for name, date_format in formats.items()}
     for position, column in enumerate(table.numeric):
-        values = _numbers(column, raw)
+        if column.date is None:
+            values = require_numbers(column.name, raw.column(column.name), raw.place).values
+        else:
+            values = part_values(days[column.name], column.date)
         missing = np.isnan(values)
         scaled = np.where(missing, column.mean, values)
         with np.errstate(over="ignore"):
@@ -217,14 +222,6 @@ def _fit_date(
         date = DateColumn(format=date_format, part=part, first_day=first_day)
         columns += _fit_numbers(name, part_values(days, date), options, date)
     return tuple(columns)
-
-
-def _numbers(column: TableColumn, raw: RawTable) -> np.ndarray:
-    """The numbers of a column, float64 (rows,), NaN if missing. Raises ValueError with the row of
-    another value."""
-    if column.date is None:
-        return require_numbers(column.name, raw.column(column.name), raw.place).values
-    return part_values(_days(raw, column.name, column.date.format), column.date)
 
 
 def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
