@@ -80,7 +80,7 @@ def upright(image: Image.Image) -> Image.Image:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
         # Not the method of PNG, which decodes the image to look for EXIF behind it.
-        return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation))
+        return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
         return None  # Damaged EXIF is no reason to refuse the pixels.
 

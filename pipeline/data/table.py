@@ -12,7 +12,6 @@ from pipeline.registry import Seq, Spec
 ColumnKind = Literal["numeric", "category"]
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
 """How a column is read: numbers, texts, texts that are dates, not at all, or as it is found."""
-CYCLES = ("year", "week", "day")
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 
 LISTED = 8

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 MOST_UNPACKED_BYTES = 256 << 20
 MOST_RATIO = 100
@@ -35,7 +35,7 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
         file.seek(0)
         limit_bytes = max(MOST_UNPACKED_BYTES, MOST_RATIO * path.stat().st_size)
         if start.startswith(_GZIP):
-            unpacked: IO[bytes] = stack.enter_context(gzip.GzipFile(fileobj=file))  # type: ignore[assignment]
+            unpacked = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
         elif start == _ZIP:
             unpacked = stack.enter_context(_only_member(file, stack))
         else:

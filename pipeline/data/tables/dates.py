@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from pipeline.data.table import CYCLES, DateColumn, DatePart
+from pipeline.data.table import DateColumn, DatePart
 
 ISO = "iso"
 """2024-01-31, also with a time. An offset from UTC is dropped: clocks have the cycles."""
@@ -23,6 +23,8 @@ _DAYS = (
 )
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = (ISO, *(day + time for day, time in product(_DAYS, _TIMES)))
+_DAY_PARTS: tuple[DatePart, ...] = ("days", "sin_year", "cos_year", "sin_week", "cos_week")
+_HOUR_PARTS: tuple[DatePart, ...] = ("sin_day", "cos_day")
 _EPOCH = datetime(1970, 1, 1)
 
 
@@ -62,10 +64,9 @@ def date_example(date_format: str) -> str:
 
 
 def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """The parts of dates: without hours, none of the day."""
+    """The parts of dates; those of the day only if there are hours."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
-    cycles = [cycle for cycle in CYCLES if cycle != "day" or has_hours]
-    return ("days", *(f"{wave}_{cycle}" for cycle in cycles for wave in ("sin", "cos")))  # type: ignore[return-value]
+    return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
 
 def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
