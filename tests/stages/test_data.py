@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import ColumnSpec
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.stages.data import load_data, sample_images
+from tests.image_folders import save_images
 
 Compose = Callable[..., Recipe]
 
@@ -56,6 +58,18 @@ def test_what_is_read_is_reported_in_a_line(
         "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
         "6 steps a pass\n"
     )
+
+
+def test_files_that_are_left_out_are_reported_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = save_images(tmp_path, {"train": 2, "eval": 1})
+    (root / "train" / "ant" / "a.heic").write_text("x")
+    settings = ["dataset=image_folder", f"dataset.root={root}", "dataset.train.ops=[]"]
+    settings += ["dataset.eval.ops=[]", "model=mlp", "train.batch_size=2"]
+    load_data(load_recipe("lenet5_digits", settings), Reporter())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("data       left out: 1 file (1 of .heic), such as ")
 
 
 @pytest.mark.slow
