@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
@@ -31,7 +32,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipeline.errors import RecipeError
-from pipeline.plugins.loading import FLAG, Plugin, load_named
+from pipeline.plugins.loading import FLAG, load_named
 
 PART_MODULES = (
     "pipeline.backends.devices",
@@ -172,8 +173,8 @@ def _load_all() -> None:
             entry.load()
     before = _count_parts()
     for plugin in load_named():
-        if _count_parts() == before and not _defines_something(plugin):
-            raise RecipeError([f"{FLAG} {plugin.given}: registers no part and defines nothing"])
+        if _count_parts() == before and not _exports_something(plugin.module):
+            raise RecipeError([f"{FLAG} {plugin.given}: registers no part and exports nothing"])
         before = _count_parts()
 
 
@@ -189,11 +190,18 @@ def _count_parts() -> int:
     return sum(map(len, _parts.values()))
 
 
-def _defines_something(plugin: Plugin) -> bool:
-    """Whether a module has a class or function of its own, which `import` keys can name."""
+def _exports_something(module: ModuleType) -> bool:
+    """Whether a module has a class or function that `import` keys can name, here or elsewhere.
+
+    What every part is written with, of this package and of Python, doesn't count.
+    """
+    if hasattr(module, "__getattr__"):
+        return True  # It imports what it exports when a name is used.
+    tools = {"pipeline", *sys.stdlib_module_names}
     return any(
-        callable(value) and str(getattr(value, "__module__", None)).startswith(plugin.name)
-        for value in vars(plugin.module).values()
+        callable(value) and str(getattr(value, "__module__", None)).partition(".")[0] not in tools
+        for name, value in vars(module).items()
+        if not name.startswith("_")
     )
 
 

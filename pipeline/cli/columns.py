@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
+from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
 from pipeline.data.tables.table_targets import odd_text
@@ -82,6 +83,11 @@ def _described(table: RawTable, name: str) -> str:
     if odd is not None:
         row, text, share = odd
         return f"mixed     {share:.1%} numbers; {table.place(row)}: {shown(text)!r}{missing}"
+    formats = find_date_formats(column.texts)
+    if len(formats) == 1:
+        days = parse_days(column.texts, formats[0])
+        first, last = (shown(column.texts[int(at)]) for at in (days.argmin(), days.argmax()))
+        return f"date      {first} to {last}, {_different(len(counts))}{missing}"
     return f"category  {_different(len(counts))}: {_frequent(column, counts)}{missing}"
 
 

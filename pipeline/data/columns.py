@@ -136,6 +136,8 @@ class RawData:
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
     """The tokenizer of texts, and what is predicted of them; None of other samples."""
+    notes: tuple[str, ...] = ()
+    """Lines about the data that the user should see, such as files that are left out."""
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
-FORMATS = ("PNG", "JPEG", "BMP")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+KINDS = "PNG, JPEG, BMP, GIF and WebP"
 MAX_PIXELS = 2**26
 """A few kilobytes of PNG can stand for any number of them."""
 MAX_SCANS = 200
@@ -22,10 +25,18 @@ UNREADABLE_IMAGE = (
 )
 """Errors that Pillow raises for damaged or malicious files."""
 
-_SCAN = b"\xff\xda"
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+"""Markers of a JPEG. Neither occurs in the data of a scan."""
+_TAIL_BYTES = 4096
+_TURN = Image.Transpose
+_SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
+_TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
+"""Turn that makes an image upright, for each orientation of EXIF; there is none for 1."""
 
 # Pillow warns of images above a bound that is beyond ours.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# It also warns of damaged EXIF, which tells nothing about the pixels.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
 @contextmanager
@@ -54,12 +65,63 @@ def eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-def rgb_pixels(image: Image.Image, height: int, width: int) -> np.ndarray:
-    """An opened image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3).
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(height, width) of an opened image once it is turned by its EXIF orientation."""
+    size = image.height, image.width
+    return size[::-1] if _turn(image) in _SIDEWAYS.values() else size
 
-    Raises one of `UNREADABLE_IMAGE`.
+
+def upright(image: Image.Image) -> Image.Image:
+    """An opened image, of several frames the first, turned by its EXIF orientation."""
+    turn = _turn(image)
+    return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        # Not the method of PNG, which decodes the image to look for EXIF behind it.
+        return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
+    except (*UNREADABLE_IMAGE, struct.error, UserWarning):
+        return None  # Damaged EXIF is no reason to refuse the pixels.
+
+
+def require_whole(
+    path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
+) -> None:
+    """Raise one of `UNREADABLE_IMAGE` for a file that is cut off or damaged, or fails the check.
+
+    A PNG is decoded only if its checksums are wrong, a JPEG or WebP if it has no end.
     """
-    rgb = eight_bits(image).convert("RGB")
-    if rgb.size != (width, height):
-        rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(rgb)
+    with open_image(path, formats) as image:
+        check(image)
+        if _seems_whole(image, path):
+            return
+    with open_image(path, formats) as image:
+        image.load()
+
+
+def _seems_whole(image: Image.Image, path: Path) -> bool:
+    if image.format == "PNG":
+        with suppress(*UNREADABLE_IMAGE):
+            image.verify()
+            return True
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if image.format == "WEBP":
+            return int.from_bytes(file.read(8)[4:], "little") + 8 <= size
+        if image.format in ("JPEG", "MPO"):
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read()
+            return tail.rfind(_END) > tail.rfind(_SCAN)
+    return False
+
+
+def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
+    """An opened image, upright, as RGB or L, resized bilinearly if its size differs.
+
+    Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
+    """
+    converted = upright(eight_bits(image)).convert(mode)
+    if converted.size != (width, height):
+        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(converted)

@@ -10,6 +10,9 @@ from pipeline.files.error_text import shown
 from pipeline.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
+Kind = Literal["auto", "numeric", "category", "date", "ignore"]
+"""How a column is read: numbers, texts, texts that are dates, not at all, or as it is found."""
+DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 
 LISTED = 8
 """Columns that a line of the log names of each kind."""
@@ -40,7 +43,8 @@ class TableFormat(Spec):
     """How a CSV file is written."""
 
     delimiter: Delimiter | None = None
-    """null: whichever of comma, semicolon, tab and bar the first line has most of."""
+    """null: whichever of comma, semicolon, tab and bar the first line has most of, else spaces; a
+    space stands for one or more of them."""
     header: bool = True
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
@@ -48,8 +52,18 @@ class TableFormat(Spec):
     """Texts that stand for a missing value, as the empty one always does."""
 
 
+class DateColumn(Spec):
+    """A part of a column of dates, which is a number."""
+
+    format: str
+    """The format of `datetime.strptime`, or iso."""
+    part: DatePart
+    first_day: float = 0.0
+    """The first date of the training split, in days since 1970."""
+
+
 class TableColumn(Spec):
-    """One column of a table, as the training split has it."""
+    """One column of a table, as the training split has it; of dates there is one for each part."""
 
     name: str
     kind: ColumnKind
@@ -62,6 +76,8 @@ class TableColumn(Spec):
     """Whether it has a second column, 1 where a number is missing."""
     categories: Seq[str] = ()
     """The values in the training split; the empty text is a missing one, where it has any."""
+    date: DateColumn | None = None
+    """The part of a date that is the number; null: the column has numbers itself."""
 
 
 class FittedTable(Spec):
@@ -88,6 +104,11 @@ class FittedTable(Spec):
         return tuple(column for column in self.columns if column.kind == "category")
 
     @property
+    def kinds(self) -> dict[str, Kind]:
+        """How each column is to be read from another file."""
+        return {column.name: "date" if column.date else column.kind for column in self.columns}
+
+    @property
     def numbers(self) -> int:
         """The number of values of an encoded row that are numbers, indicators among them."""
         return len(self.numeric) + sum(column.indicator for column in self.numeric)
@@ -103,10 +124,16 @@ class FittedTable(Spec):
 
     def __str__(self) -> str:
         categories = [f"{shown(c.name)} ({len(c.categories)})" for c in self.categories]
+        numbers = [column for column in self.numeric if column.date is None]
+        dates: dict[str, list[str]] = {}
+        for column in self.numeric:
+            if column.date is not None:
+                dates.setdefault(shown(column.name), []).append(column.date.part)
         return "; ".join(
             _listed(kind, names)
             for kind, names in (
-                ("numeric", [shown(c.name) for c in self.numeric]),
+                ("numeric", [shown(c.name) for c in numbers]),
+                ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
                 ("indicators of missing", [shown(c.name) for c in self.numeric if c.indicator]),
                 ("category", categories),
                 ("left out, without values:", list(map(shown, self.left_out))),

@@ -121,6 +121,8 @@ def _ordered(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     reporter.stage("data", _line(recipe, raw, dataset))
     if raw.table is not None:
         reporter.stage("data", f"columns: {raw.table}")
+    for note in raw.notes:
+        reporter.stage("data", note)
     if buckets:
         reporter.stage("data", bucket_line(raw.train, buckets, raw.unit.samples))
     return dataset

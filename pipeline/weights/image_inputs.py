@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from pipeline.data.image_file import UNREADABLE_IMAGE, eight_bits, open_image
+from pipeline.data.image_file import (
+    FORMATS,
+    SUFFIXES,
+    UNREADABLE_IMAGE,
+    open_image,
+    read_pixels,
+    upright_size,
+)
 from pipeline.data.tables.fit_table import read_rows
 from pipeline.errors import DataError
 from pipeline.files.npy import read_npy
 from pipeline.weights.files.npz_file import read_npz
 from pipeline.weights.trained_run import Samples
 
-_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP"}
 _MODES = {1: "L", 3: "RGB"}
 _ARRAYS = (".npy", ".npz")
 
@@ -26,10 +31,10 @@ def files_in(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in _FORMATS)
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     files = [file for file in found if file.is_file()]
     if not files:
-        raise DataError(f"{path}: holds no images; they end in one of {', '.join(_FORMATS)}")
+        raise DataError(f"{path}: holds no images; they end in one of {', '.join(SUFFIXES)}")
     return files
 
 
@@ -37,20 +42,20 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     """The images of a file, (n, height, width, channels), of the shape and dtype of the samples;
     the encoded rows (n, columns) of a CSV or Parquet file where these are of a table.
 
-    A PNG, JPEG or BMP file is one image, converted to grey or RGB, and resized bilinearly where its
-    size differs. A .npy or .npz file holds one array of one image or more, whose shape must match.
+    An image file is turned upright, converted to grey or RGB, and resized bilinearly if its size
+    differs. A .npy or .npz file holds one array of one image or more, whose shape must match.
     Raises DataError for any other file.
     """
     if samples.table is not None:
         return read_rows(path, samples.table)
     suffix = path.suffix.lower()
-    if suffix not in (*_FORMATS, *_ARRAYS):
-        kinds = ", ".join((*_FORMATS, *_ARRAYS))
+    if suffix not in (*SUFFIXES, *_ARRAYS):
+        kinds = ", ".join((*SUFFIXES, *_ARRAYS))
         raise DataError(f"{path}: is no kind of image file; must end in one of {kinds}")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
-        return _decode(path, samples) if suffix in _FORMATS else _array(path, samples)
+        return _decode(path, samples) if suffix in SUFFIXES else _array(path, samples)
     except UNREADABLE_IMAGE as error:
         raise DataError(f"{path}: can't be read as images: {error}") from error
 
@@ -60,10 +65,11 @@ def size_of(path: Path) -> tuple[int, int] | None:
 
     Raises one of `UNREADABLE_IMAGE` where it can't be read.
     """
-    if path.suffix.lower() not in _FORMATS:
+    if path.suffix.lower() not in SUFFIXES:
         return None
-    with open_image(path, sorted(set(_FORMATS.values()))) as image:
-        return image.size
+    with open_image(path, FORMATS) as image:
+        height, width = upright_size(image)
+    return width, height
 
 
 def _decode(path: Path, samples: Samples) -> np.ndarray:
@@ -72,11 +78,9 @@ def _decode(path: Path, samples: Samples) -> np.ndarray:
         raise ValueError(
             f"the network was trained on {samples.dtype} of {channels} channels; give an array"
         )
-    with open_image(path, sorted(set(_FORMATS.values()))) as image:
-        converted = eight_bits(image).convert(_MODES[channels])
-    if converted.size != (width, height):
-        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(converted).reshape(1, height, width, channels)
+    with open_image(path, FORMATS) as image:
+        pixels = read_pixels(image, height, width, _MODES[channels])
+    return pixels.reshape(1, height, width, channels)
 
 
 def _array(path: Path, samples: Samples) -> np.ndarray:

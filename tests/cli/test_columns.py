@@ -23,6 +23,16 @@ def test_columns_are_listed_with_their_types(
     ]
 
 
+def test_dates_are_listed_from_the_first_to_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("day,n\n02.11.2024,1\n,2\n30.03.2024,3\n")
+    main([str(file)])
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line == "  day  date      30.03.2024 to 02.11.2024, 2 different, 1 missing"
+
+
 def test_names_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text("a\x1b[2J,b\nx\x1b[2J,1\n")
     main([str(tmp_path / "a.csv")])

@@ -22,6 +22,7 @@ from PIL import Image
 from pipeline.data.image_file import MAX_PIXELS
 from pipeline.data.sources.cifar import Release, unpack
 from pipeline.data.sources.idx import read_idx
+from pipeline.data.sources.image_columns import decode
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.npz import NumpyArchive
 from pipeline.data.sources.records import Records
@@ -171,14 +172,17 @@ def test_an_image_bomb_is_not_decoded(tmp_path: Path) -> None:
     content = bytearray(png())
     content[16:24] = struct.pack(">II", side, side)
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
-    (root / "train" / "ant" / "bomb.png").write_bytes(content)
+    bomb = root / "train" / "ant" / "bomb.png"
+    bomb.write_bytes(png())
     spec = folder_of(root, image_size=[4, 4])
     images = spec.read(tmp_path).train.columns["image"]
+    bomb.write_bytes(content)
     assert "can't be read as an image: " in refusal(lambda: images[:])
+    assert "can't be read as an image: " in refusal(lambda: spec.read(tmp_path))
     side = int(MAX_PIXELS**0.5) + 1
     content[16:24] = struct.pack(">II", side, side)
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
-    (root / "train" / "ant" / "bomb.png").write_bytes(content)
+    bomb.write_bytes(content)
     assert f"it has {side:,} x {side:,} pixels; at most" in refusal(lambda: images[:])
 
 
@@ -189,9 +193,11 @@ def test_a_jpeg_of_endless_scans_is_not_decoded(tmp_path: Path) -> None:
     content = buffer.getvalue()
     first = content.index(b"\xff\xda")
     content = content[:first] + content[first:-2] * 100 + content[-2:]
-    (root / "train" / "ant" / "0.jpg").write_bytes(content)
-    images = folder_of(root, image_size=[4, 4]).read(tmp_path).train.columns["image"]
-    assert "it has more than 200 scans" in refusal(lambda: images[:])
+    path = root / "train" / "ant" / "0.jpg"
+    path.write_bytes(content)
+    spec = folder_of(root, image_size=[4, 4])
+    assert "it has more than 200 scans" in refusal(lambda: spec.read(tmp_path))
+    assert "it has more than 200 scans" in refusal(lambda: decode(str(path), 4, 4))
 
 
 def test_links_out_of_a_folder_are_not_followed(tmp_path: Path) -> None:

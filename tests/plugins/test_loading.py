@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -240,3 +241,44 @@ def test_digests_of_a_file_are_not_those_of_another_plugin(write: Write) -> None
     one, other = write("x = 1\n"), write("x = 2\n")
     plugins = load(one, other)
     assert [list(plugin.sha256) for plugin in plugins] == [[one.name], [other.name]]
+
+
+IMPORTED = """
+from pipeline.errors import RecipeError
+from pipeline.plugins.loading import find_object
+from pipeline.registry import load_all
+try:
+    load_all()
+    print(find_object("zoo:Net").__module__)
+except RecipeError as error:
+    print(*error.problems)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("from animals.nets import Net", "animals.nets"),
+        (
+            "def __getattr__(name):\n    import animals.nets as it\n    return it.Net",
+            "animals.nets",
+        ),
+        (
+            "from typing import Literal\nfrom pipeline.parts import Op, part\n_net = abs",
+            "--plugin zoo: registers no part and exports nothing",
+        ),
+    ],
+    ids=["re-export", "lazy", "nothing"],
+)
+def test_a_package_exports_what_it_defines_elsewhere(
+    text: str, printed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "zoo.py").write_text(text)
+    (tmp_path / "animals").mkdir()
+    (tmp_path / "animals" / "nets.py").write_text("class Net: pass")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, VARIABLE: "zoo"}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == printed, done.stderr

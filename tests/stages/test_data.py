@@ -17,6 +17,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.provenance import read_provenance
 from pipeline.runner.run import run
 from pipeline.stages.data import declare_data, load_data, sample_images
+from tests.image_folders import save_images
 
 Compose = Callable[..., Recipe]
 
@@ -59,6 +60,18 @@ def test_what_is_read_is_reported_in_a_line(
         "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
         "6 steps a pass\n"
     )
+
+
+def test_files_that_are_left_out_are_reported_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = save_images(tmp_path, {"train": 2, "eval": 1})
+    (root / "train" / "ant" / "a.heic").write_text("x")
+    settings = ["dataset=image_folder", f"dataset.root={root}", "dataset.train.ops=[]"]
+    settings += ["dataset.eval.ops=[]", "model=mlp", "train.batch_size=2"]
+    load_data(load_recipe("lenet5_digits", settings), Reporter())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("data       left out: 1 file (1 of .heic), such as ")
 
 
 @pytest.mark.slow

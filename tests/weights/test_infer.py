@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
@@ -145,10 +145,15 @@ def test_images_are_decoded_as_the_dataset_holds_them(
     np.save(tmp_path / "one.npy", image)
     np.save(tmp_path / "flat.npy", image[..., 0])
     np.savez(tmp_path / "one.npz", image=image[None])
-    files = [tmp_path / n for n in ("grey.png", "rgb.png", "one.npy", "flat.npy", "one.npz")]
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = Image.fromarray(np.rot90(image[..., 0]))
+    turned.save(tmp_path / "turned.webp", exif=exif, lossless=True)
+    names = ("grey.png", "rgb.png", "turned.webp", "one.npy", "flat.npy", "one.npz")
+    files = [tmp_path / name for name in names]
     answers = infer_json(capsys, trained, *files)
     assert [answer.pop("file") for answer in answers] == [str(file) for file in files]
-    assert answers == [answers[0]] * 5
+    assert answers == [answers[0]] * 6
     larger = Image.fromarray(image[..., 0]).resize((16, 16), Image.Resampling.NEAREST)
     larger.save(tmp_path / "large.bmp")
     (answer,) = infer_json(capsys, trained, tmp_path / "large.bmp")

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import DECODING_THREADS, rows_at
-from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
+from pipeline.data.image_file import (
+    FORMATS,
+    KINDS,
+    UNREADABLE_IMAGE,
+    open_image,
+    read_pixels,
+    upright_size,
+)
 from pipeline.data.records.tf_example import Feature, parse_example
 from pipeline.data.records.tfrecord_file import RecordSpans, scan
 from pipeline.errors import DataError
@@ -22,8 +29,8 @@ IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
 LABEL_KEYS = ("image/class/label", "label")
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
 """Names of the features with the size of plain pixels."""
-_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM")
-"""First bytes of PNG, JPEG and BMP files."""
+_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
+"""First bytes of the files that `open_image` reads."""
 
 Shape = tuple[int, int, int]
 
@@ -35,7 +42,7 @@ class ExampleSettings:
     image_key: str | None = None
     label_key: str | None = None
     image_size: Sequence[int] | None = None
-    """(height, width) that PNG, JPEG and BMP are resized to."""
+    """(height, width) that image files are resized to."""
     image_shape: Sequence[int] | None = None
     """(height, width, channels) of plain pixels."""
 
@@ -50,7 +57,7 @@ class ExampleImages:
     key: str
     value_shape: Shape
     encoded: bool
-    """Whether images are PNG, JPEG or BMP, read as RGB; else they are plain pixels."""
+    """Whether images are files such as PNG, read as RGB; else they are plain pixels."""
 
     dtype = np.dtype(np.uint8)
 
@@ -77,7 +84,7 @@ class ExampleImages:
             if not self.encoded:
                 return np.frombuffer(content, np.uint8).reshape(self.value_shape)
             with open_image(content, FORMATS) as image:
-                return rgb_pixels(image, *self.value_shape[:2])
+                return read_pixels(image, *self.value_shape[:2])
         except (*UNREADABLE_IMAGE, KeyError) as error:
             raise DataError(f"{self.sample_name(index)}: {error}") from error
 
@@ -233,7 +240,8 @@ def _encoded_shape(content: bytes, size: Sequence[int] | None = None) -> Shape:
         height, width = size
         return height, width, 3
     with open_image(content, FORMATS) as image:
-        return image.height, image.width, 3
+        height, width = upright_size(image)
+    return height, width, 3
 
 
 def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
@@ -245,6 +253,6 @@ def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
                 raise ValueError(f"has an image of {height}x{width} pixels, {channels} channels")
             return height, width, channels
     raise ValueError(
-        f"{shown(image_key)} is no PNG, JPEG or BMP, and there are no features "
+        f"{shown(image_key)} isn't one of {KINDS}, and there are no features "
         f"{', '.join(SIZE_KEYS[0])}; dataset.image_shape=[H,W,C] gives the shape of plain pixels"
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +14,19 @@ import numpy as np
 from PIL import Image
 
 from pipeline.data.columns import DECODING_THREADS, Column, rows_at
-from pipeline.data.image_file import FORMATS, UNREADABLE_IMAGE, open_image, rgb_pixels
+from pipeline.data.image_file import (
+    FORMATS,
+    UNREADABLE_IMAGE,
+    eight_bits,
+    open_image,
+    read_pixels,
+    require_whole,
+    upright,
+    upright_size,
+)
 from pipeline.data.padding.buckets import Ragged
 from pipeline.errors import DataError, first_line
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _MASK_FORMATS = ("PNG", "BMP")
 _MASK_MODES = ("1", "L", "P")
 """Modes of Pillow in which a pixel is one number: a bit, a grey level, an entry of a palette."""
@@ -153,6 +160,7 @@ def image_columns(
     With `several_sizes` and no size, each image keeps its own. Raises DataError that names an
     image of another size, or one that can't be read.
     """
+    require_readable_images([path for own in paths for path in own])
     if several_sizes and size is None:
         return [ImagesOfSeveralSizes(own, read_sizes(own)) for own in paths]
     height, width = size or common_size([path for own in paths for path in own])
@@ -179,7 +187,7 @@ def common_size(paths: Sequence[str]) -> tuple[int, int]:
 def decode(path: str, height: int, width: int) -> np.ndarray:
     """An image as RGB, resized bilinearly where its size differs: uint8 (height, width, 3)."""
     with _opened(path, FORMATS) as image:
-        return rgb_pixels(image, height, width)
+        return read_pixels(image, height, width)
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
@@ -189,20 +197,54 @@ def decode_mask(path: str, height: int, width: int) -> np.ndarray:
     colours, whose values mean nothing by themselves.
     """
     with _opened(path, _MASK_FORMATS) as image:
-        if image.mode not in _MASK_MODES:
-            raise ValueError(
-                f"its pixels are {image.mode}; those of a mask are classes, one number of 8 bits "
-                "each: save it as grey or with a palette"
-            )
-        mask = image.copy()
+        mask = upright(_one_number_each(image)).copy()
     if mask.size != (width, height):
         mask = mask.resize((width, height), Image.Resampling.NEAREST)
     return np.asarray(mask).astype(np.uint8)
 
 
+def _one_number_each(image: Image.Image) -> Image.Image:
+    """The image. Raises ValueError if its pixels have several channels or more than 8 bits."""
+    if image.mode not in _MASK_MODES:
+        raise ValueError(
+            f"its pixels are {image.mode}; those of a mask are classes, one number of 8 bits each: "
+            "save it as grey or with a palette"
+        )
+    return image
+
+
+def require_readable_images(paths: Sequence[str]) -> None:
+    """Raise DataError that names the first image that is cut off, damaged or of 16 bits, and the
+    number of others."""
+    _require_readable(paths, FORMATS, eight_bits)
+
+
+def require_readable_masks(paths: Sequence[str]) -> None:
+    """Raise DataError that names the first mask that is cut off, damaged or of colours, and the
+    number of others."""
+    _require_readable(paths, _MASK_FORMATS, _one_number_each)
+
+
+def _require_readable(
+    paths: Sequence[str], formats: Sequence[str], check: Callable[[Image.Image], object]
+) -> None:
+    def read(path: str) -> DataError | None:
+        try:
+            require_whole(Path(path), formats, check)
+        except UNREADABLE_IMAGE as error:
+            return _unreadable(path, error)
+        return None
+
+    with ThreadPoolExecutor(DECODING_THREADS) as pool:
+        errors = [error for error in pool.map(read, paths) if error is not None]
+    if errors:
+        others = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
+        raise DataError(f"{errors[0]}{others}") from errors[0]
+
+
 def _read_size(path: str) -> tuple[int, int]:
     with _opened(path, FORMATS) as image:
-        return image.height, image.width
+        return upright_size(image)
 
 
 @contextmanager
@@ -211,37 +253,8 @@ def _opened(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
         with open_image(Path(path), formats) as image:
             yield image
     except UNREADABLE_IMAGE as error:
-        raise DataError(f"{path}: can't be read as an image: {first_line(error)}") from error
+        raise _unreadable(path, error) from error
 
 
-def image_files(
-    folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
-) -> list[str]:
-    """The image files in a folder, sorted by name; hidden ones don't count.
-
-    Raises DataError where there is none, and for a link that leads out of `within`.
-    """
-    require_within(folder, within)
-    with os.scandir(folder) as entries:
-        images = [entry for entry in entries if _is_image(entry, suffixes)]
-    for entry in images:
-        if entry.is_symlink():
-            require_within(Path(entry.path), within)
-    if not images:
-        raise DataError(f"{folder}: holds no image ({', '.join(suffixes)})")
-    return [entry.path for entry in sorted(images, key=lambda entry: entry.name)]
-
-
-def _is_image(entry: os.DirEntry[str], suffixes: Sequence[str]) -> bool:
-    """Whether an entry is an image file; a pipe of such a name would never end."""
-    named = entry.name.lower().endswith(tuple(suffixes)) and not entry.name.startswith(".")
-    return named and entry.is_file()
-
-
-def require_within(path: Path, folder: Path | None) -> None:
-    """Raise DataError for a path that leads out of a folder; None allows every path."""
-    if folder is not None and not path.resolve().is_relative_to(folder):
-        raise DataError(
-            f"{path}: leads out of {folder}, to {path.resolve()}; copy what is there, or give "
-            "dataset.follow_links=true on the command line"
-        )
+def _unreadable(path: str, error: Exception) -> DataError:
+    return DataError(f"{path}: can't be read as an image: {first_line(error)}")

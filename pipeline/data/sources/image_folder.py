@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -14,7 +15,12 @@ from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
-from pipeline.data.sources.image_columns import image_columns, image_files
+from pipeline.data.sources.image_columns import image_columns
+from pipeline.data.sources.image_listing import (
+    files_beside_folders,
+    left_out_notes,
+    list_images,
+)
 from pipeline.data.targets import Targets, Task
 from pipeline.errors import DataError
 from pipeline.registry import FilePath, Seq, part
@@ -29,8 +35,9 @@ class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
     With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
-    table says where the images are and what is to be predicted of them. PNG, JPEG and BMP are read,
-    as RGB. Classes are the folders' names in alphabetical order.
+    table says where the images are and what is to be predicted of them. PNG, JPEG, BMP, GIF (its
+    first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
+    alphabetical order; images in deeper folders belong to the first.
     """
 
     root_must_be = (
@@ -91,13 +98,15 @@ class ImageFolder(LocalDatasetSpec):
                 f"{train_folder} and {eval_folder} must have the same class folders; "
                 f"only one of them has {', '.join(odd)}"
             )
-        train_paths, train_labels = list_images(train_folder, classes, self._within)
-        eval_paths, eval_labels = list_images(eval_folder, classes, self._within)
-        train, evaluated = self._images(train_paths, eval_paths)
+        halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
+        columns = self._images(*(half.paths for half in halves))
+        train, evaluated = (
+            Split({"image": column, "label": half.labels})
+            for column, half in zip(columns, halves, strict=True)
+        )
+        left_out = [path for half in halves for path in half.left_out]
         return RawData(
-            train=Split({"image": train, "label": train_labels}),
-            eval=Split({"image": evaluated, "label": eval_labels}),
-            targets=Targets(classes),
+            train, evaluated, Targets(classes), notes=left_out_notes(left_out, "folders of classes")
         )
 
     @property
@@ -107,13 +116,15 @@ class ImageFolder(LocalDatasetSpec):
 
     def _read_one_folder(self, share: float) -> RawData:
         """Hold out a share of the images of each class."""
-        if all((self.root / name).is_dir() for name in ("train", "eval")):
+        halves = [name for name in ("train", *EVAL_FOLDERS) if (self.root / name).is_dir()]
+        if halves[:1] == ["train"] and len(halves) > 1:
             raise DataError(
-                f"{self.root}: has the folders train and eval, so that dataset.split = {share} has "
-                "nothing to split; leave it out, or name the folder of the classes"
+                f"{self.root}: has the folders train and {halves[1]}, so that dataset.split = "
+                f"{share} has nothing to split; leave it out, or name the folder of the classes"
             )
         classes = class_names(self.root)
-        paths, labels = list_images(self.root, classes, self._within)
+        images = list_classes(self.root, classes, self._within)
+        paths, labels = images.paths, images.labels
         try:
             train, evaluated = hold_out(labels, classes, share, self.split_seed)
         except ValueError as error:
@@ -123,6 +134,7 @@ class ImageFolder(LocalDatasetSpec):
             train=Split({"image": columns[0], "label": labels[train]}),
             eval=Split({"image": columns[1], "label": labels[evaluated]}),
             targets=Targets(classes),
+            notes=left_out_notes(images.left_out, "folders of classes"),
         )
 
     def _read_tables(self, labels_csv: Path) -> RawData:
@@ -204,13 +216,31 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def list_images(
-    folder: Path, classes: Sequence[str], within: Path | None = None
-) -> tuple[list[str], np.ndarray]:
-    """The image files of each class in `folder`, sorted by name, and their labels, int32.
+@dataclass(frozen=True)
+class ClassImages:
+    """The image files of each class in turn, their labels, int32, and the files left out."""
+
+    paths: Sequence[str]
+    labels: np.ndarray
+    left_out: tuple[str, ...]
+
+
+def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
+    """The image files of each class in `folder`, in folders of its folder too.
 
     Raises DataError for a class without images, and for a link that leads out of `within`.
     """
-    files = [image_files(folder / name, within) for name in classes]
-    labels = np.repeat(np.arange(len(classes), dtype=np.int32), [len(own) for own in files])
-    return [path for own in files for path in own], labels
+    listings = [list_images(folder / name, within) for name in classes]
+    counts = [len(listing.images) for listing in listings]
+    labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+    paths = [path for listing in listings for path in listing.images]
+    if len(classes) == 1 and not any(Path(path).parent == folder / classes[0] for path in paths):
+        raise DataError(
+            f"{folder}: must have one folder per class; it has {classes[0]} alone, whose images "
+            f"are in folders of their own: is dataset.root={folder / classes[0]} meant?"
+        )
+    left_out = [
+        *files_beside_folders(folder),
+        *(path for listing in listings for path in listing.left_out),
+    ]
+    return ClassImages(paths, labels, tuple(left_out))

@@ -14,16 +14,16 @@ from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.sources.image_columns import (
-    SUFFIXES,
     MaskFiles,
     MasksOfSeveralSizes,
     MaskValues,
     decode_mask,
     image_columns,
-    image_files,
     read_sizes,
+    require_readable_masks,
 )
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
+from pipeline.data.sources.image_listing import left_out_notes, list_images
 from pipeline.data.targets import Targets
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
@@ -43,7 +43,7 @@ class ImageMasks(LocalDatasetSpec):
 
     With `split`, both folders are in one, of which a share is held out. A mask is a grey PNG or
     BMP, or one with a palette: the value of a pixel is its class, or `ignore_index`. Images are
-    PNG, JPEG and BMP, read as RGB, and have the size of their masks.
+    PNG, JPEG, BMP, GIF and WebP, read as RGB and upright, and have the size of their masks.
     """
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
@@ -69,7 +69,7 @@ class ImageMasks(LocalDatasetSpec):
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
-        halves = self._halves()
+        halves, left_out = self._halves()
         masks = [mask for half in halves for _, mask in half]
         names = self._class_names(masks)
         values = MaskValues(len(names), self.ignore_index)
@@ -82,10 +82,11 @@ class ImageMasks(LocalDatasetSpec):
             Split({"image": column, "label": self._masks([mask for _, mask in half], values)})
             for column, half in zip(images, halves, strict=True)
         )
-        return RawData(train=train, eval=evaluated, targets=Targets(names))
+        notes = left_out_notes(left_out, f"{self.images} and {self.masks}")
+        return RawData(train, evaluated, Targets(names), notes=notes)
 
-    def _halves(self) -> list[list[tuple[str, str]]]:
-        """Pairs of image and mask to train on, and to evaluate."""
+    def _halves(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
+        """Pairs of image and mask to train on and to evaluate, and the files left out."""
         if self.split is None:
             evaluated = [self.root / name for name in EVAL_FOLDERS]
             folders = [self.root / "train", *[f for f in evaluated if f.is_dir()][:1]]
@@ -95,22 +96,30 @@ class ImageMasks(LocalDatasetSpec):
                     f"{', '.join(EVAL_FOLDERS)}, each with {self.images} and {self.masks}; of "
                     "images in one folder, dataset.split=0.2 holds out a part"
                 )
-            return [self._pairs(folder) for folder in folders]
-        pairs = self._pairs(self.root)
+            halves = [self._pairs(folder) for folder in folders]
+            return [pairs for pairs, _ in halves], [path for _, out in halves for path in out]
+        pairs, left_out = self._pairs(self.root)
         try:
             rows = hold_out(np.zeros(len(pairs), int), [self.images], self.split, self.split_seed)
         except ValueError as error:
             raise DataError(f"{self.root}: {error}") from error
-        return [[pairs[row] for row in half] for half in rows]
+        return [[pairs[row] for row in half] for half in rows], left_out
 
-    def _pairs(self, folder: Path) -> list[tuple[str, str]]:
-        """Each image with its mask. Raises DataError for one without the other, and other sizes."""
+    def _pairs(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
+        """Each image with its mask, and the files left out.
+
+        Raises DataError for an image without a mask and the reverse, and for other sizes.
+        """
         within = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
                 raise DataError(f"{folder}: has no folder {name}; must hold images and their masks")
-        images = _by_stem(image_files(folder / self.images, within, SUFFIXES))
-        masks = _by_stem(image_files(folder / self.masks, within, MASK_SUFFIXES))
+        listings = [
+            list_images(folder / self.images, within),
+            list_images(folder / self.masks, within, MASK_SUFFIXES),
+        ]
+        images = _name_without_suffix(listings[0].images, folder / self.images)
+        masks = _name_without_suffix(listings[1].images, folder / self.masks)
         for missing, what, where in (
             ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
@@ -124,7 +133,8 @@ class ImageMasks(LocalDatasetSpec):
                 )
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)
-        return pairs
+        require_readable_masks([mask for _, mask in pairs])
+        return pairs, [path for listing in listings for path in listing.left_out]
 
     def _class_names(self, masks: Sequence[str]) -> tuple[str, ...]:
         """The names of the classes: those given, or numbers."""
@@ -141,11 +151,11 @@ class ImageMasks(LocalDatasetSpec):
         return MaskFiles(paths, height, width, values)
 
 
-def _by_stem(paths: Sequence[str]) -> dict[str, str]:
-    """Files by name without suffix. Raises DataError for two of a name."""
+def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:
+    """Files by path in a folder, without suffix. Raises DataError for two of a name."""
     named: dict[str, str] = {}
     for path in paths:
-        other = named.setdefault(Path(path).stem, path)
+        other = named.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
         if other is not path:
             raise DataError(f"{path}: has the same name as {other}; which one is meant?")
     return named

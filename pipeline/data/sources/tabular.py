@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -20,9 +22,11 @@ from pydantic import (
 
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
-from pipeline.data.table import Delimiter, Encoding, FittedTable, TableFormat
+from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
+from pipeline.data.tables.column_notes import column_notes
+from pipeline.data.tables.dates import date_example
 from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
-from pipeline.data.tables.raw_table import Kind, RawTable, missing_column
+from pipeline.data.tables.raw_table import RawTable, missing_column
 from pipeline.data.tables.split_rows import split_rows
 from pipeline.data.tables.table_targets import (
     read_labels,
@@ -38,6 +42,12 @@ from pipeline.registry import FilePath, Seq, part
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
 
+
+def _require_date_format(date_format: str) -> str:
+    date_example(date_format)
+    return date_format
+
+
 Targeted = Annotated[
     Seq[str],
     Field(min_length=1),
@@ -47,6 +57,9 @@ Targeted = Annotated[
     ),
 ]
 """A name or several; null in conf/, and a recipe must not have it."""
+
+
+DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
@@ -77,6 +90,11 @@ class TableDataset(DatasetSpec):
     there are numbers, else a category."""
     categories: Seq[str] = ()
     """Columns of categories, numbers among them, such as a year or a postcode."""
+    dates: Seq[str] = ()
+    """Columns of dates. One that is in none of these lists is of dates if all its values in the
+    training split are, under one format."""
+    date_format: DateFormat | None = None
+    """The format of dates, as `datetime.strptime` has it, such as %d/%m/%Y; null: found."""
     ignored: Seq[str] = ()
     """Columns that are not read, such as a number of the row."""
     standardise: bool = True
@@ -102,10 +120,11 @@ class TableDataset(DatasetSpec):
 
     @model_validator(mode="after")
     def _names_a_column_once(self) -> Self:
-        named = Counter((*self.target, *self.numeric, *self.categories, *self.ignored))
+        lists = self.target, self.numeric, self.categories, self.dates, self.ignored
+        named = Counter(name for names in lists for name in names)
         doubled = [name for name, count in named.items() if count > 1]
         if doubled:
-            problem = "is named more than once by target, numeric, categories and ignored"
+            problem = "is named more than once by target, numeric, categories, dates and ignored"
             raise ValueError(f"{shown(doubled[0])} {problem}")
         return self
 
@@ -130,23 +149,28 @@ class TableDataset(DatasetSpec):
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._split(raw, targets, labels)
             options = FitOptions(
-                self._kind_of, self.standardise, self.missing_indicators, self.max_categories
+                self._kind_of,
+                self.standardise,
+                self.missing_indicators,
+                self.max_categories,
+                self.date_format,
             )
             names = self._features(raw)
             table = fit_table(raw, names, train_rows, self.form, options)
             rows = encode_rows(table, raw)
+            notes = column_notes(raw, train_rows, table, self._kind_of)
         except (ValueError, MemoryError) as error:
             raise DataError(f"{self.file}: {error}") from error
         parts = (rows[train_rows], labels[train_rows], rows[eval_rows], labels[eval_rows])
         if self.eval_path is not None:
             parts = (rows, labels, *self._read_eval(self.eval_path, table, targets))
-        return self._finished(table, targets, *parts)
+        return replace(self._finished(table, targets, *parts), notes=notes)
 
     def _read_whole(self) -> RawTable:
         raw = read_table(self.file, self.form, self._kind_of)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
         named = {"target": self.target, "columns": features}
-        named |= {"numeric": self.numeric, "categories": self.categories}
+        named |= {"numeric": self.numeric, "categories": self.categories, "dates": self.dates}
         for key, names in named.items():
             for name in (name for name in names if name not in raw.columns):
                 raise DataError(f"{self.file}: {missing_column(name, raw.names)} (dataset.{key})")
@@ -161,6 +185,8 @@ class TableDataset(DatasetSpec):
             return "ignore"
         if name in self.numeric:
             return "numeric"
+        if name in self.dates:
+            return "date"
         return "category" if name in self.categories else "auto"
 
     def _features(self, raw: RawTable) -> list[str]:
@@ -203,7 +229,7 @@ class TableDataset(DatasetSpec):
     def _read_eval(
         self, path: Path, table: FittedTable, targets: Targets
     ) -> tuple[np.ndarray, np.ndarray]:
-        kinds: dict[str, Kind] = {column.name: column.kind for column in table.columns}
+        kinds = table.kinds
         kinds |= dict.fromkeys(self.target, "auto")
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
         try:
@@ -250,7 +276,8 @@ class CsvTable(TableDataset):
     shipped: ShippedTable | None = None
     """A table of this package in place of `root`; `tables.txt` beside them has their sources."""
     delimiter: Delimiter | None = None
-    """null: whichever of comma, semicolon, tab and bar the first line has most of."""
+    """null: whichever of comma, semicolon, tab and bar the first line has most of, else spaces; a
+    space stands for one or more of them."""
     header: bool = True
     """Whether the first line has the names of the columns; else they are column 1, column 2, ..."""
     decimal: Literal[".", ","] = "."

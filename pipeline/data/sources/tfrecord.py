@@ -12,8 +12,8 @@ from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
-from pipeline.data.sources.image_columns import require_within
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
+from pipeline.data.sources.image_listing import require_within
 from pipeline.data.targets import Targets, standardised
 from pipeline.errors import DataError
 from pipeline.registry import Seq, part
@@ -26,7 +26,7 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 @part("dataset")
 class TFRecord(LocalDatasetSpec):
-    """TFRecord files of images with labels: PNG, JPEG or BMP, or plain pixels of 8 bits.
+    """TFRecord files of images with labels: files such as PNG and JPEG, or plain pixels of 8 bits.
 
     Training files are `train*`, those of evaluation `eval*`, `val*` or `test*`. All are read once
     before training, for their labels and checksums; images are then read again as they are needed.
@@ -53,7 +53,7 @@ class TFRecord(LocalDatasetSpec):
     classes: Seq[str] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
-    """[height, width] to resize PNG, JPEG and BMP to; null: all images must have one size."""
+    """[height, width] to resize image files to; null: all images must have one size."""
     image_shape: ImageShape | None = None
     """[height, width, channels] of plain pixels; null: their features height, width and depth."""
 

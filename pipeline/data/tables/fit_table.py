@@ -8,9 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data.table import FittedTable, TableColumn, TableFormat
+from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
+from pipeline.data.tables.dates import (
+    date_example,
+    date_parts,
+    find_date_formats,
+    parse_days,
+    part_values,
+)
 from pipeline.data.tables.raw_table import (
-    Kind,
     KindOf,
     Numbers,
     RawTable,
@@ -39,6 +45,8 @@ class FitOptions:
     standardise: bool
     indicators: bool
     max_categories: int
+    date_format: str | None = None
+    """The format of dates; None: found."""
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -63,8 +71,7 @@ def fit_table(
 
     Raises ValueError for a column that is none of its type, and where no column is left.
     """
-    fitted = [_fit(raw, name, rows, options) for name in names]
-    columns = [column for column in fitted if column is not None]
+    columns = [column for name in names for column in _fit(raw, name, rows, options)]
     if not columns:
         raise ValueError("has no column but targets that holds a value; a network needs one")
     kept = {column.name for column in columns}
@@ -87,8 +94,13 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     """
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
+    formats = {column.name: column.date.format for column in table.numeric if column.date}
+    days = {name: _days(raw, name, date_format) for name, date_format in formats.items()}
     for position, column in enumerate(table.numeric):
-        values = require_numbers(column.name, raw.column(column.name), raw.place).values
+        if column.date is None:
+            values = require_numbers(column.name, raw.column(column.name), raw.place).values
+        else:
+            values = part_values(days[column.name], column.date)
         missing = np.isnan(values)
         scaled = np.where(missing, column.mean, values)
         with np.errstate(over="ignore"):
@@ -112,7 +124,7 @@ def read_rows(path: Path, table: FittedTable) -> np.ndarray:
 
     Other columns are not read. Raises DataError that names the file and what is wrong with it.
     """
-    kinds: dict[str, Kind] = {column.name: column.kind for column in table.columns}
+    kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
     try:
         for name in kinds:
@@ -134,38 +146,112 @@ def as_texts(column: Numbers | Texts) -> Texts:
     return Texts(codes, tuple(f"{value:.15g}" for value in values))
 
 
-def _fit(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions) -> TableColumn | None:
-    """A column as the training rows have it; None where they have no value of it."""
+def _fit(
+    raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
+) -> tuple[TableColumn, ...]:
+    """A column as the training rows have it: one for each part of a date; none if they have no
+    value of it."""
     column, kind = raw.column(name), options.kind_of(name)
+    if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
+        date_format = _date_format(raw, name, rows, options)
+        if date_format is not None:
+            return _fit_date(raw, name, rows, date_format, options)
+        if kind == "date":
+            return ()
     if kind == "auto" and isinstance(column, Texts):
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, as_texts(column), rows, options)
     numbers = require_numbers(name, column, raw.place).values[rows]
+    return _fit_numbers(name, numbers, options)
+
+
+def _fit_numbers(
+    name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
+) -> tuple[TableColumn, ...]:
     there = numbers[~np.isnan(numbers)]
     if not there.size:
-        return None
-    return TableColumn(
+        return ()
+    # Sines and cosines are in one range as they are, and there is one indicator for a date.
+    is_wave = date is not None and date.part != "days"
+    column = TableColumn(
         name=name,
         kind="numeric",
         mean=float(there.mean()),
         # A column that is the same in all training rows becomes 0.
         std=float(there.std()) or 1.0,
-        standardised=options.standardise,
-        indicator=options.indicators and there.size < numbers.size,
+        standardised=options.standardise and not is_wave,
+        indicator=options.indicators and there.size < numbers.size and not is_wave,
+        date=date,
     )
+    return (column,)
+
+
+def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions) -> str | None:
+    """The one format of all dates of the training rows; None for a column that isn't of dates.
+
+    Raises ValueError for a column that must be of dates and has another value.
+    """
+    column, must_be = as_texts(raw.column(name)), options.kind_of(name) == "date"
+    counts = column.counts(rows)
+    texts = [text for text, count in zip(column.texts, counts, strict=True) if count]
+    if options.date_format is not None:
+        is_date = must_be or (texts and not np.isnan(parse_days(texts, options.date_format)).any())
+        return options.date_format if is_date else None
+    formats = find_date_formats(texts)
+    if len(formats) == 1:
+        return formats[0]
+    if must_be and texts:
+        found = f"fit the formats {' and '.join(formats)}" if formats else "are of no one format"
+        raise ValueError(
+            f"{shown(name)} = {texts[0]!r:.60}: must be dates, and the values {found}; "
+            "dataset.date_format names one, such as %d/%m/%Y"
+        )
+    return None
+
+
+def _fit_date(
+    raw: RawTable, name: str, rows: np.ndarray, date_format: str, options: FitOptions
+) -> tuple[TableColumn, ...]:
+    days = _days(raw, name, date_format)[rows]
+    if np.isnan(days).all():
+        return ()
+    first_day = float(np.nanmin(days))
+    columns: list[TableColumn] = []
+    for part in date_parts(days):
+        date = DateColumn(format=date_format, part=part, first_day=first_day)
+        columns += _fit_numbers(name, part_values(days, date), options, date)
+    return tuple(columns)
+
+
+def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
+    """The dates of a column as days since 1970, float64 (rows,), NaN if missing.
+
+    Raises ValueError with the row of a value that is no date of the format.
+    """
+    column = as_texts(raw.column(name))
+    days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
+    wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
+    if wrong.size:
+        row = int(wrong[0])
+        text = column.texts[column.codes[row]]
+        raise ValueError(
+            f"{raw.place(row)}: {shown(name)} = {text!r:.60}: must be a date such as "
+            f"{date_example(date_format)}, as in the training split, or missing"
+        )
+    return days
 
 
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
-) -> TableColumn | None:
+) -> tuple[TableColumn, ...]:
     counts = column.counts(rows)
     known = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not known:
-        return None
+        return ()
     frequent = sorted(known, key=lambda text: (-known[text], text))[: options.max_categories]
     missing = [MISSING] if (column.codes[rows] < 0).any() else []
-    return TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent)))
+    return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
 
 
 def _require_representable(

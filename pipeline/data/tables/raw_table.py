@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from pipeline.data.table import Kind
 from pipeline.files.error_text import nearest, shown
 from pipeline.registry import MAX_FLOAT
 
 MAX_COLUMNS = 20_000
 
-Kind = Literal["auto", "numeric", "category", "ignore"]
 KindOf = Callable[[str], Kind]
-"""How a column is to be read: as numbers, texts, not at all, or as numbers where all are."""
+"""The kind of a column by its name."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from io import TextIOWrapper
+from itertools import chain, islice
 from math import nan
 from pathlib import Path
 from typing import IO
@@ -24,6 +25,7 @@ from pipeline.data.tables.raw_table import (
     require_finite,
 )
 from pipeline.files.error_text import shown
+from pipeline.files.unpacked_file import open_unpacked
 from pipeline.host.memory import require_room
 
 CHUNK = 1 << 15
@@ -32,6 +34,7 @@ CHUNK_VALUES = 1 << 22
 MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 DELIMITERS = ",;\t|"
+SNIFFED_LINES = 20
 _BYTES_A_VALUE = 8
 
 
@@ -71,7 +74,7 @@ class _Column:
     def __init__(self, name: str, kind: str, form: TableFormat, as_texts: bool) -> None:
         self.name, self.kind = name, kind
         self.rows = 0
-        self._as_texts = as_texts or kind == "category"
+        self._as_texts = as_texts or kind in ("category", "date")
         self._missing = frozenset(("", *form.missing_values))
         numbers = [value for value in map(_number, self._missing) if value is not None]
         self._missing_numbers = np.array(numbers, np.float64)
@@ -167,10 +170,10 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
             yield text
 
     try:
-        with path.open(encoding=_encoding(form), newline="") as file:
-            delimiter = form.delimiter or _delimiter(next(_lines(file), ""))
-        with path.open(encoding=_encoding(form), newline="") as file:
-            reader = csv.reader(counted(_lines(file)), delimiter=delimiter, strict=True)
+        with _opened_text(path, form) as file:
+            delimiter = form.delimiter or _delimiter(_lines(file))
+        with _opened_text(path, form) as file:
+            reader = _split(counted(_lines(file)), delimiter)
             rows: Iterator[list[str]] = filter(None, reader)
             first = next(rows, None)
             if first is None:
@@ -213,8 +216,33 @@ def _lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _delimiter(line: str) -> str:
-    return max(DELIMITERS, key=lambda delimiter: (line.count(delimiter), delimiter == ","))
+@contextmanager
+def _opened_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
+    with open_unpacked(path) as file:
+        yield TextIOWrapper(file, encoding=_encoding(form), newline="")
+
+
+def _split(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
+    """The fields of each line."""
+    if delimiter != " ":
+        return csv.reader(lines, delimiter=delimiter, strict=True)
+    # Spaces before a field are skipped; those at the end would be one more field.
+    bare = (f"{line.rstrip()}\n" for line in lines)
+    return csv.reader(bare, delimiter=" ", skipinitialspace=True, strict=True)
+
+
+def _delimiter(lines: Iterator[str]) -> str:
+    """The delimiter of which the first line has most, else spaces if all lines have as many fields
+    between them, several."""
+    first = next(lines, "")
+    if not any(delimiter in first for delimiter in DELIMITERS):
+        rows = _split(chain([first], lines), " ")
+        fields = set()
+        # What is wrong with a line is reported when it is read again, with its number.
+        with suppress(csv.Error, UnicodeError):
+            fields = {len(row) for row in islice(rows, SNIFFED_LINES) if row}
+        return " " if len(fields) == 1 and max(fields) > 1 else ","
+    return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
 
 
 def _names(header: list[str]) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".npy")
 MODES = {1: "L", 3: "RGB"}
 
 
@@ -40,7 +40,7 @@ class OnnxNetwork:
         return self.session.run([files["output"]], {files["input"]: images})[0]
 
     def read(self, file: Path) -> np.ndarray:
-        """The images of a file, (n, height, width, channels); pictures are resized bilinearly."""
+        """The images of a file, (n, height, width, channels); pictures are made upright."""
         height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
             array = np.load(file, allow_pickle=False)
@@ -48,7 +48,7 @@ class OnnxNetwork:
         if self.dtype != np.uint8 or channels not in MODES:
             raise SystemExit(f"{file}: the network reads {self.dtype} arrays: give a .npy file")
         with Image.open(file) as image:
-            pixels = image.convert(MODES[channels])
+            pixels = ImageOps.exif_transpose(image).convert(MODES[channels])
         if pixels.size != (width, height):
             pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(pixels).reshape(1, height, width, channels)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from pydantic import ValidationError
 
 from pipeline.data.columns import RawData
-from pipeline.data.sources.image_columns import decode
+from pipeline.data.sources.image_columns import common_size, decode
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.errors import DataError
 from tests.data.section import section
@@ -193,8 +193,8 @@ def test_damaged_image_is_decoded_or_named(
 
 
 def test_image_of_another_format_is_refused(tmp_path: Path) -> None:
-    Image.fromarray(picture(0)).save(tmp_path / "x.gif")
-    (tmp_path / "x.gif").rename(tmp_path / "x.png")
+    Image.fromarray(picture(0)).save(tmp_path / "x.tif")
+    (tmp_path / "x.tif").rename(tmp_path / "x.png")
 
     with pytest.raises(DataError, match=r"x.png: can't be read as an image: cannot identify"):
         decode(str(tmp_path / "x.png"), 6, 5)
@@ -237,7 +237,7 @@ def test_split_without_classes_is_refused(tmp_path: Path) -> None:
 def test_class_without_images_is_refused(tmp_path: Path) -> None:
     (write_tree(tmp_path) / "train" / "ant" / "c.bmp").unlink()
 
-    with pytest.raises(DataError, match=r"train/ant: holds no image \(.png, .jpg, .jpeg, .bmp\)"):
+    with pytest.raises(DataError, match=r"train/ant: holds no image \(.png, .jpg, .jpeg, .bmp, "):
         read(tmp_path)
 
 
@@ -250,3 +250,103 @@ def test_root_is_required() -> None:
 def test_image_size_is_height_and_width(tmp_path: Path, size: list[int]) -> None:
     with pytest.raises(ValidationError, match="image_size"):
         folder(tmp_path, size)
+
+
+def test_first_frame_of_gif_and_webp_is_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (5, 6), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
+
+    for name in ("a.gif", "a.webp"):
+        assert (decode(str(tmp_path / name), 6, 5) == (255, 0, 0)).all()
+
+
+def test_images_in_deeper_folders_belong_to_the_class(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    save(tmp_path / "train" / "ant" / "b" / "y.png", picture(5))
+    save(tmp_path / "train" / "ant" / "b" / "a" / "z.PNG", picture(6))
+    save(tmp_path / "train" / "ant" / "a" / "x.webp", picture(7))
+    save(tmp_path / "train" / "ant" / ".hidden" / "x.png", picture(8))
+    (tmp_path / "train" / "ant" / "b" / "around").symlink_to(tmp_path / "train" / "ant")
+
+    data = read(tmp_path)
+
+    names = [Path(path).name for path in data.train.columns["image"].paths]  # type: ignore[attr-defined]
+    assert names == ["c.bmp", "x.webp", "y.png", "z.PNG", "a.PNG", "b.png"]
+    assert data.train.columns["label"][:].tolist() == [0, 0, 0, 0, 1, 1]
+    assert data.notes == ()
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    write_tree(tmp_path)
+    for name in ("ant/1.heic", "ant/deep/2.heic", "owl/notes.TXT", "beside.png", ".hidden"):
+        (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "train" / name).write_text("x")
+
+    (note,) = read(tmp_path).notes
+
+    beside = tmp_path / "train" / "beside.png"
+    assert note == (
+        f"left out: 4 files (2 of .heic, 1 of .png, 1 of .txt), such as {beside}; PNG, JPEG, BMP, "
+        "GIF and WebP in folders of classes are read"
+    )
+
+
+def test_a_folder_around_the_classes_is_no_class(tmp_path: Path) -> None:
+    write_tree(tmp_path / "photos")
+    spec = ImageFolder(**section(root=tmp_path, split=0.5))
+
+    with pytest.raises(DataError, match=r"has photos alone, .* is dataset.root=.*/photos meant\?"):
+        spec.read(tmp_path)
+
+
+def test_classes_of_two_splits_are_not_split(tmp_path: Path) -> None:
+    spec = ImageFolder(**section(root=write_tree(tmp_path, "val"), split=0.5))
+
+    with pytest.raises(DataError, match=r"has the folders train and val, so that dataset\.split"):
+        spec.read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = tmp_path / f"a{suffix}"
+    Image.fromarray(picture(0)).save(path, exif=exif, lossless=True)
+    with Image.open(path) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+
+    assert common_size([str(path)]) == expected.shape[:2]
+    np.testing.assert_array_equal(decode(str(path), *expected.shape[:2]), expected)
+
+
+def test_damaged_exif_turns_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(picture(0)).save(path, exif=b"Exif\0\0II*\0\xff\xff\xff\xff\x12")
+
+    np.testing.assert_array_equal(decode(str(path), 6, 5), picture(0))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif", ".webp"])
+@pytest.mark.parametrize("size", [None, [6, 5]])
+def test_images_that_are_cut_off_are_found_first(
+    tmp_path: Path, suffix: str, size: list[int] | None
+) -> None:
+    write_tree(tmp_path)
+    for name in ("q", "r"):
+        path = tmp_path / "train" / "owl" / f"{name}{suffix}"
+        save(path, picture(5))
+        path.write_bytes(path.read_bytes()[:-60])
+
+    message = rf"owl/q{suffix}: can't be read as an image: [^\n]+; nor can 1 of the others$"
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, size)
+
+
+def test_a_png_that_lacks_nothing_but_its_end_is_read(tmp_path: Path) -> None:
+    path = write_tree(tmp_path) / "train" / "ant" / "c.png"
+    save(path, picture(5))
+    path.write_bytes(path.read_bytes()[:-12])
+
+    np.testing.assert_array_equal(read(tmp_path).train.columns["image"][1:2][0], picture(5))

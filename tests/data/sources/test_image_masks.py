@@ -151,6 +151,28 @@ def test_what_does_not_fit_is_named(what: str, message: str, tmp_path: Path) -> 
         read(tmp_path / "data", split=0.001)
 
 
+@pytest.mark.parametrize("what", ["colours", "16 bits", "damaged"])
+def test_masks_are_checked_before_any_is_used(what: str, tmp_path: Path) -> None:
+    spoil(write(tmp_path), what)
+    with pytest.raises(DataError, match=r"masks/4.png: can't be read as an image"):
+        read(tmp_path, split=0.001, classes=3)
+
+
+def test_masks_in_deeper_folders_are_those_of_images_there(tmp_path: Path) -> None:
+    write(tmp_path)
+    for kind, values in (("images", PIXELS), ("masks", MASKS)):
+        (tmp_path / kind / "deep").mkdir()
+        save(tmp_path / kind / "deep" / "4.png", values[5])
+    (tmp_path / "images" / "notes.txt").write_text("x")
+
+    data = read(tmp_path, split=0.001)
+
+    assert len(data.train) + len(data.eval) == len(PIXELS) + 1
+    pairs = zip(*(data.train.columns[name].paths for name in ("image", "label")), strict=True)  # type: ignore[attr-defined]
+    assert all(image.replace("images", "masks") == mask for image, mask in pairs)
+    assert data.notes[0].startswith("left out: 1 file (1 of .txt), such as ")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,54 @@ def test_a_second_file_can_be_for_evaluation(tmp_path: Path) -> None:
     (tmp_path / "eval.csv").write_text("kind,size,rooms,price\nc,0,1,3\n")
     with pytest.raises(DataError, match=r"eval.csv: line 2: kind = 'c': no row of the training"):
         read(tmp_path, eval_path=tmp_path / "eval.csv", target="kind")
+
+
+@pytest.mark.parametrize("write", ["{:%Y-%m-%d}", "{:%d.%m.%Y}", "{:%d/%m/%Y}", "{:%b %d, %Y}"])
+def test_a_trend_and_a_season_are_found_in_dates(tmp_path: Path, write: str) -> None:
+    """A linear fit to the parts of a date predicts held-out days; a date alone was a category."""
+    days = np.arange(6 * 365)
+    noise = np.random.default_rng(0).normal(0, 2, len(days))
+    temperatures = 10 + days / 400 + 9 * np.sin(2 * np.pi * (days - 100) / 365.25) + noise
+    dates = [datetime(2015, 1, 1) + timedelta(int(day)) for day in days]
+    rows = (f'"{write.format(d)}",{t}\n' for d, t in zip(dates, temperatures, strict=True))
+
+    data = read(tmp_path, "date,price\n" + "".join(rows))
+
+    assert str(data.table) == "date date (days, sin_year, cos_year, sin_week, cos_week)"
+    train, evaluated = (
+        np.column_stack([split.columns["image"][:], np.ones(len(split))])
+        for split in (data.train, data.eval)
+    )
+    fit, *_ = np.linalg.lstsq(train, data.train.columns["label"][:], rcond=None)
+    labels = data.eval.columns["label"][:]
+    assert 1 - np.square(evaluated @ fit - labels).sum() / np.square(labels).sum() > 0.85
+
+
+def test_numbers_of_rows_and_categories_cut_off_are_reported(tmp_path: Path) -> None:
+    rows = [f"{100 - n},u{n},c{min(n, 30)},{n % 7},{n / 4}\n" for n in range(40)]
+    text = "id,code,kind,size,price\n" + "".join(rows)
+
+    notes = read(tmp_path, text, max_categories=20).notes
+
+    columns = [note.partition(":")[0] for note in notes]
+    assert columns == ["column id", "column code", "column code", "column kind"]
+    assert notes[0].endswith(
+        "differs, as a row's number does; leave it out by dataset.ignored=[id] if it is one"
+    )
+    assert "the 20 most frequent of 32 categories are told apart" in notes[2]
+    assert read(tmp_path, text, ignored=["id"], categories=["code"]).notes == ()
+
+
+def test_days_and_months_that_may_be_swapped_are_reported(tmp_path: Path) -> None:
+    text = "day,price\n" + "".join(f"0{n % 9 + 1}/03/2024,{n / 4}\n" for n in range(30))
+
+    found = read(tmp_path, text)
+    (note,) = found.notes
+    assert "is a date of the formats %d/%m/%Y and %m/%d/%Y, so it is read as a category" in note
+    assert str(found.table) == "category day (9)"
+    assert "sin_year" in str(read(tmp_path, text, date_format="%m/%d/%Y").table)
+    with pytest.raises(DataError, match=r"must be dates, and the values fit the formats %d/%m/%Y"):
+        read(tmp_path, text, dates=["day"])
 
 
 def test_the_split_is_of_its_own_seed(tmp_path: Path) -> None:

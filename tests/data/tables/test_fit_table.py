@@ -145,6 +145,46 @@ def test_other_files_are_read_with_the_table(tmp_path: Path) -> None:
         read_rows(tmp_path / "new.csv", table)
 
 
+def test_dates_of_other_files_are_read_as_those_of_the_training_split(tmp_path: Path) -> None:
+    rows = [["2024-01-01 06:00"], ["2024-01-03T18:00:00Z"], [""], ["2024-07-01 12:00"]]
+    table, encoded = fitted(write(tmp_path, rows, "when"), 3, indicators=True)
+    parts = [column.date.part for column in table.columns if column.date is not None]
+    assert parts == ["days", *(f"{w}_{c}" for c in ("year", "week", "day") for w in ("sin", "cos"))]
+    assert table.kinds == {"when": "date"}
+    assert FittedTable.model_validate(json.loads(json.dumps(table.to_dict()))) == table
+    # Two dates: one standard deviation from their mean, which a missing date becomes.
+    np.testing.assert_allclose(encoded[:3, 0], [-1, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(encoded[:2, 5:7], [[1, 0], [-1, 0]], atol=1e-6)
+    np.testing.assert_allclose(encoded[2, 1:7], encoded[:2, 1:7].mean(axis=0), atol=1e-6)
+    np.testing.assert_array_equal(encoded[:, 7], [0, 0, 1, 0])
+    # A Monday and a Wednesday.
+    week = 2 * np.pi * np.array([0, 2]) / 7
+    np.testing.assert_allclose(
+        encoded[:2, 3:5], np.transpose([np.sin(week), np.cos(week)]), atol=1e-6
+    )
+    np.testing.assert_array_equal(read_rows(write(tmp_path, rows, "when"), table), encoded)
+    with pytest.raises(
+        DataError, match=r"line 2: when = '01\.02\.24': must be a date such as 2024"
+    ):
+        read_rows(write(tmp_path, [["01.02.24"]], "when"), table)
+
+
+@pytest.mark.parametrize("texts", [["2024-01-01", "soon"], ["2024-01-01", "01.02.2024"], ["May 1"]])
+def test_texts_of_no_one_format_are_categories(tmp_path: Path, texts: list[str]) -> None:
+    table, _ = fitted(write(tmp_path, [[text] for text in texts], "when"), len(texts))
+    assert table.categories[0].categories == tuple(sorted(texts))
+
+
+def test_a_table_that_was_kept_before_there_were_dates_is_read(tmp_path: Path) -> None:
+    kept = {
+        "columns": [{"name": "a", "kind": "numeric", "mean": 1.0, "std": 2.0}],
+        "format": {"missing_values": [""]},
+    }
+    table = FittedTable.model_validate(kept)
+    encoded = read_rows(write(tmp_path, [["5"], [""]], "a"), table)
+    np.testing.assert_array_equal(encoded, [[2], [0]])
+
+
 def test_a_number_too_far_away_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, [[1e-30], [2e-30], [1e30]], "a")
     with pytest.raises(DataError, match=r"line 4: a = 1e\+30 is too far from the mean 1.5e-30"):

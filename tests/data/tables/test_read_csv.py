@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import math
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.table import TableFormat
+from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables import read_csv as module
-from pipeline.data.tables.raw_table import Kind, Numbers, RawTable, Texts
+from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
 from pipeline.data.tables.read_csv import read_csv
+from pipeline.files import unpacked_file
 
 MISSING = ("", "NA")
 
@@ -64,6 +69,61 @@ def test_a_column_whose_texts_come_late_is_read_again(
 def test_the_delimiter_is_found(tmp_path: Path, delimiter: str) -> None:
     table = read(tmp_path, f"a{delimiter}b\n1{delimiter}2\n")
     assert (values(table, "a"), values(table, "b")) == ([1], [2])
+
+
+def test_columns_divided_by_spaces_are_found(tmp_path: Path) -> None:
+    table = read(tmp_path, "  a    b c \n 1  2.5    x  \n\n10 -3   'y z'\n".replace("'", '"'))
+    assert [values(table, name) for name in "abc"] == [[1, 10], [2.5, -3], ["x", "y z"]]
+
+
+def test_spaces_in_a_file_of_one_column_divide_nothing(tmp_path: Path) -> None:
+    table = read(tmp_path, "house price\n100\n200\n")
+    assert values(table, "house price") == [100, 200]
+
+
+def pack(content: bytes, kind: str, *others: str) -> bytes:
+    if kind == "gzip":
+        return gzip.compress(content)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("folder/", "folder/a.csv", "__MACOSX/._a.csv", *others):
+            archive.writestr(name, b"" if name.endswith("/") else content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zip"])
+def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, kind: str) -> None:
+    text = "a;b\n1;x\n2;y\nz;\u00fc\n"
+    table = read(tmp_path, pack(text.encode("utf-16"), kind), encoding="utf-16")
+    assert values(table, "a") == ["1", "2", "z"]
+    assert values(table, "b") == ["x", "y", "\u00fc"]
+    assert table.place(2) == "line 4"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pack(b"a,b\n1,2\n", "gzip")[:-9], "can't be unpacked: Compressed file ended"),
+        (pack(b"a,b\n1,2\n", "gzip")[:-6] + b"123456", "can't be unpacked: CRC check failed"),
+        (pack(b"a,b\n1,2\n", "zip")[:-30], "can't be unpacked: File is not a zip file"),
+        (pack(b"a,b\n1,2\n", "zip", "b.csv"), "holds 2 files ('folder/a.csv', 'b.csv'); a zip"),
+    ],
+)
+def test_compressed_files_that_can_not_be_read(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zip"])
+def test_a_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked_file, "MOST_UNPACKED_BYTES", 1 << 20)
+    read(tmp_path, pack(b"a\n" + b"1\n" * 500_000, kind))
+    with pytest.raises(ValueError, match="unpacks to more than 1,048,576 bytes, over 100 times"):
+        read(tmp_path, pack(b"a\n" + b"1\n" * 1_000_000, kind))
 
 
 def test_files_as_spreadsheets_write_them(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""Dates of a table: their format, which all values of a column share, and their parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from pipeline.data.table import DateColumn, DatePart
+
+ISO = "iso"
+"""2024-01-31, also with a time. An offset from UTC is dropped: clocks have the cycles."""
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
+_SNIFFED = 1000
+_YEAR = re.compile(r"\d{4}")
+_DAYS = (
+    *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
+    *("%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y"),
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+FORMATS = (ISO, *(day + time for day, time in product(_DAYS, _TIMES)))
+_DAY_PARTS: tuple[DatePart, ...] = ("days", "sin_year", "cos_year", "sin_week", "cos_week")
+_HOUR_PARTS: tuple[DatePart, ...] = ("sin_day", "cos_day")
+_EPOCH = datetime(1970, 1, 1)
+
+
+def find_date_formats(texts: Sequence[str]) -> list[str]:
+    """The formats under which every text is a date: none, one, or two if days and months may be
+    swapped. Of formats under which they are the same dates it is the first."""
+    if not texts or not _YEAR.search(texts[0]):
+        return []
+    fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
+    formats: dict[bytes, str] = {}
+    for name in fitting:
+        if all(_parse(text, name) is not None for text in texts[:_SNIFFED]):
+            days = parse_days(texts, name)
+            if not np.isnan(days).any():
+                formats.setdefault(days.tobytes(), name)
+    return list(formats.values())
+
+
+def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
+    """Days since 1970, float64 (texts,), with the time as a fraction; NaN for what is no date."""
+    dates = (_parse(text, date_format) for text in texts)
+    days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
+    return np.fromiter(days, np.float64, len(texts))
+
+
+def date_example(date_format: str) -> str:
+    """A date of a format. Raises ValueError for a format that no date with its year has."""
+    date = datetime(2024, 1, 31)
+    if date_format == ISO:
+        return f"{date:%Y-%m-%d}"
+    example = date.strftime(date_format)
+    if "%y" not in date_format.lower() or _parse(example, date_format) is None:
+        raise ValueError(
+            f"{date_format!r:.60}: must be a format of dates with their year, such as %d/%m/%Y"
+        )
+    return example
+
+
+def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
+    """The parts of dates; those of the day only if there are hours."""
+    has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
+    return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
+
+
+def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
+    """A part of dates, float64 (dates,): days since the first of the training split, or the sine
+    or cosine of the position in the year, the week or the day. NaN for a missing date."""
+    if date.part == "days":
+        return days - date.first_day
+    wave, _, cycle = date.part.partition("_")
+    position = _position(days, cycle)
+    return np.sin(2 * np.pi * position) if wave == "sin" else np.cos(2 * np.pi * position)
+
+
+def _position(days: np.ndarray, cycle: str) -> np.ndarray:
+    """How much of a cycle is over, from 0 to 1; 1970 began on a Thursday."""
+    if cycle == "day":
+        return days % 1
+    if cycle == "week":
+        return (np.floor(days) + 3) % 7 / 7
+    there = np.where(np.isnan(days), 0, days)
+    date = np.floor(there).astype("datetime64[D]")
+    year = date.astype("datetime64[Y]")
+    first, following = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
+    share = (date - first).astype(np.float64) / (following - first).astype(np.float64)
+    return np.where(np.isnan(days), np.nan, share)
+
+
+def _parse(text: str, date_format: str) -> datetime | None:
+    if date_format == ISO:
+        return _parse_iso(text)
+    time_at = max(date_format.find(" %H"), date_format.find(" %I"))
+    if time_at < 0:
+        return _parse_part(text, date_format)
+    # Of a column of many moments there are few days and few times, which are parsed once.
+    words = text.rsplit(" ", date_format.count(" ", time_at))
+    day = _parse_part(words[0], date_format[:time_at])
+    time = _parse_part(" ".join(words[1:]), date_format[time_at + 1 :])
+    return None if day is None or time is None else datetime.combine(day, time.time())
+
+
+def _parse_iso(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=None) if _ISO_DATE.match(text) else None
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=1 << 17)
+def _parse_part(text: str, date_format: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, date_format).replace(tzinfo=None)
+    except ValueError:
+        return None
