@@ -69,7 +69,9 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     columns: dict[str, Numbers | Texts] = {}
     for start in range(0, len(wanted), _COLUMNS_AT_ONCE):
         some = wanted[start : start + _COLUMNS_AT_ONCE]
-        request = json.dumps({name: kind_of(name) in ("category", "date") for name in some}).encode()
+        request = json.dumps(
+            {name: kind_of(name) in ("category", "date") for name in some}
+        ).encode()
         limits = _limits(size_bytes, rows * len(some), rows * (start + len(some)))
         try:
             answer = process.ask(READ, request, limits)
