@@ -37,6 +37,7 @@ from pipeline.plugins.loading import FLAG, load_named
 PART_MODULES = (
     "pipeline.backends.devices",
     "pipeline.callbacks.metric_callbacks",
+    "pipeline.callbacks.trackers",
     "pipeline.data.ops",
     "pipeline.data.sources",
     "pipeline.models.imported.model_specs",

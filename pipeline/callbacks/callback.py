@@ -132,6 +132,12 @@ class CallbackSpec(Spec):
     name: str
     on_failure: OnFailure = "end"
 
+    def require_ready(self) -> None:
+        """Check that the callback can work in this process, before any data is read.
+
+        Raises ValueError with what to do, such as the package to install.
+        """
+
     @abstractmethod
     def build(self) -> Callback:
         """The callback, new for every run."""

@@ -194,6 +194,18 @@ def _make_callbacks(context: RunContext) -> Sequence[Callback]:
     return made
 
 
+def require_ready_callbacks(recipe: Recipe) -> None:
+    """Raise RecipeError if a callback of the recipe can't work in this process."""
+    problems = []
+    for position, spec in enumerate(recipe.train.callbacks):
+        try:
+            spec.require_ready()
+        except ValueError as error:
+            problems.append(f"train.callbacks.{position} ({spec.name}): {error}")
+    if problems:
+        raise RecipeError(problems)
+
+
 def _callbacks(
     context: RunContext, evaluations: Evaluations, made: Sequence[Callback]
 ) -> Callbacks | None:

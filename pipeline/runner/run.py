@@ -41,7 +41,13 @@ from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.initial_state import initial_state, read_restored
 from pipeline.runner.open_profile import open_profile, to_profile
-from pipeline.runner.open_training import Extras, make_extras, open_training, record_overflows
+from pipeline.runner.open_training import (
+    Extras,
+    make_extras,
+    open_training,
+    record_overflows,
+    require_ready_callbacks,
+)
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.compiled_programs import write_figures
 from pipeline.runner.record.continuity import require_same_origin
@@ -300,6 +306,8 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
     """
     recipe, reporter, summary = context.recipe, context.reporter, context.summary
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
+    if trains:
+        require_ready_callbacks(recipe)
     rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
 
