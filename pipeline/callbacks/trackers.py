@@ -12,9 +12,10 @@ import secrets
 import time
 import weakref
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path, PurePosixPath
@@ -38,6 +39,9 @@ _MAX_METRICS = 1000
 """The most metrics that MLflow accepts in one call."""
 _MAX_PARAMS = 100
 """The most parameters that MLflow accepts in one call."""
+_REPEATED = 1000
+"""Steps that a resumed run logs again if the tracker may have lost them."""
+_LOGGED = ("loss", "learning_rate", "grad_norm", "loss_scale")
 _TRAINED = "train_"
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
 
@@ -62,6 +66,8 @@ class TrackedRun:
     folder: Path
     config: Mapping[str, Any]
     """The recipe, as nested sections."""
+    step: int
+    """The steps done so far."""
 
 
 class Tracker(Protocol):
@@ -172,7 +178,8 @@ class TrackerCallback(Callback):
         run_id = str(read_json(note)["run_id"]) if note.exists() else None
         config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
         name = run.run_dir.resolve().name
-        tracked = TrackedRun(self._spec.project, name, self._spec.group, run.run_dir, config)
+        group = self._spec.group
+        tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
         new_id, self._last_step = self._tracker.start(tracked, run_id)
         # A run that ends by an exception calls no event.
         self._finish = weakref.finalize(self, self._tracker.finish, "failed")
@@ -182,11 +189,7 @@ class TrackerCallback(Callback):
 
     def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
         """Log the steps that the tracked run doesn't have yet."""
-        columns = {
-            f"train/{column.name}": getattr(telemetry, column.name).tolist()
-            for column in fields(telemetry)
-            if column.name not in ("start", "skipped")
-        }
+        columns = {f"train/{name}": getattr(telemetry, name).tolist() for name in _LOGGED}
         rows = [
             (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
             for index, values in enumerate(zip(*columns.values(), strict=True))
@@ -221,10 +224,10 @@ class _WandbSession:
     def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
         import wandb
 
-        run_id = run_id or secrets.token_hex(8)
+        new_id = run_id or secrets.token_hex(8)
         self._run = wandb.init(
             project=run.project,
-            id=run_id,
+            id=new_id,
             name=run.name,
             group=run.group,
             config=dict(run.config),
@@ -234,7 +237,10 @@ class _WandbSession:
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),
         )
-        return run_id, max(self._run.step - 1, 0)
+        if run_id is not None and self._run.step == 0:
+            # Offline, a killed process loses what wandb buffers, up to 32 kB of rows.
+            self.log(_read_rows(run.folder / "metrics.jsonl", run.step))
+        return new_id, max(self._run.step - 1, 0)
 
     def log(self, rows: Sequence[Row]) -> None:
         for step, metrics in rows:
@@ -350,6 +356,17 @@ class _TrackioSession:
                 resume=resume,
                 embed=False,
             )
+
+
+def _read_rows(log: Path, last_step: int) -> list[Row]:
+    """Return the last rows of a run's metrics log up to a step, at most `_REPEATED` of them."""
+    with log.open() as lines:
+        entries = map(json.loads, deque(lines, maxlen=_REPEATED))
+        return [
+            (entry["step"], {f"train/{name}": entry[name] for name in entry if name in _LOGGED})
+            for entry in entries
+            if entry["step"] <= last_step
+        ]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
