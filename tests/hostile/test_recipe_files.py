@@ -174,7 +174,7 @@ def _nested(levels: int, leaf: object) -> object:
         ("a: !!binary aGk=\n", "the tag !!binary; values must be texts, numbers"),
         ("a: !!set {x}\n", "the tag !!set"),
         ("a: !mine x\n", "the tag !mine"),
-        ("a: !!int x\n", "invalid literal for int()"),
+        ("a: !!int x\n", "write a decimal number, or a text in quotes: 'x'"),
         ("a: !!bool x\n", "not readable as YAML: "),
         ("seed: " + "9" * 5000, "a number of 5,000 characters"),
         ("seed: 0x" + "f" * 9000, "a number of 9,002 characters"),

@@ -88,7 +88,8 @@ def _position(days: np.ndarray, cycle: str) -> np.ndarray:
     there = np.where(np.isnan(days), 0, days)
     date = np.floor(there).astype("datetime64[D]")
     year = date.astype("datetime64[Y]")
-    first, following = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
+    first = year.astype("datetime64[D]")
+    following = (year + np.timedelta64(1, "Y")).astype("datetime64[D]")
     share = (date - first).astype(np.float64) / (following - first).astype(np.float64)
     return np.where(np.isnan(days), np.nan, share)
 

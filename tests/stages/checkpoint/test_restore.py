@@ -265,6 +265,7 @@ def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> No
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    set_others_aside(copy, 3, warned.append)
     assert warned == [
         f"{root / name}: is no checkpoint; set aside as foreign-{name}-1"
         for name in ("+3", "03", "3.0")
