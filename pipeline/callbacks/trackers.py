@@ -58,7 +58,7 @@ def _require_inside(path: str) -> str:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker shows of a run beside its metrics."""
+    """Facts of a run that a tracker shows beside its metrics."""
 
     project: str
     name: str

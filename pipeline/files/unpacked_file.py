@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 MOST_UNPACKED_BYTES = 256 << 20
 MOST_RATIO = 100
-"""A file may unpack to so many times its size, if that is more. Zeros shrink to a thousandth."""
+"""A file may unpack to this multiple of its size, if that is more. Zeros shrink to a thousandth."""
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _DAMAGED = (
     *(OSError, EOFError, RuntimeError, NotImplementedError, ValueError),

@@ -1,4 +1,4 @@
-"""What the user should see about the columns of a table, a line each."""
+"""Notes on the columns of a table for the user, a line each."""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
         # jax's Cholesky decomposition must not be called on the CPU: its batches wait for threads
         # of the pool that they run on, and two calls at a time wait for ever on two cores.
         inverted = lax.platform_dependent(together, cpu=by_elimination, default=by_cholesky)
+        # Without AVX-512 the CPU's last product rounds an element and its mirror image differently.
+        inverted = (inverted + inverted.mT) / 2
         ends = np.cumsum([stacks[place].shape[0] for place in alike])
         inverses |= zip(alike, jnp.split(inverted, ends[:-1]), strict=True)
     return [inverses[place] for place in range(len(stacks))]
