@@ -206,7 +206,7 @@ def refused(source: Path, *files: Path | str) -> str:
 @pytest.mark.slow
 def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
     assert "is no kind of image file; must end in one of .png" in refused(
-        trained, tmp_path / "a.gif"
+        trained, tmp_path / "a.heic"
     )
     assert "there is no such file" in refused(trained, tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"no image")
