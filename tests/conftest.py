@@ -12,6 +12,7 @@ from functools import cache as cache_calls
 from functools import partial
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 from hypothesis import settings
@@ -193,7 +194,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage seldom, and never among modules and tests, which stay to the end."""
+    """Collect garbage seldom, and never among modules and tests, which stay to the end.
+
+    Hypothesis runs once before: it looks for who refers to its random numbers, which it makes in
+    its first test, and would not see frozen modules.
+    """
+    hypothesis.find(hypothesis.strategies.just(None), lambda _: True)
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
