@@ -1,4 +1,4 @@
-"""Measure the rates of this host's devices for the planner: pipeline/backends/planner/host_rates.yaml.
+"""Measure the rates of this host's devices for pipeline/backends/planner/host_rates.yaml.
 
     python -m benchmarks.host_rates > pipeline/backends/planner/host_rates.yaml
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.plans --save
 
-Every plan is priced with the rates of this host (pipeline/backends/planner/host_rates.yaml) and then
+Every plan is priced with the rates of this host (pipeline/backends/planner/host_rates.yaml), then
 compiled and trained as `parallel.mode=semi_auto` has it, in turn with the others. Prints, per plan,
 the predicted milliseconds of a step, the median and range of those on the clock, and the median of
 processor time over the cores, which is a step's time where nobody else uses them; and Kendall's tau

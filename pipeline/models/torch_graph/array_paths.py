@@ -1,7 +1,7 @@
 """Paths and orders of axes of a PyTorch network's arrays here.
 
-They are those that `pipeline.stages.export` gives the entries of PyTorch's weight files, so that a file
-of the same module restores them.
+Entries of PyTorch's weight files have the same ones (`pipeline.models.weights`), so that a file of
+the same module restores them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One of several processes of a run: `python -m pipeline.stages.runner.worker FOLDER`.
 
-`pipeline.stages.launch.local` starts it, with what to run in FOLDER and its place in the environment.
+`pipeline.stages.launch.local` starts it. FOLDER has what to run, the environment its place.
 """
 
 from __future__ import annotations
