@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,88 +15,43 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-LEVELS = [
-    "errors",
-    "plugins",
-    "registry",
-    "host",
-    "files",
-    "weights.files",
-    "lowerings.problem",
-    "lowerings.formulas",
-    "lowerings",
-    "lowerings.tune",
-    "models",
-    "models.layers",
-    "models.modules",
-    "models.torch_graph",
-    "models.torch_graph.operators",
-    "models.torch_graph.computation",
-    "models.torch_graph.conversion",
-    "models.blocks",
-    "models.networks",
-    "models.imported",
-    "parallel",
-    "data.text",
+ROOMS = [
+    "core",
     "data",
-    "data.ops",
-    "data.padding",
-    "data.records",
-    "data.tables",
-    "data.sources",
-    "data.feed",
+    "models",
     "training",
-    "training.optimizers",
-    "training.optimizers.thor",
-    "callbacks",
-    "sink",
     "backends",
-    "backends.ascend.chip",
-    "backends.ascend.frontend",
-    "backends.ascend.compiler",
-    "backends.ascend.cost",
-    "backends.ascend.memory",
-    "backends.ascend.simulate",
-    "backends.ascend.tune",
-    "backends.ascend.report",
-    "backends.ascend.pricing",
-    "backends.ascend.fit",
-    "backends.ascend",
-    "backends.gpu",
-    "backends.devices",
-    "planner",
+    "checkpoint",
+    "engine",
     "config",
-    "cache",
-    "runner.record",
-    "runs",
-    "launch",
-    "observe",
-    "stages.checkpoint",
-    "stages.train",
-    "autosink",
     "stages",
-    "forecast",
-    "weights.rules",
-    "weights",
-    "weights.onnx_files",
-    "autopsy",
-    "profiler",
-    "dumps",
-    "runner",
-    "population",
-    "compare",
-    "report",
+    "study",
+    "inspect",
     "api",
-    "parts",
-    ".",
-    "sweep",
-    "cli.arguments",
     "cli",
-    "__main__",
 ]
-"""Packages from the ground to the command line, each a level; `.` is the package `pipeline`."""
-LEVEL = {name: level for level, name in enumerate(LEVELS)}
-TOP_LEVEL = {"__init__", "__main__", "errors", "registry", "cache"}
+"""Folders of the package from the ground to the command line: each imports from those before it."""
+PUBLIC = ("pipeline", "pipeline.__main__")
+"""Modules above all rooms: what is imported as `pipeline`, and the command."""
+LAZY_PACKAGES = {
+    # Parts of recipes, which are checked without jax.
+    "jax", "jaxlib", "optax", "flax",
+    # Extras: who doesn't use them doesn't install them.
+    "keras", "matplotlib", "mlflow", "onnx", "onnxruntime", "optuna", "torch", "trackio", "wandb",
+    # Formats of data that few runs read.
+    "array_record", "google", "google_crc32c", "grain", "pyarrow", "scipy", "tokenizers",
+    # The time until the first step.
+    "PIL", "numpy", "orbax", "re2", "rich", "tensorboardX",
+    # A module of one version alone.
+    "hydra",
+}  # fmt: skip
+"""Packages that may be imported inside a function."""
+LAZY_MODULES = {
+    "pipeline",
+    "pipeline.__main__",
+    "pipeline.cli.train",
+}
+"""Modules that import others of the package inside a function, for the start of a command."""
 MAX_MODULES = 25
 
 
@@ -108,63 +63,110 @@ def modules() -> dict[str, Path]:
     return {name.removesuffix(".__init__"): file for name, file in zip(names, files, strict=True)}
 
 
-def package_of(module: str) -> str:
-    """Return the folder of a module as LEVELS has it; loose modules are levels of their own."""
+def room_of(module: str) -> str:
+    """Return the name of the folder below `pipeline` that a module is in."""
+    return module.split(".")[1]
+
+
+def folder_of(module: str) -> str:
+    """Return the package of a module: itself if it is one."""
     is_package = modules()[module].name == "__init__.py"
-    loose = module.count(".") == 1 and not is_package
-    package = module if is_package or loose else module.rpartition(".")[0]
-    return package.removeprefix("pipeline").removeprefix(".") or "."
+    return module if is_package else module.rpartition(".")[0]
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
+    """Return the project's modules that a module imports, wherever in its file it does."""
+    tree = ast.parse(modules()[module].read_text())
+    return frozenset(name for name in _imported_names(tree) if name != module)
+
+
+@cache
+def runtime_imports(module: str) -> frozenset[str]:
     """Return the project's modules that a module imports, but for those of type checking alone."""
     tree = ast.parse(modules()[module].read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
-    return frozenset(name for node in ast.walk(tree) for name in _named(node) if name != module)
+    return frozenset(name for name in _imported_names(tree) if name != module)
 
 
-def _named(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pipeline"):
-        for alias in node.names:
-            full = f"{node.module}.{alias.name}"
-            yield full if full in modules() else node.module
-    elif isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names if alias.name in modules())
+def _imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pipeline"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in modules() else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
 
 
-def test_every_package_has_a_level() -> None:
-    assert {package_of(module) for module in modules()} == set(LEVELS)
+def test_every_module_is_in_a_room() -> None:
+    assert {room_of(module) for module in modules() if module not in PUBLIC} == set(ROOMS)
     assert len(modules()) > 300
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("package", LEVELS)
-def test_imports_point_from_the_command_line_to_the_ground(package: str) -> None:
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_from_rooms_below_it(room: str) -> None:
+    below = ROOMS[: ROOMS.index(room) + 1]
     wrong = [
         f"{module} imports {imported}"
         for module in modules()
-        if package_of(module) == package
+        if module not in PUBLIC and room_of(module) == room
         for imported in sorted(imports(module))
-        if LEVEL[package_of(imported)] > LEVEL[package]
+        if imported in PUBLIC or room_of(imported) not in below
     ]
     assert wrong == []
 
 
-def test_no_modules_import_each_other() -> None:
-    circle: list[str] = []
+def test_no_folders_import_each_other() -> None:
+    """A room's folders have an order, too."""
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        if module not in PUBLIC:
+            targets = {folder_of(imported) for imported in runtime_imports(module)}
+            graph.setdefault(folder_of(module), set()).update(targets - {folder_of(module)})
+    assert find_circle(graph) == []
+
+
+def test_imports_inside_functions_are_of_listed_packages() -> None:
+    own, others = set(), set()
+    for module, file in modules().items():
+        for name in _imports_inside_functions(ast.parse(file.read_text())):
+            package = name.partition(".")[0]
+            if package == "pipeline":
+                own.add(module)
+            elif package not in sys.stdlib_module_names:
+                others.add(package)
+    assert sorted(own - LAZY_MODULES) == []
+    assert sorted(others - LAZY_PACKAGES) == []
+
+
+def _imports_inside_functions(tree: ast.AST) -> Iterator[str]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    yield node.module or ""
+                elif isinstance(node, ast.Import):
+                    yield from (alias.name for alias in node.names)
+
+
+def find_circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the nodes of a circle in a graph, in the order of the arrows; none if it has none."""
     try:
-        TopologicalSorter({module: imports(module) for module in modules()}).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
-        circle = list(reversed(error.args[1]))
-    assert circle == []
+        return list(reversed(error.args[1]))
+    return []
 
 
-def test_the_top_level_holds_few_modules() -> None:
-    loose = {file.stem for file in (ROOT / "pipeline").glob("*.py")}
-    assert loose == TOP_LEVEL
+def test_no_modules_import_each_other() -> None:
+    assert find_circle({module: runtime_imports(module) for module in modules()}) == []
+
+
+def test_the_top_level_holds_no_loose_modules() -> None:
+    assert {file.stem for file in (ROOT / "pipeline").glob("*.py")} == {"__init__", "__main__"}
 
 
 def test_a_folder_holds_no_more_modules_than_one_can_overlook() -> None:
