@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,7 +56,7 @@ class Observers:
         """Return the marks of the logs for the checkpoint of `step`, as JSON."""
         if self._log is None:
             return {}
-        return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
+        return {KEPT: self.monitor.submit_and_wait(partial(self._log.marks, step))}
 
     def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
         """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
@@ -101,7 +102,7 @@ class Observers:
 
     def _on_tensorboard(self, call: Callable[[TensorBoard], None]) -> None:
         if self._tensorboard is not None:
-            self.monitor.submit(self._tensorboard.attempt, call)
+            self.monitor.submit(partial(self._tensorboard.attempt, call))
 
     def __enter__(self) -> Self:
         return self

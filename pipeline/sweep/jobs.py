@@ -90,8 +90,15 @@ class Job:
 
             recipe = resumable(check(config, overrides), job_dir, self.on_changed)
             # Jobs are resumed by the sweep's command, which the sweep prints.
-            about = recipe, job_dir, changed, None, _pruner(), signals, lambda *_: None
-            return run(*about).exit_status
+            summary = run(
+                recipe,
+                job_dir,
+                changed,
+                pruner=_pruner(),
+                signals=signals,
+                how_to_resume=lambda *_: None,
+            )
+            return summary.exit_status
 
         report_errors(partial(with_summary, job_dir, attempt), debug=debug)
 

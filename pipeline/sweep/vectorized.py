@@ -151,10 +151,17 @@ class Populations:
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as nowhere:
-                    console = Console(file=nowhere)
-                    pruner = self._pruner(job)
-                    about = recipe, job.folder, job.changed, None, pruner, signals, lambda *_: None
-                    return run(*about, programs=shared.open, console=console).exit_status
+                    summary = run(
+                        recipe,
+                        job.folder,
+                        job.changed,
+                        pruner=self._pruner(job),
+                        signals=signals,
+                        how_to_resume=lambda *_: None,
+                        programs=shared.open,
+                        console=Console(file=nowhere),
+                    )
+                    return summary.exit_status
 
             def unless_refused() -> int:
                 try:
