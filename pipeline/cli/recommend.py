@@ -1,4 +1,4 @@
-"""`python -m pipeline recommend FOLDER +recipe=NAME KEY=RANGE ...`: what to try next (I-03)."""
+"""`python -m pipeline recommend FOLDER +recipe=NAME KEY=RANGE ...`: what to try next."""
 
 from __future__ import annotations
 

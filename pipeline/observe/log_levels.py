@@ -1,4 +1,4 @@
-"""Log levels: which messages beside a run's own lines are shown, and where (C-07).
+"""Log levels: which messages beside a run's own lines are shown, and where.
 
 The levels are those of MindSpore's `GLOG_v`, which is understood, as is `GLOG_logtostderr`.
 Messages come from this package and from jax, by Python's `logging`, and from a run's warnings.

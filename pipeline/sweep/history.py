@@ -1,4 +1,4 @@
-"""Earlier runs as the beginning of a study: trials whose results are known already (I-03)."""
+"""Earlier runs as the beginning of a study: trials whose results are known already."""
 
 from __future__ import annotations
 
