@@ -121,7 +121,7 @@ class _Measurements:
                 passed = where[:depth]
                 if passed in through:
                     raise ValueError(_circle(passed, node))
-                self._require(passed, 1, 0, len(through))
+                _require_bounds(passed, _Resolved(1, 0, len(through)))
                 return self._at((*_targets(node)[0], *where[depth:]), (*through, passed))
             node = _child(node, key)
         return node, len(through)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.files.svg_page import line, rectangle, text, ticks
+from pipeline.files.svg_page import Tone, line, rectangle, text, ticks
 from pipeline.profiler.iterations import Iteration, Traced
 from pipeline.profiler.step_profile import StepProfile, StepVerdict
 
@@ -132,8 +132,8 @@ def _bars(profile: StepProfile, y: float) -> tuple[list[str], float]:
         colour = COLOURS.get(phase.phase, COLOURS["other"])
         marks.append(rectangle(at, top, wide, BAR, colour, words))
         if wide > WORD * len(words):
-            light = phase.phase != "between operators"
-            marks.append(text(at + wide / 2, top + 13, words, anchor="middle", light=light))
+            tone: Tone | None = None if phase.phase == "between operators" else "light"
+            marks.append(text(at + wide / 2, top + 13, words, anchor="middle", tone=tone))
         at += wide
     top += BAR + 12
     most = max((layer.ms for layer in profile.layers[:LAYERS]), default=0.0) or 1.0
