@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
+from pipeline.autosink.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
+from pipeline.observe import observers
 from pipeline.observe.bad_steps import BadStepMonitor
 from pipeline.observe.best_effort import BestEffortMonitor
 from pipeline.observe.metrics_log import MetricsLog
@@ -26,7 +29,8 @@ Compose = Callable[..., Recipe]
 
 def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observers:
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    return open_observers(recipe, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
+    settings = observer_settings(recipe)
+    return open_observers(settings, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
 
 
 def kinds(observers: Observers) -> list[type]:
@@ -108,3 +112,13 @@ def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: 
         observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
         observers.add_hparams({"seed": 2}, EVALUATION)
     assert not list(tmp_path.glob("events.*"))
+
+
+def test_observers_know_no_recipe() -> None:
+    files = sorted(Path(observers.__file__).parent.glob("*.py"))
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    assert "pathlib" in imported
+    above = ("pipeline.config", "pydantic", "hydra", "omegaconf")
+    assert [name for name in sorted(imported) if name.startswith(above)] == []
