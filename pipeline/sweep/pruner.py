@@ -12,8 +12,9 @@ import optuna
 
 from pipeline.errors import RunError
 from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
+from pipeline.runs.ranking import directions
 from pipeline.sink.telemetry import Telemetry
-from pipeline.sweep.study import directions, open_study, read_settings
+from pipeline.sweep.study import open_study, read_settings
 
 
 class TrialPruner(MonitorBase):

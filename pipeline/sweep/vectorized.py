@@ -182,12 +182,11 @@ class Populations:
         trial = value_of(job.overrides, "hydra.sweeper.trial")
         if trial is None:
             return None
-        from pipeline.sweep.pruner import open_pruner
-
         assert self.sweeper.config is not None
+        assert self.task.open_pruner is not None
         settings = OmegaConf.to_container(self.sweeper.config.hydra.sweeper, resolve=True)
         assert isinstance(settings, dict)
-        return open_pruner(
+        return self.task.open_pruner(
             {**{str(key): value for key, value in settings.items()}, "trial": int(trial)},
             Path(str(self.sweeper.config.hydra.sweep.dir)),
         )
