@@ -14,8 +14,10 @@ from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import RecipeError, RunError, UsageError, printable
-from pipeline.files.atomic_write import write_whole
+from pipeline.core.errors import RecipeError, RunError, UsageError, printable
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.plugins.loading import find_object
+from pipeline.core.registry import load_all
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.modules.standard import Network
 from pipeline.models.torch_graph.computation.graph_file import (
@@ -30,9 +32,7 @@ from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerErro
 from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
 from pipeline.models.torch_graph.conversion.sources import HeldGraph
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.plugins.loading import find_object
-from pipeline.registry import load_all
-from pipeline.weights.files.weight_files import write_weights
+from pipeline.models.weights.files.weight_files import write_weights
 
 IMAGE = (3, 224, 224)
 """Shape of a sample where the arguments give none: channels, height and width."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
-from pipeline.errors import RunError, UsageError, printable
-from pipeline.files.error_text import no_such
-from pipeline.runs.ranking import directions
-from pipeline.sweep.history import sampler_named, suggest, trials_of_runs
-from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
+from pipeline.core.errors import RunError, UsageError, printable
+from pipeline.core.files.error_text import no_such
+from pipeline.study.runs.ranking import directions
+from pipeline.study.sweep.history import sampler_named, suggest, trials_of_runs
+from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
 
 USAGE = "recommend takes FOLDER, KEY=VALUE, ranges or lists, --metric, --count, --sampler, --seed"
 HELP = """usage: python -m pipeline recommend FOLDER +recipe=NAME KEY=RANGE ... [--metric=NAME]

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from pipeline.cli.arguments.commands import command_words
 from pipeline.config.files import find_recipes
-from pipeline.errors import UsageError
-from pipeline.files.error_text import no_such, shown
+from pipeline.core.errors import UsageError
+from pipeline.core.files.error_text import no_such, shown
 
 
 def main(args: Sequence[str]) -> NoReturn:
