@@ -72,12 +72,7 @@ def _leave(ended: Sequence[int]) -> None:
 
 
 def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
-    from pipeline.cli.arguments.usage import (
-        VERSION,
-        asks_for_help,
-        refuse_command,
-        show_versions,
-    )
+    from pipeline.cli.arguments.usage import VERSION, asks_for_help, show_versions
     from pipeline.core.host.environment import require_known_flags, require_usable_environment
     from pipeline.core.plugins.loading import name_for_all, take_flags
 
@@ -97,7 +92,7 @@ def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[
     if asks_for_help(args):
         return partial(_call, "help", args)
     if args and args[0][:1] not in "-+~" and "=" not in args[0]:
-        refuse_command(args[0], command_words())
+        return partial(_call, "arguments.unknown_command", args)
     return partial(_call, "train", args, started_at=started_at, alone=alone)
 
 

@@ -17,6 +17,7 @@ from pipeline.core.files.error_text import nearest, no_such
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import cause_hints, layer_lines
 from pipeline.inspect.compare.sides import (
+    CompareRequest,
     Side,
     StepComparison,
     changed_side,
@@ -82,10 +83,7 @@ class CompareArguments:
     overrides: tuple[str, ...]
     """Those of a recipe that is no run."""
     against: tuple[str, ...]
-    step: int | None
-    layers: tuple[str, ...]
-    what: What
-    mapped: Mapped
+    request: CompareRequest
     thresholds: Thresholds
     out: Path | None
 
@@ -106,9 +104,8 @@ def main(args: Sequence[str]) -> int:
         left, right = _sides(given)
         reporter.stage("left", f"{left.name} on {left.opened.device_name}")
         reporter.stage("right", f"{right.name} on {right.opened.device_name}, the reference")
-        about = given.step, given.layers, given.what, given.mapped, reporter
         with reporter.clock("comparing"):
-            found = compare_step(left, right, *about)
+            found = compare_step(left, right, given.request, reporter)
         return _show(found, given, reporter)
 
 
@@ -179,18 +176,19 @@ def _compare_dumps(
             raise DataError(f"{name}: is neither a run directory nor a dump")
         records.append(read_dump(folder))
     left, right = records
-    _require_alike(left, right, given.mapped)
+    request = given.request
+    _require_alike(left, right, request.mapped)
     for side, record in (("left", left), ("right", right)):
         about = record.about
         reporter.stage(side, f"{record.folder}: {about.get('model')}, step {about.get('step')}")
         if record.stopped is not None:
             reporter.warn(f"{record.folder}: {record.stopped}")
-    require_layers(given.layers, [*left.layers, *right.layers], "layers")
+    require_layers(request.layers, [*left.layers, *right.layers], "layers")
     names, others = (
-        [name for name in record.entries if is_wanted(name, given.layers, given.what)]
+        [name for name in record.entries if is_wanted(name, request.layers, request.what)]
         for record in records
     )
-    rows = compare_tensors(names, others, left.read, right.read, given.mapped)
+    rows = compare_tensors(names, others, left.read, right.read, request.mapped)
     _show_rows(rows, given, reporter)
     reporter.say("")
     for hint in cause_hints(rows, None):
@@ -264,10 +262,7 @@ def _parse(args: Sequence[str]) -> CompareArguments:
         tuple(sides),
         tuple(overrides),
         tuple(against),
-        _step(keys),
-        split_patterns(keys),
-        whats[whats.index(what)],
-        _mapped(keys),
+        CompareRequest(_step(keys), split_patterns(keys), whats[whats.index(what)], _mapped(keys)),
         Thresholds(**{name: _threshold(name, keys[name]) for name in RANGES if name in keys}),
         Path(keys["out"]) if "out" in keys else None,
     )

@@ -6,9 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import yaml
+from flax import linen as nn
+from flax.traverse_util import unflatten_dict
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.core.errors import RecipeError, RunError, UsageError, printable
@@ -16,12 +19,20 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.plugins.loading import find_object
 from pipeline.core.registry import load_all
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    from flax import linen as nn
-
-    from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.modules.standard import Network
+from pipeline.models.torch_graph.computation.graph_file import (
+    SUFFIX,
+    read_graph,
+    weights_beside,
+    write_graph,
+)
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
+from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
+from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
+from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
+from pipeline.models.torch_graph.conversion.sources import HeldGraph
+from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.weights.files.weight_files import write_weights
 
 IMAGE = (3, 224, 224)
 """Shape of a sample where the arguments give none: channels, height and width."""
@@ -64,8 +75,6 @@ def main(args: Sequence[str]) -> int:
     options = dict(_option(arg) for arg in args if "=" in arg)
     if len(words) < 2 or any(not _is_size(word) for word in words[2:]):
         raise UsageError(words, USAGE)
-    from pipeline.models.torch_graph.computation.graph_file import SUFFIX
-
     reference, target = words[0], Path(words[1])
     if not target.name.endswith((_ENDING, SUFFIX)):
         raise UsageError(words[:2], f"{target} must end in {_ENDING} or {SUFFIX}")
@@ -80,10 +89,6 @@ def main(args: Sequence[str]) -> int:
 def _convert(
     reference: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
 ) -> int:
-    from pipeline.models.torch_graph.computation.graph_file import SUFFIX
-    from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
-    from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
-
     module = make_module(reference, find_object(reference), options, seed=0)
     graph = export_module(module, shape, origin=reference)
     inputs, logits = _logits_of_torch(module, shape)
@@ -101,12 +106,6 @@ def _convert(
 
 
 def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> int:
-    from flax.traverse_util import unflatten_dict
-
-    from pipeline.models.modules.standard import Network
-    from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
-    from pipeline.models.weights.files.weight_files import write_weights
-
     found = layers_of(graph)
     opened = open_to_classes(found.layers)
     init = InitSpec.model_validate(INIT)
@@ -122,17 +121,6 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
 
 
 def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> int:
-    from pipeline.models.torch_graph.computation.graph_file import (
-        read_graph,
-        weights_beside,
-        write_graph,
-    )
-    from pipeline.models.torch_graph.computation.torch_network import (
-        TorchNetwork,
-        initial_variables_of,
-    )
-    from pipeline.models.torch_graph.conversion.sources import HeldGraph
-
     network = TorchNetwork(HeldGraph(graph), "float32")
     _require_equal(network, initial_variables_of(graph), inputs, logits)
     write_graph(file, graph)
@@ -146,7 +134,6 @@ def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.n
 
 def _logits_of_torch(module: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return random inputs (2, ...) and the logits of the module in evaluation."""
-    import numpy as np
     import torch
 
     inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
@@ -162,8 +149,6 @@ def _require_equal(
     network: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray, logits: np.ndarray
 ) -> None:
     """Print how far the logits are from PyTorch's. Raises RunError above the tolerance."""
-    import numpy as np
-
     own = np.asarray(network.apply(variables, inputs.transpose(0, 2, 3, 1), train=False))
     largest = max(float(np.abs(logits).max()), 1e-6)
     difference = float(np.abs(own - logits).max()) / largest

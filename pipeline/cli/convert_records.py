@@ -1,4 +1,4 @@
-"""`python -m pipeline convert records OUT KEY=VALUE ...`: write ArrayRecord files (D-13)."""
+"""`python -m pipeline convert records OUT KEY=VALUE ...`: write ArrayRecord files."""
 
 from __future__ import annotations
 

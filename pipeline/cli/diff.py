@@ -36,8 +36,8 @@ def main(args: Sequence[str]) -> int:
     if len(args) != 2 or any(arg.startswith("-") for arg in args):
         raise UsageError(args, USAGE)
     one, other = (read_record(Path(arg)) for arg in args)
-    logs = one.run_dir / METRICS, other.run_dir / METRICS
-    steps = compare_steps(*logs) if all(log.exists() for log in logs) else None
+    log, other_log = (record.run_dir / METRICS for record in (one, other))
+    steps = compare_steps(log, other_log) if log.exists() and other_log.exists() else None
     page = SideBySide(one, other)
     page.show_origins()
     page.show_differences("outcome", compare_outcomes(one, other))

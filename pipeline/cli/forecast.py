@@ -28,8 +28,10 @@ from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 
 CHECK = "--check"
-CHECK_S, CHECK_STEPS = 3.0, (8, 1000)
-"""Seconds for which `--check` runs steps, and the least and most of them."""
+CHECK_S = 3.0
+"""Seconds for which `--check` runs steps."""
+MIN_CHECK_STEPS = 8
+MAX_CHECK_STEPS = 1000
 
 HELP = """usage: python -m pipeline forecast [+recipe=NAME] [KEY=VALUE ...] [--check]
 
@@ -96,5 +98,5 @@ def measure_step(
     terminal = reporter.console.is_terminal
     with TimedRuns(recipe, built.run_schedule, executable, terminal=terminal) as trials:
         # The first steps are slow: memory that no one has touched, libraries that plan their calls.
-        steps = int(np.clip(CHECK_S * 1e3 / first_look(trials), *CHECK_STEPS))
+        steps = int(np.clip(CHECK_S * 1e3 / first_look(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS))
         return float(trials.time(OFF, steps).dispatch_ms.min())

@@ -1,6 +1,6 @@
 """Switches of the adapters for TensorFlow and PyTorch, by the names that they have there.
 
-Each is another word for a key of this package, with the adapter's rules (S-13, P-04). A recipe
+Each is another word for a key of this package, with the adapter's rules. A recipe
 that is checked has the key alone: the resolved recipe shows what a word stands for.
 """
 
@@ -33,16 +33,16 @@ class AdapterWords(Spec):
     """The adapters' switches, as further keys of `train`."""
 
     precision_mode: PrecisionMode | None = Field(default=None, exclude=True)
-    """TensorFlow's adapter (P-04), for `precision`: must_keep_origin_dtype is O0,
+    """TensorFlow's adapter, for `precision`: must_keep_origin_dtype is O0,
     allow_fp32_to_fp16 O1, allow_mix_precision O2, force_fp16 O3."""
     opt_level: Literal["O0", "O1", "O2", "O3"] | None = Field(default=None, exclude=True)
-    """APEX (P-04), for `precision`."""
+    """APEX, for `precision`."""
     iterations_per_loop: PositiveInt | None = Field(default=None, exclude=True)
-    """TensorFlow's adapter (S-13), for `sink_size`; it must divide the steps of training."""
+    """TensorFlow's adapter, for `sink_size`; it must divide the steps of training."""
     enable_data_pre_proc: bool | None = Field(default=None, exclude=True)
-    """TensorFlow's adapter (S-13), for `sink`."""
+    """TensorFlow's adapter, for `sink`."""
     mix_compile_mode: bool | None = Field(default=None, exclude=True)
-    """TensorFlow's adapter (S-13): true is `mode: eager`, in which a loop has one step."""
+    """TensorFlow's adapter: true is `mode: eager`, in which a loop has one step."""
 
     @model_validator(mode="after")
     def _translate(self) -> Self:

@@ -40,7 +40,7 @@ def rule(check: Check) -> Check:
 
 
 def known_facts(recipe: Recipe) -> Facts | None:
-    """Sizes known without reading data; None where padding changes shapes and batches (D-18)."""
+    """Sizes known without reading data; None where padding changes shapes and batches."""
     return None if recipe.dataset.buckets else recipe.dataset.facts()
 
 
@@ -71,7 +71,7 @@ def length_in_range(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
-    """S-15: a sink is one pass (-1) or a positive number of batches; auto is resolved later."""
+    """A sink is one pass (-1) or a positive number of batches; auto is resolved later."""
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
         yield f"train.sink_size = {size}: must be -1 (a sink per pass), positive or auto"
@@ -79,7 +79,7 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
-    """S-13: loops are of one length, and of one step where the host takes part in each."""
+    """Loops are of one length, and of one step if the host takes part in each."""
     facts = known_facts(recipe)
     before = (one_length, length_in_range, batch_fits)
     if any(list(check(recipe)) for check in before):
@@ -112,7 +112,7 @@ def device_comes_in_such_numbers(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def one_source_of_types(recipe: Recipe) -> Iterator[str]:
-    """M-07: a level and `to_float` both give types to layers; as in MindSpore, not together."""
+    """A level and `to_float` both give types to layers; as in MindSpore, not together."""
     level = level_of(recipe)
     if recipe.train.to_float and level != "O0":
         yield (
@@ -159,7 +159,7 @@ def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
-    """Loss, accumulation and optimizer support skipped samples or labels, where any are (M-13)."""
+    """Loss, accumulation and optimizer support skipped samples or labels, where any are."""
     train, share = recipe.train, recipe.train.loss.hardest_share
     ignored = recipe.dataset.ignore_index
     if ignored is not None and not train.loss.masks_labels:

@@ -1,4 +1,4 @@
-"""The section `dump` of a recipe: which tensors of which steps are written (V-02)."""
+"""The section `dump` of a recipe: which tensors of which steps are written."""
 
 from __future__ import annotations
 

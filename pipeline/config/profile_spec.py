@@ -1,4 +1,4 @@
-"""Profiling: the section of a recipe, and the environment variables of the documents (F-03)."""
+"""Profiling: the section of a recipe, and the environment variables of the documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")
 
 
 class ProfileSpec(Spec):
-    """Profiling: which steps are traced, and what of them is written (F-01 to F-05)."""
+    """Profiling: which steps are traced, and what of them is written."""
 
     mode: Annotated[
         Literal["off", "on", "only"],

@@ -62,7 +62,7 @@ class TrainSpec(AdapterWords):
 
     batch_size: PositiveInt
     epochs: PositiveInt | None
-    """MindSpore's epochs: sinks when `sink_size` > 0, else passes over the data (S-04..S-07)."""
+    """MindSpore's epochs: sinks when `sink_size` > 0, else passes over the data."""
     passes: PositiveInt | None
     steps: PositiveInt | None
     sink: bool
@@ -77,22 +77,22 @@ class TrainSpec(AdapterWords):
     feed: Literal["auto", "resident", "stream"]
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
-    that Python in your own layers can print and be debugged, much slower (M-11)."""
+    that Python in your own layers can print and be debugged, much slower."""
     jit_layers: Seq[str]
     """Patterns of layers, such as conv_*, that are compiled although the mode is eager: Python in
     the others still runs in every step. Dropout inside of them draws other numbers."""
     precision: Literal[Level, "auto"]
-    """The type that layers compute in, weights and loss being float32 (P-01). O0: float32; O1:
+    """The type that layers compute in, weights and loss being float32. O0: float32; O1:
     convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:
     all in float16; bf16: all in bfloat16; auto: bf16 on a GPU, O3 on Ascend, O0 on the CPU."""
     to_float: Seq[ToFloat]
-    """Types by layer; the last matching rule wins (M-07). Only with level O0."""
+    """Types by layer; the last matching rule wins. Only with level O0."""
     loss_scale: LossScale
-    """The factor of the loss (P-02): a number, fixed, dynamic, or auto: dynamic in O2, else 1."""
+    """The factor of the loss: a number, fixed, dynamic, or auto: dynamic in O2, else 1."""
     on_nan: OnNan
     """Reaction to a step whose loss or gradient is not finite: stop, skip or rollback."""
     freeze: Seq[str]
-    """Patterns of parameter paths, such as conv_*, that are not updated (M-06). One that begins
+    """Patterns of parameter paths, such as conv_*, that are not updated. One that begins
     with ! takes its parameters out again, the last one decides; ["!dense_2"] freezes all others."""
     unfreeze: Seq[UnfreezeRule]
     """Frozen parameters to train after some passes or steps; their optimizer state begins then."""
@@ -104,9 +104,9 @@ class TrainSpec(AdapterWords):
     the next one's, times that of `lr_rules`."""
     lr_rules: Seq[RateRule]
     """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule
-    wins (L-03). The rate that is logged is that of parameters without a rule."""
+    wins. The rate that is logged is that of parameters without a rule."""
     accumulate_steps: PositiveInt
-    """Number of microbatches of a batch whose gradients are computed one after the other (L-07)."""
+    """Number of microbatches of a batch whose gradients are computed one after the other."""
     remat: Literal["none", "blocks", "auto"] = "none"
     """Activations that the backward pass computes again instead of keeping them, in less memory and
     more time: none; blocks: those inside of residual blocks and branches; auto: as blocks where the
@@ -115,7 +115,7 @@ class TrainSpec(AdapterWords):
     """Bytes of temporaries that a step may take before `remat: auto` lowers them; null: the memory
     that is available."""
     gradients: Annotated[GradientSpec, PartOf("gradients")]
-    """How a step gets its gradients: plain, by one backward pass, or a way of one's own (L-09)."""
+    """How a step gets its gradients: plain, by one backward pass, or a way of one's own."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
@@ -148,13 +148,13 @@ class CheckpointSpec(Spec):
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
     keep_minutes: Annotated[PositiveInt, Field(le=366 * 24 * 60)] | None = None
-    """Also keep one checkpoint of every N minutes, the first of them (K-01)."""
+    """Also keep one checkpoint of every N minutes, the first of them."""
     prefix: Annotated[
         Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)] | None,
         Expected("the beginning of a file's name: letters, digits, _, +, - and ., at most 100"),
     ] = None
     """Also write each checkpoint's weights as MindSpore's `{prefix}-{epoch}_{step}.ckpt`, of which
-    as many are kept; null: the network's name where `directory` is given (K-01)."""
+    as many are kept; null: the network's name where `directory` is given."""
     directory: FilePath | None = None
     """The folder of these files; null: `ckpt` in the run directory."""
     best: str | None
@@ -201,15 +201,15 @@ class MonitorSpec(Spec):
     """Monitoring: what is printed and written during training."""
 
     lines: Literal["callbacks", "functional"]
-    """Lines of training. callbacks: those of LossMonitor and TimeMonitor (C-02, C-03); functional:
+    """Lines of training. callbacks: those of LossMonitor and TimeMonitor; functional:
     those of MindSpore's functional loop, a banner, every 100 batches of a pass the loss, and after
-    an evaluation its accuracy and loss (C-06, C-08)."""
+    an evaluation its accuracy and loss."""
     log_level: LogLevel | None
     """Least severe messages that are shown: debug, info, warning or error; null: by the variable
-    GLOG_v, 0 to 3, else warning (C-07)."""
+    GLOG_v, 0 to 3, else warning."""
     loss_every: NonNegativeInt
     """The loss line at every sink (or step, without sinks); N: not more often than every N steps;
-    0: never (C-02)."""
+    0: never."""
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""
@@ -219,9 +219,9 @@ class MonitorSpec(Spec):
     collect_every: PositiveInt | None
     """Number of steps after which histograms of all weights and of their gradients are written to
     TensorBoard, before the first step too; null: never. One more program is compiled for the
-    gradients, and losses stay the same bits (I-01)."""
+    gradients, and losses stay the same bits."""
     graph: bool
-    """Write the graph of the network to TensorBoard (I-01)."""
+    """Write the graph of the network to TensorBoard."""
     embeddings: NonNegativeInt
     """Number of evaluation samples of which TensorBoard's projector gets, at the end, the input of
     the last layer. One more program is compiled for them."""
@@ -248,11 +248,11 @@ class Recipe(Spec):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     stages: Annotated[Seq[Stage], Field(min_length=1)]
     autotune: AutotuneMode
-    """How the lowering of every convolution is chosen, independent of the sink (A-01). off: the
+    """How the lowering of every convolution is chosen, independent of the sink. off: the
     defaults; bank: entries of the knowledge banks, else a rule; tune: also time what they lack, and
     keep the result; repeat: time everything again, and keep better results."""
     autotune_search: Literal["exhaustive", "ga"]
-    """Candidates that tuning times: all, or those that a genetic search picks (A-02)."""
+    """Candidates that tuning times: all, or those that a genetic search picks."""
     debug: bool
     """Show tracebacks."""
     dataset: Annotated[DatasetSpec, PartOf("dataset")]

@@ -60,6 +60,22 @@ class _Resolved(NamedTuple):
     """Length of the longest chain of references in it."""
 
 
+def _require_bounds(where: Where, resolved: _Resolved) -> None:
+    """Raise ValueError if the subtree at `where` is beyond one of the bounds."""
+    if resolved.size > MAX_SIZE:
+        reason = f"references make more than {MAX_SIZE:,} values of it"
+    elif resolved.levels > MAX_DEPTH:
+        reason = f"references nest it more than {MAX_DEPTH} levels deep"
+    elif resolved.chain > MAX_CHAIN:
+        reason = (
+            f"more than {MAX_CHAIN} references lead from one to the next; refer to the key "
+            "that has the value"
+        )
+    else:
+        return
+    raise ValueError(f"{dotted(where)}: {reason}")
+
+
 class _Measurements:
     """The sizes of all subtrees of a tree with references resolved, each measured once."""
 
@@ -74,26 +90,13 @@ class _Measurements:
         Raises ValueError.
         """
         found = self._known.get(where, _Resolved(1, 0, 0))
-        self._require(where, found.size, level + found.levels, len(through) + found.chain)
+        reached = _Resolved(found.size, level + found.levels, len(through) + found.chain)
+        _require_bounds(where, reached)
         if where not in self._known:
             found = self._measure(where, through, level)
-            self._require(where, *found)
+            _require_bounds(where, found)
             self._known[where] = found
         return found
-
-    def _require(self, where: Where, size: int, levels: int, chain: int) -> None:
-        if size > MAX_SIZE:
-            reason = f"references make more than {MAX_SIZE:,} values of it"
-        elif levels > MAX_DEPTH:
-            reason = f"references nest it more than {MAX_DEPTH} levels deep"
-        elif chain > MAX_CHAIN:
-            reason = (
-                f"more than {MAX_CHAIN} references lead from one to the next; refer to the key "
-                "that has the value"
-            )
-        else:
-            return
-        raise ValueError(f"{dotted(where)}: {reason}")
 
     def _measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
         node, passed = self._at(where, ())
@@ -118,7 +121,7 @@ class _Measurements:
                 passed = where[:depth]
                 if passed in through:
                     raise ValueError(_circle(passed, node))
-                self._require(passed, 1, 0, len(through))
+                _require_bounds(passed, _Resolved(1, 0, len(through)))
                 return self._at((*_targets(node)[0], *where[depth:]), (*through, passed))
             node = _child(node, key)
         return node, len(through)

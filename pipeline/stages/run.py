@@ -18,6 +18,7 @@ from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.compose import for_processes
+from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.folder_lock import Lock
@@ -453,13 +454,20 @@ def observers_of_run(
     """Open the observers; only the first process of a run has any."""
     if not context.ranks.is_first:
         return Observers([], None)
-    recipe, run_dir, reporter = context.recipe, context.run_dir, context.reporter
-    schedule, logs = built.run_schedule, marks_of_run(context, host)
-    scalars = bool(recipe.train.callbacks or context.callbacks)
-    return open_observers(
-        *(recipe, run_dir, schedule, history.step, reporter, estimate, logs, context.lock),
-        scalars=scalars,
+    settings = replace(
+        observer_settings(context.recipe),
+        scalars=bool(context.recipe.train.callbacks or context.callbacks),
         unit=dataset.unit,
+        estimate=estimate,
+        lock=context.lock,
+    )
+    return open_observers(
+        settings,
+        context.run_dir,
+        built.run_schedule,
+        history.step,
+        context.reporter,
+        marks_of_run(context, host),
     )
 
 

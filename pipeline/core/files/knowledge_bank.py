@@ -1,4 +1,4 @@
-"""Files of search results (A-01..A-03): knowledge banks and results of tuning."""
+"""Files of search results: knowledge banks and results of tuning."""
 
 from __future__ import annotations
 

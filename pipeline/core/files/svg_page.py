@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Literal
+
+Tone = Literal["quiet", "light"]
+"""Classes of text in STYLE."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -86,11 +90,10 @@ def text(
     *,
     size: float = 12,
     anchor: str = "start",
-    quiet: bool = False,
-    light: bool = False,
+    tone: Tone | None = None,
 ) -> str:
-    """Return text whose baseline is at y; `light` for a dark ground."""
-    kind = ' class="quiet"' if quiet else ' class="light"' if light else ""
+    """Return text whose baseline is at y; a `light` tone is for a dark ground."""
+    kind = f' class="{tone}"' if tone else ""
     place = f'x="{x:.2f}" y="{y:.2f}" font-size="{size:g}" text-anchor="{anchor}"'
     return f"<text {place}{kind}>{escape(words)}</text>"
 

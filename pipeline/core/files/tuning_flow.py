@@ -1,4 +1,4 @@
-"""The flow of every tuner (A-01): look in the banks, search if needed, keep the faster result."""
+"""The flow of every tuner: look in the banks, search if needed, keep the faster result."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) 
 def operator_record(
     op: Sequence[str], key: str, before_us: float, after_us: float, status: Status
 ) -> dict[str, Any]:
-    """One operator of a result file (A-03): times in microseconds, the status as booleans."""
+    """One operator of a result file: times in microseconds, the status as booleans."""
     names: tuple[Status, ...] = get_args(Status)
     return {
         "op": list(op),

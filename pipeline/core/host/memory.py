@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.host.cgroups import CGROUP, MEMBERSHIP, groups_of
 
 _MEMINFO = Path("/proc/meminfo")
-_LIMITS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of a control group, in version 2 and 1: limit, usage, and the statistic of reclaimable page
-cache within the usage."""
+
+
+@dataclass(frozen=True)
+class _LimitFiles:
+    """Names of a control group's files: its limit, its usage, and the statistic of reclaimable page
+    cache within the usage."""
+
+    limit: str
+    usage: str
+    page_cache: str
+
+
+_VERSION_2 = _LimitFiles("memory.max", "memory.current", "inactive_file")
+_VERSION_1 = _LimitFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """Memory that is still available to a process, on this machine and in its container."""
     groups = groups_of("memory", cgroup, membership)
-    left = (_left_bytes(group, *names) for group in groups for names in _LIMITS)
+    versions = (_VERSION_2, _VERSION_1)
+    left = (_left_bytes(group, files) for group in groups for files in versions)
     return min([_free_bytes(), *(count for count in left if count is not None)])
 
 
@@ -45,13 +55,13 @@ def _free_bytes() -> int:
     return 1024 * int(found[1])
 
 
-def _left_bytes(group: Path, limit: str, used: str, copies: str) -> int | None:
+def _left_bytes(group: Path, files: _LimitFiles) -> int | None:
     """Bytes left under a control group's limit; None where it does not exist or has no limit."""
     try:
-        left = int((group / limit).read_text()) - int((group / used).read_text())
+        left = int((group / files.limit).read_text()) - int((group / files.usage).read_text())
     except (OSError, ValueError):
         return None
-    return max(0, left + _statistic(group / "memory.stat", copies))
+    return max(0, left + _statistic(group / "memory.stat", files.page_cache))
 
 
 def _statistic(file: Path, name: str) -> int:

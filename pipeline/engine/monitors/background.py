@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from pipeline.engine.monitors.monitors import Evaluation, Monitor, SinkReport
 from pipeline.training.telemetry import Telemetry
@@ -16,7 +16,6 @@ and the threads do not alternate at every step."""
 LIMIT_BYTES = 64 << 20
 """Bytes that may be queued before training waits."""
 T = TypeVar("T")
-P = ParamSpec("P")
 CALL_BYTES = 1 << 10
 """Bytes that a queued call takes besides its telemetry, generously."""
 
@@ -60,14 +59,14 @@ class BackgroundMonitor:
         """Pass on a rollback."""
         self._queue_event(lambda monitor: monitor.on_rollback(step, to))
 
-    def submit(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Queue a call that is no event; it runs on the thread, after everything before it."""
-        self._queue(partial(call, *args, **kwargs))
+    def submit(self, call: Callable[[], None]) -> None:
+        """Queue a call that isn't an event; it runs on the thread, after everything before it."""
+        self._queue(call)
 
-    def submit_and_wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def submit_and_wait(self, call: Callable[[], T]) -> T:
         """Queue a call, wait until the thread has carried it out, and return its result."""
         results: list[T] = []
-        self._queue(lambda: results.append(call(*args, **kwargs)))
+        self._queue(lambda: results.append(call()))
         self.flush()
         return results[0]
 

@@ -1,4 +1,4 @@
-"""The lines of MindSpore's functional training loop (C-06, C-08)."""
+"""The lines of MindSpore's functional training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log levels: which messages beside a run's own lines are shown, and where (C-07).
+"""Log levels: which messages beside a run's own lines are shown, and where.
 
 The levels are those of MindSpore's `GLOG_v`, which is understood, as is `GLOG_logtostderr`.
 Messages come from this package and from jax, by Python's `logging`, and from a run's warnings.
@@ -11,14 +11,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from pipeline.config.recipe import LogLevel
 from pipeline.core.files.error_text import show
 from pipeline.core.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]
-LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+LEVELS = ("debug", "info", "warning", "error")
 LEVEL_VARIABLE, STDERR_VARIABLE = "GLOG_v", "GLOG_logtostderr"
 LOGGERS = ("pipeline", "jax")
 """Loggers whose messages are shown."""
@@ -28,20 +27,20 @@ LOGGERS = ("pipeline", "jax")
 class LogSettings:
     """The least severe level that is shown, and where messages go besides run.log."""
 
-    level: LogLevel = "warning"
+    level: str = "warning"
     to: LogPlace = "console"
     problem: str = ""
     """The variables that make no sense, and why; empty where all do."""
 
 
-def log_settings(chosen: LogLevel | None, environment: Mapping[str, str]) -> LogSettings:
+def log_settings(chosen: str | None, environment: Mapping[str, str]) -> LogSettings:
     """Return the settings of a run: the level that its recipe has chosen, else that of GLOG_v.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
     counts as not set, and is named as a problem.
     """
     problems, level = [], chosen
-    numbers: dict[str, LogLevel] = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
+    numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
     asked = environment.get(LEVEL_VARIABLE)
     if level is None and asked is not None:
         level = numbers.get(asked)
@@ -75,7 +74,7 @@ class ReporterHandler(logging.Handler):
 
 
 @contextmanager
-def log_by_level(reporter: Reporter, chosen: LogLevel | None) -> Iterator[None]:
+def log_by_level(reporter: Reporter, chosen: str | None) -> Iterator[None]:
     """Let a reporter show messages by the recipe's level and the environment in the body.
 
     Below warning, the messages of `LOGGERS` are shown too. Else nothing of `logging` is changed.

@@ -61,7 +61,7 @@ class Evaluation:
 
 
 class Monitor(Protocol):
-    """Receiver of a run's events, which can't change the run (C-01)."""
+    """Receiver of a run's events, which can't change the run."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Steps were done in `seconds`; a sink may come in several such chunks."""
@@ -129,9 +129,9 @@ class MonitorBase:
 
 
 class LossMonitor(MonitorBase):
-    """The documents' line (C-02): `epoch: 1 step: 195, loss is 1.9601055`.
+    """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch (S-05), and not more often than every
+    Printed at the end of a sink, whose number is the epoch, and not more often than every
     `every` steps; 0 never prints.
     """
 
@@ -149,7 +149,7 @@ class LossMonitor(MonitorBase):
 
 
 class TimeMonitor(MonitorBase):
-    """The documents' line (C-03), then the run's position and speed.
+    """The documents' line, then the run's position and speed.
 
     On an emulated device the line ends with the time of the device, marked as modelled.
     """

@@ -42,7 +42,10 @@ class ReferenceStep:
             expected.append(self.step.joined())
         chosen = getattr(network.policy, "chosen", ())
         errors = layer_errors(
-            *(forced, expected, self.in_float64(), self.step.joined()),
+            forced,
+            expected,
+            self.in_float64(),
+            self.step.joined(),
             has_winograd=any(how.family.startswith("winograd") for _, how in chosen),
         )
         return ForcedComparison(tuple(errors), tuple(findings(errors)))

@@ -131,8 +131,9 @@ def layer_errors(
         kind, dtype = (form.kind, form.dtype) if form is not None else ("loss", "float32")
         smallest = _unit(dtype) * _cancelled(name, true, read)
         others = [one[name] for one in arrays[2:] if name in one and one[name].shape == true.shape]
-        error = _error(name, kind, dtype, own, true, others, smallest)
-        found.append(replace(error, has_winograd=has_winograd and kind == "conv"))
+        error = LayerError(name, kind, dtype, int(true.size), nan, 0.0, nan, nan)
+        error = replace(error, has_winograd=has_winograd and kind == "conv")
+        found.append(_measure(error, own, true, others, smallest))
     return _with_excuses(found)
 
 
@@ -142,34 +143,31 @@ def _made(tensors: LayerTensors) -> Iterator[tuple[TensorName, np.ndarray]]:
             yield name, array
 
 
-def _error(
-    name: TensorName,
-    kind: str,
-    dtype: str,
-    own: np.ndarray,
+def _measure(
+    error: LayerError,
+    array: np.ndarray,
     true: np.ndarray,
     others: Sequence[np.ndarray],
     smallest: float,
 ) -> LayerError:
-    about = (name, kind, dtype, int(true.size))
-    if own.shape != true.shape:
-        return LayerError(
-            *about, nan, 0.0, nan, nan, misshapen=f"shape {own.shape}, not {true.shape}"
-        )
+    """Return `error` with its figures: the error of `array`, and of `others` the expected one."""
+    if array.shape != true.shape:
+        return replace(error, misshapen=f"shape {array.shape}, not {true.shape}")
+    unit = _unit(error.dtype)
+    if not np.isfinite(array).all():
+        size = inf if np.isfinite(true).all() else 0.0
+        return replace(error, error=size, expected=unit, pattern=1.0, expected_pattern=1.0)
     length = norm(true)
-    if not np.isfinite(own).all():
-        finite = np.isfinite(true).all()
-        return LayerError(*about, inf if finite else 0.0, _unit(dtype), 1.0, 1.0)
     errors = [norm(other - true) for other in others]
-    least = max([*errors, LEAST * _unit(dtype) * length, smallest])
+    least = max([*errors, LEAST * unit * length, smallest])
     relative = 1 / length if length > 0 else 1.0
     patterns = [pattern_of(other - true) for other in others]
-    return LayerError(
-        *about,
-        norm(own - true) * relative,
-        least * relative,
-        pattern_of(own - true),
-        max(patterns, default=1.0),
+    return replace(
+        error,
+        error=norm(array - true) * relative,
+        expected=least * relative,
+        pattern=pattern_of(array - true),
+        expected_pattern=max(patterns, default=1.0),
     )
 
 

@@ -113,25 +113,30 @@ class StepComparison:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class CompareRequest:
+    """The step to compare, and the tensors of it that are wanted."""
+
+    step: int | None
+    """Steps done; None for the reference's newest checkpoint, or 0 if it has none."""
+    layers: tuple[str, ...]
+    """Glob patterns of layers."""
+    what: What
+    mapped: Mapped
+
+
 def compare_step(
-    left: Side,
-    right: Side,
-    step: int | None,
-    layers: Sequence[str],
-    what: What,
-    mapped: Mapped,
-    reporter: Reporter,
+    left: Side, right: Side, request: CompareRequest, reporter: Reporter
 ) -> StepComparison:
     """Compute a step on both sides from the state of the right one, the reference, and compare.
 
-    Without `step` it is that after the reference's newest checkpoint, or the first. Raises
-    DataError where the sides are of different networks, or the run has no checkpoints, RecipeError
-    for a pattern that no layer matches.
+    Raises DataError if the sides are of different networks, or the run has no checkpoints,
+    RecipeError for a pattern that no layer matches.
     """
     _require_same_network(left, right)
     kinds = layer_kinds(right.opened.built.parts, right.opened.built.seed)
-    require_layers(layers, list(kinds), "layers")
-    state, step = _state_of(right, step, reporter)
+    require_layers(request.layers, list(kinds), "layers")
+    state, step = _state_of(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
@@ -143,13 +148,13 @@ def compare_step(
         free = _captured(programs[1], own, batch, step, left.name)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
-    rows = [] if free is None else _rows(free, reference.step, layers, what, mapped)
+    rows = [] if free is None else _rows(free, reference.step, request)
     if left.run_dir is not None and not left.changed:
         notes += _distance_of_weights(left, step, weights)
     notes += [] if free is None else _difference_of_data(free, reference.step)
     found = reference.compare(programs[1], own)
-    wanted = tuple(e for e in found.errors if is_wanted(e.name, layers, "all"))
-    blamed = tuple(f for f in found.findings if is_wanted(f.worst.name, layers, "all"))
+    wanted = tuple(e for e in found.errors if is_wanted(e.name, request.layers, "all"))
+    blamed = tuple(f for f in found.findings if is_wanted(f.worst.name, request.layers, "all"))
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
@@ -224,22 +229,16 @@ def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
     return replace(weights, loss_scale=np.float32(scales[0].initial))
 
 
-def _rows(
-    free: CapturedStep,
-    reference: CapturedStep,
-    layers: Sequence[str],
-    what: What,
-    mapped: Mapped,
-) -> list[Row]:
+def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) -> list[Row]:
     left, right = (
         {
             name: array
             for name, array in named_tensors(step.joined(), step.images)
-            if is_wanted(name, layers, what)
+            if is_wanted(name, request.layers, request.what)
         }
         for step in (free, reference)
     )
-    return compare_tensors(list(left), list(right), left.get, right.get, mapped)
+    return compare_tensors(list(left), list(right), left.get, right.get, request.mapped)
 
 
 def _distance_of_weights(left: Side, step: int, weights: Weights) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from pipeline.core.files.svg_page import line, rectangle, text, ticks
+from pipeline.core.files.svg_page import Tone, line, rectangle, text, ticks
 from pipeline.inspect.profiler.iterations import Iteration, Traced
 from pipeline.inspect.profiler.step_profile import StepProfile, StepVerdict
 
@@ -34,7 +34,7 @@ def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: St
     marks = [text(0, 0, f"{first.recipe} on {first.device}, batch {first.batch_size:,}", size=18)]
     foot = 22.0
     for words in _wrapped(f"Verdict: {verdict}"):
-        marks.append(text(0, foot, words, size=13, quiet=True))
+        marks.append(text(0, foot, words, size=13, tone="quiet"))
         foot += 18
     foot += 14
     one = _typical(traced)
@@ -89,7 +89,7 @@ def _iteration(
         place = x(begin + 1e6 * tick)
         marks += [
             line(place, y + 8, place, foot - GAP, GRID),
-            text(place, y, f"{tick:g}", anchor="middle", quiet=True),
+            text(place, y, f"{tick:g}", anchor="middle", tone="quiet"),
         ]
     parts = (
         ("data tail", begin, point.fp_begin, "#eceae4"),
@@ -116,7 +116,7 @@ def _iteration(
             marks.append(rectangle(x(event.begin_ns), top, max(wide - 0.5, 0.2), LANE, colour, tip))
             if wide > WORD * len(where):
                 middle = (x(event.begin_ns) + x(event.end_ns)) / 2
-                marks.append(text(middle, top + 15, where, anchor="middle", light=True))
+                marks.append(text(middle, top + 15, where, anchor="middle", tone="light"))
     return marks, foot
 
 
@@ -132,8 +132,8 @@ def _bars(profile: StepProfile, y: float) -> tuple[list[str], float]:
         colour = COLOURS.get(phase.phase, COLOURS["other"])
         marks.append(rectangle(at, top, wide, BAR, colour, words))
         if wide > WORD * len(words):
-            light = phase.phase != "between operators"
-            marks.append(text(at + wide / 2, top + 13, words, anchor="middle", light=light))
+            tone: Tone | None = None if phase.phase == "between operators" else "light"
+            marks.append(text(at + wide / 2, top + 13, words, anchor="middle", tone=tone))
         at += wide
     top += BAR + 12
     most = max((layer.ms for layer in profile.layers[:LAYERS]), default=0.0) or 1.0
@@ -150,6 +150,6 @@ def _bars(profile: StepProfile, y: float) -> tuple[list[str], float]:
             if wide > 0:
                 marks.append(rectangle(at, top, wide, BAR, colour, f"{name} {ms:.3g} ms"))
             at += wide
-        marks.append(text(at + 6, top + 13, f"{layer.ms:.3g} ms", quiet=True))
+        marks.append(text(at + 6, top + 13, f"{layer.ms:.3g} ms", tone="quiet"))
         top += BAR + 5
     return marks, top

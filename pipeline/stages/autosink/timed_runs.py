@@ -20,6 +20,7 @@ from rich.console import Console
 
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.checkpoint.host_state import HostState
+from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.history import History
@@ -87,7 +88,8 @@ class TimedRuns:
             console = self._open.enter_context(_unseen(self._terminal))
             reporter = self._open.enter_context(Reporter(folder, console))
             run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
-            observers = open_observers(self._recipe, folder, run_schedule, 0, reporter)
+            settings = observer_settings(self._recipe)
+            observers = open_observers(settings, folder, run_schedule, 0, reporter)
             self._observers[variant.sink_steps] = self._open.enter_context(observers)
         return self._observers[variant.sink_steps]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -85,9 +85,9 @@ class Evaluations:
             return
         reporter, monitor = self.context.reporter, self.observers.monitor
         for line in class_table(evaluation):
-            monitor.submit(reporter.stage, "", line)
+            monitor.submit(partial(reporter.stage, "", line))
         if (problem := never_predicted(evaluation)) is not None:
-            monitor.submit(reporter.warn, problem)
+            monitor.submit(partial(reporter.warn, problem))
 
     def _show_embeddings(self, state: TrainState) -> None:
         if not self.context.recipe.monitor.embeddings:

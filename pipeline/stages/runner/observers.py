@@ -1,16 +1,16 @@
-"""Observers: the monitors of one run, as its recipe configures them."""
+"""Observers: the monitors of one run, as its settings configure them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from pipeline.backends.base import Estimate
-from pipeline.config.precision import loss_scale_of
-from pipeline.config.recipe import Recipe
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
@@ -34,6 +34,30 @@ from pipeline.engine.monitors.tensorboard import TensorBoard, board_folder
 from pipeline.engine.schedule import RunSchedule
 
 
+@dataclass(frozen=True)
+class ObserverSettings:
+    """What is printed and written of a run."""
+
+    batch_size: int
+    trains: bool
+    """Whether a terminal gets a progress bar."""
+    lines: Literal["callbacks", "functional"]
+    loss_every: int
+    """Fewest steps between two loss lines; 0: there are none."""
+    skips_overflow: bool
+    """Whether the loss scale skips overflows, which are then not reported."""
+    board: Mapping[str, Any] | None
+    """The recipe that TensorBoard shows; None: nothing is written for TensorBoard."""
+    scalars: bool = False
+    """Whether callbacks may log scalars."""
+    unit: SampleUnit = IMAGES
+    """Unit in which speed is counted."""
+    estimate: Estimate | None = None
+    """Modelled times, shown beside the measured ones under their own names."""
+    lock: Lock | None = None
+    """Lock that keeps other processes out of the directory."""
+
+
 class Observers:
     """The monitors of a run, on a thread of their own, and TensorBoard where it is on."""
 
@@ -55,7 +79,7 @@ class Observers:
         """Return the marks of the logs for the checkpoint of `step`, as JSON."""
         if self._log is None:
             return {}
-        return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
+        return {KEPT: self.monitor.submit_and_wait(partial(self._log.marks, step))}
 
     def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
         """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
@@ -95,13 +119,13 @@ class Observers:
         if changed:
             self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
 
-    def add_recipe(self, recipe: Recipe) -> None:
+    def add_recipe(self, recipe: Mapping[str, Any]) -> None:
         """Write the recipe into TensorBoard as text."""
-        self._on_tensorboard(lambda board: board.add_recipe(recipe.model_dump(mode="json")))
+        self._on_tensorboard(lambda board: board.add_recipe(recipe))
 
     def _on_tensorboard(self, call: Callable[[TensorBoard], None]) -> None:
         if self._tensorboard is not None:
-            self.monitor.submit(self._tensorboard.attempt, call)
+            self.monitor.submit(partial(self._tensorboard.attempt, call))
 
     def __enter__(self) -> Self:
         return self
@@ -111,62 +135,51 @@ class Observers:
 
 
 def open_observers(
-    recipe: Recipe,
+    settings: ObserverSettings,
     run_dir: Path,
     run_schedule: RunSchedule,
     first: int,
     reporter: Reporter,
-    estimate: Estimate | None = None,
     kept_logs: Mapping[str, Any] | None = None,
-    lock: Lock | None = None,
-    *,
-    scalars: bool = False,
-    unit: SampleUnit = IMAGES,
 ) -> Observers:
     """Open the observers of a run that goes on from boundary `first`.
 
-    `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
-    `lock` keeps other processes out of the directory. An `estimate` is shown beside the measured
-    times, under names of its own; `scalars` says whether callbacks may log any; speed is counted in
-    `unit`. A log of steps that can't be written ends the run; TensorBoard and the progress bar
-    are best effort.
+    `kept_logs` are the marks of the logs in the checkpoint there, None if the run begins there. A
+    log of steps that can't be written ends the run; TensorBoard and the progress bar are best
+    effort.
     """
-    batch_size = recipe.train.batch_size
-    log = MetricsLog(run_dir, run_schedule, first, kept_logs, scalars=scalars)
+    log = MetricsLog(run_dir, run_schedule, first, kept_logs, scalars=settings.scalars)
     for findings in log.found:
         reporter.warn(str(findings))
     monitors: list[Monitor] = [
-        *([LockMonitor(run_dir, lock)] if lock is not None else []),
+        *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
         log,
-        *_lines(recipe, run_schedule, reporter, estimate, unit),
-        BadStepMonitor(reporter, skips_overflow=loss_scale_of(recipe).skips_overflow),
+        *_lines(settings, run_schedule, reporter),
+        BadStepMonitor(reporter, skips_overflow=settings.skips_overflow),
     ]
-    bar = reporter.bar(run_schedule.total, first) if "train" in recipe.stages else None
+    bar = reporter.bar(run_schedule.total, first) if settings.trains else None
     if bar is not None:
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
-    if recipe.monitor.tensorboard:
-        board = TensorBoard(board_folder(run_dir), first, batch_size, estimate, unit)
+    if settings.board is not None:
+        folder = board_folder(run_dir)
+        board = TensorBoard(folder, first, settings.batch_size, settings.estimate, settings.unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
-    observers.add_recipe(recipe)
+    observers.add_recipe(settings.board or {})
     return observers
 
 
 def _lines(
-    recipe: Recipe,
-    run_schedule: RunSchedule,
-    reporter: Reporter,
-    estimate: Estimate | None,
-    unit: SampleUnit,
+    settings: ObserverSettings, run_schedule: RunSchedule, reporter: Reporter
 ) -> list[Monitor]:
     """The monitors that print the lines of training."""
-    every = recipe.monitor.loss_every
-    if recipe.monitor.lines == "functional":
+    every = settings.loss_every
+    if settings.lines == "functional":
         return [FunctionalMonitor(reporter.say, run_schedule, EVERY if every else 0)]
     return [
         LossMonitor(reporter, run_schedule, every),
-        TimeMonitor(reporter, run_schedule, recipe.train.batch_size, estimate, unit),
+        TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
         EvalMonitor(reporter),
     ]

@@ -124,16 +124,15 @@ class SharedProgram:
         programs of its own. Raises CompiledInError where numbers of the runs decide what is
         compiled.
         """
-        own = context, recipe, dataset, built, backend
         if not {"train", "eval"} & set(recipe.stages):
-            return lower_and_compile(*own)
+            return lower_and_compile(context, recipe, dataset, built, backend)
         try:
             with timed(context.summary, "compile_s"):
                 lowered, executable = self._open(context, dataset, built, backend)
         except OtherLoweringsError:
-            said = "not as the other runs of the sweep: programs of its own"
-            context.reporter.stage("lower", said)
-            return lower_and_compile(*own)
+            line = "not as the other runs of the sweep: programs of its own"
+            context.reporter.stage("lower", line)
+            return lower_and_compile(context, recipe, dataset, built, backend)
         return lowered, lowered, executable
 
     def _open(
@@ -171,16 +170,16 @@ class SharedProgram:
     ) -> _Compiled:
         recipe, reporter = context.recipe, context.reporter
         # Written at once: what the group keeps of the choice is read from there below.
-        about = dataset, built, backend, RunFolder(context.run_dir), reporter, context.ranks
-        lowered = lower(recipe, *about)
+        folder = RunFolder(context.run_dir)
+        lowered = lower(recipe, dataset, built, backend, folder, reporter, context.ranks)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
 
         def make(varied: Recipe) -> Any:
             with open(os.devnull, "w", encoding="utf-8") as nowhere:
                 parts = build(varied, dataset, Reporter(None, Console(file=nowhere))).parts
             parts = replace(parts, network=lowered.parts.network)
-            own = replace(lowered, parts=parts)
-            return (recomputing(own) if recipe.train.remat == "blocks" else own).step
+            relowered = replace(lowered, parts=parts)
+            return (recomputing(relowered) if recipe.train.remat == "blocks" else relowered).step
 
         groups = bool(lowered.parts.rate_groups)
         varied = varied_step(recipe, self.members, make, inputs, groups=groups)

@@ -83,8 +83,7 @@ class VariedNumber:
         varied one; with an array it is an array."""
         apply: Callable[[Any, Any], Any] = getattr(operator, name)
         if not all(isinstance(side, Plain | VariedNumber) for side in (left, right)):
-            own: list[Any] = [_array_or_given(side) for side in (left, right)]
-            return apply(*own)
+            return apply(_to_array(left), _to_array(right))
         (one, first), (other, second) = _parts(left), _parts(right)
         keys = dict.fromkeys((*_keys(left), *_keys(right)))
         return VariedNumber(
@@ -177,7 +176,7 @@ class VariedNumber:
     __int__ = __index__ = __float__
 
 
-def _array_or_given(side: Any) -> Any:
+def _to_array(side: Any) -> Any:
     return side.__jax_array__() if isinstance(side, VariedNumber) else side
 
 

@@ -71,9 +71,11 @@ def uses_of_data(runs: Sequence[KeptRun]) -> list[DataUse]:
     """Return the data sets with the map ops that runs had of them, the most used first."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
-        at = (data_of(run), run.data, ops_of(run))
-        found.setdefault(at, []).append(run.name)
-    uses = [DataUse(*at, tuple(names)) for at, names in found.items()]
+        found.setdefault((data_of(run), run.data, ops_of(run)), []).append(run.name)
+    uses = [
+        DataUse(name, fingerprint, ops, tuple(names))
+        for (name, fingerprint, ops), names in found.items()
+    ]
     return sorted(uses, key=lambda use: -len(use.runs))
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.core.registry import parts
-from pipeline.training.part_specs import metric_directions
+from pipeline.training.part_specs import Direction, metric_directions
 
-SMALLER_IS_BETTER = frozenset({"train_loss", "step_ms", "train_s", "parameters"})
+TRAIN_LOSS = "train_loss"
+SMALLER_IS_BETTER = frozenset({TRAIN_LOSS, "step_ms", "train_s", "parameters"})
 _COUNTS = frozenset({"parameters", "steps", "step_ms", "median_step_ms", "train_s", "count"})
 _FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
+
+
+def directions() -> Mapping[str, Direction]:
+    """Return the metrics that a study can optimize, and whether larger or smaller is better."""
+    return {**metric_directions(parts("metric")), TRAIN_LOSS: "min"}
 
 
 def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:

@@ -66,7 +66,7 @@ def _marks(points: Sequence[Point]) -> Iterator[str]:
     for ms in ticks(most, 6):
         _, y = place(points[0][0], ms)
         yield line(LEFT, y, WIDTH - RIGHT, y, GRID)
-        yield text(LEFT - 12, y + 4, f"{ms:g}", anchor="end", quiet=True)
+        yield text(LEFT - 12, y + 4, f"{ms:g}", anchor="end", tone="quiet")
     yield line(LEFT, floor, WIDTH - RIGHT, floor, AXIS)
     spots = [place(size, ms) for size, ms in points]
     path = " ".join(f"{x:.2f},{y:.2f}" for x, y in spots)
@@ -76,7 +76,7 @@ def _marks(points: Sequence[Point]) -> Iterator[str]:
         yield text(x, floor + 22, f"{size:,}", anchor="middle", size=13)
         yield _dot(x, y, f"sink of {size}: {ms:.3f} ms")
         yield text(x + 6, y - 10, f"{ms:.3g}", size=13)
-    yield text(LEFT + wide / 2, HEIGHT - 8, "steps per launch", anchor="middle", quiet=True)
+    yield text(LEFT + wide / 2, HEIGHT - 8, "steps per launch", anchor="middle", tone="quiet")
 
 
 def _dot(x: float, y: float, tip: str) -> str:

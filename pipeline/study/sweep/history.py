@@ -1,4 +1,4 @@
-"""Earlier runs as the beginning of a study: trials whose results are known already (I-03)."""
+"""Earlier runs as the beginning of a study: trials whose results are known already."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import FrozenTrial
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import key_of
 from pipeline.config.recipe import Recipe
 from pipeline.study.runs.differing_keys import PLACES
 from pipeline.study.runs.kept_run import KeptRun, flat_keys, read_runs
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 EARLIER = "earlier_run"
 """Attribute of a trial that is an earlier run: its directory."""
@@ -63,6 +64,8 @@ def _trial(
     params = {name: _param(run.keys.get(key_of(name)), space[name]) for name in space}
     if any(value is None for value in params.values()):
         return None
+    import optuna
+
     return optuna.create_trial(
         params=params,
         distributions=dict(space),
@@ -88,6 +91,8 @@ def _is_free(key: str, searched: set[str]) -> bool:
 
 def _param(value: Any, distribution: BaseDistribution) -> Any:
     """Return a run's value as the search space has it; None where it lies outside of it."""
+    from optuna.distributions import CategoricalDistribution
+
     if isinstance(distribution, CategoricalDistribution):
         # Choices are texts, as typed.
         same = (choice for choice in distribution.choices if _as_typed(choice) == _as_typed(value))
@@ -105,17 +110,19 @@ def _as_typed(value: Any) -> Any:
         return text
 
 
-def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
+def sampler_named(name: str, seed: int) -> BaseSampler:
     """Return a sampler of Optuna: tpe, gp, which needs torch, or random.
 
     With fewer than `FIRST_DRAWS` results tpe draws at random.
     """
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
+
     match name:
         case "gp":
-            return optuna.samplers.GPSampler(seed=seed)
+            return GPSampler(seed=seed)
         case "random":
-            return optuna.samplers.RandomSampler(seed)
-    return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
+            return RandomSampler(seed)
+    return TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
 
 
 def suggest(
@@ -123,10 +130,12 @@ def suggest(
     space: Mapping[str, BaseDistribution],
     count: int,
     *,
-    sampler: optuna.samplers.BaseSampler,
+    sampler: BaseSampler,
     maximizes: bool,
 ) -> list[Mapping[str, Any]]:
     """Return values for the next runs, by a sampler that knows the results of earlier ones."""
+    import optuna
+
     study = optuna.create_study(direction="maximize" if maximizes else "minimize", sampler=sampler)
     study.add_trials(trials)
     return [dict(study.ask(dict(space)).params) for _ in range(count)]

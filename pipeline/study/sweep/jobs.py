@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -22,6 +22,7 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.signals import Signals
 from pipeline.engine.monitors.monitors import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
+from pipeline.stages.run import run
 from pipeline.study.sweep.directory import (
     claimed,
     is_finished,
@@ -33,14 +34,19 @@ from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import limit_threads
 
 OnChanged = Literal["refuse", "allow"]
+OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
+"""Opens the pruner of a trial, from `hydra.sweeper` and the directory of the sweep."""
 
 
 class Job:
     """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
 
     `swept` are the keys that the command line varies, `failures` the jobs that failed before this
-    command, and `on_changed` the reaction to jobs to resume whose data have changed.
+    command, and `on_changed` the reaction to jobs to resume whose data have changed. A study sets
+    `open_pruner`.
     """
+
+    open_pruner: OpenPruner | None = None
 
     def __init__(
         self, swept: Sequence[str], failures: Mapping[str, int], on_changed: OnChanged = "refuse"
@@ -86,14 +92,27 @@ class Job:
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
-            from pipeline.stages.run import run
-
             recipe = resumable(check(config, overrides), job_dir, self.on_changed)
             # Jobs are resumed by the sweep's command, which the sweep prints.
-            about = recipe, job_dir, changed, None, _pruner(), signals, lambda *_: None
-            return run(*about).exit_status
+            summary = run(
+                recipe,
+                job_dir,
+                changed,
+                pruner=self._pruner(),
+                signals=signals,
+                how_to_resume=lambda *_: None,
+            )
+            return summary.exit_status
 
         report_errors(partial(with_summary, job_dir, attempt), debug=debug)
+
+    def _pruner(self) -> Pruner | None:
+        """Open the pruner of this job; None outside of a study."""
+        hydra_config = HydraConfig.get()
+        if hydra_config.sweeper.get("trial") is None:
+            return None
+        assert self.open_pruner is not None
+        return self.open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))
 
 
 def _of_job(job_dir: Path) -> str:
@@ -120,13 +139,3 @@ def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
             }
             write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
         raise
-
-
-def _pruner() -> Pruner | None:
-    """The pruner of this job; None outside of a study."""
-    hydra_config = HydraConfig.get()
-    if hydra_config.sweeper.get("trial") is None:
-        return None
-    from pipeline.study.sweep.pruner import open_pruner
-
-    return open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))

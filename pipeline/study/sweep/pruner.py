@@ -12,7 +12,8 @@ import optuna
 
 from pipeline.core.errors import RunError
 from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, SinkReport
-from pipeline.study.sweep.study import directions, open_study, read_settings
+from pipeline.study.runs.ranking import directions
+from pipeline.study.sweep.study import open_study, read_settings
 from pipeline.training.telemetry import Telemetry
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 
 from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import key_of
 from pipeline.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
@@ -47,6 +44,8 @@ def _name(override: Override) -> str:
 
 def _distribution(override: Override) -> BaseDistribution:
     """The distribution of a sweep: an interval, a range with its steps, or a list of values."""
+    from optuna.distributions import CategoricalDistribution
+
     value = override.value()
     try:
         if isinstance(value, IntervalSweep):
@@ -59,6 +58,8 @@ def _distribution(override: Override) -> BaseDistribution:
 
 
 def _interval(value: IntervalSweep) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     low, high, log = value.start, value.end, "log" in value.tags
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log=log)
@@ -68,6 +69,8 @@ def _interval(value: IntervalSweep) -> BaseDistribution:
 
 
 def _range(value: RangeSweep) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
     values = list(value.range())
     if not values:
         raise ValueError("a range without values")
@@ -94,6 +97,8 @@ def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]
 
 
 def _listed(distribution: BaseDistribution) -> Sequence[Any]:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
     assert isinstance(distribution, IntDistribution | FloatDistribution)

@@ -14,11 +14,9 @@ from optuna.trial import FrozenTrial
 
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.error_text import no_such
-from pipeline.core.registry import parts
+from pipeline.study.runs.ranking import TRAIN_LOSS, directions
 from pipeline.study.sweep.storage import open_storage
-from pipeline.training.part_specs import Direction, metric_directions
 
-TRAIN_LOSS = "train_loss"
 REPORTS = ("sinks", "evaluations")
 """Events at which a trial's values are reported to its pruner."""
 WHOLE_NUMBERS = {"n_trials": 1, "n_jobs": 1, "heartbeat_s": 1, "max_retry": 0}
@@ -50,11 +48,6 @@ class StudySettings:
     def maximizes(self) -> bool:
         """Whether a larger metric is better."""
         return directions()[self.metric] == "max"
-
-
-def directions() -> Mapping[str, Direction]:
-    """The metrics that a study can optimize, and whether larger or smaller is better."""
-    return {**metric_directions(parts("metric")), TRAIN_LOSS: "min"}
 
 
 def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:

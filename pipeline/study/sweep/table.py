@@ -197,8 +197,9 @@ def _show(jobs: Sequence[JobRow], file: Path) -> None:
     rows = [_shown(job) for job in jobs]
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
-    heads = [_head(name) for name in columns]
-    table = Table(*heads, title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
+    table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
+    for name in columns:
+        table.add_column(_head(name))
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     # Else rich would take text in brackets for markup.

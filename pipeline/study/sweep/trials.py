@@ -29,6 +29,7 @@ from pipeline.study.sweep.history import EARLIER, trials_of_runs
 from pipeline.study.sweep.job_summary import read_summary
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
+from pipeline.study.sweep.pruner import open_pruner
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.study.sweep.storage import beating
@@ -58,9 +59,10 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     search = _open(sweeper, overrides)
     assert sweeper.launcher is not None
     start: Launch = partial(launch, sweeper.launcher, None)
+    task = getattr(sweeper.launcher, "task_function", None)
+    assert isinstance(task, Job)
+    task.open_pruner = open_pruner
     if places is not None:
-        task = getattr(sweeper.launcher, "task_function", None)
-        assert isinstance(task, Job)
         start = Populations(sweeper, task, places, start)
     while trials := _next_trials(search):
         try:

@@ -151,10 +151,17 @@ class Populations:
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as nowhere:
-                    console = Console(file=nowhere)
-                    pruner = self._pruner(job)
-                    about = recipe, job.folder, job.changed, None, pruner, signals, lambda *_: None
-                    return run(*about, programs=shared.open, console=console).exit_status
+                    summary = run(
+                        recipe,
+                        job.folder,
+                        job.changed,
+                        pruner=self._pruner(job),
+                        signals=signals,
+                        how_to_resume=lambda *_: None,
+                        programs=shared.open,
+                        console=Console(file=nowhere),
+                    )
+                    return summary.exit_status
 
             def unless_refused() -> int:
                 try:
@@ -175,12 +182,11 @@ class Populations:
         trial = value_of(job.overrides, "hydra.sweeper.trial")
         if trial is None:
             return None
-        from pipeline.study.sweep.pruner import open_pruner
-
         assert self.sweeper.config is not None
+        assert self.task.open_pruner is not None
         settings = OmegaConf.to_container(self.sweeper.config.hydra.sweeper, resolve=True)
         assert isinstance(settings, dict)
-        return open_pruner(
+        return self.task.open_pruner(
             {**{str(key): value for key, value in settings.items()}, "trial": int(trial)},
             Path(str(self.sweeper.config.hydra.sweep.dir)),
         )

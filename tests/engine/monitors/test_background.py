@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_everything_is_passed_on_in_order_and_then_closed() -> None:
     monitor.on_steps(telemetry(0, 2), 1.0)
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
-    monitor.submit(diary.note, "something else")
+    monitor.submit(partial(diary.note, "something else"))
     monitor.on_steps(telemetry(2), 1.0)
     monitor.close()
     assert events_of(diary) == [
@@ -194,7 +195,7 @@ def test_an_answer_is_given_in_order_by_the_thread() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
-    assert monitor.submit_and_wait(lambda word: (word, *diary.entries), "after") == (
+    assert monitor.submit_and_wait(lambda: ("after", *diary.entries)) == (
         "after",
         "sink 2",
     )

@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import logging
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
 from pipeline.config.recipe import LogLevel
 from pipeline.core.reporter import Reporter
-from pipeline.engine.monitors.log_levels import LogSettings, log_by_level, log_settings
+from pipeline.engine.monitors.log_levels import LEVELS, LogSettings, log_by_level, log_settings
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,10 @@ def test_the_recipe_decides_before_the_environment(
     chosen: LogLevel | None, environment: dict[str, str], expected: LogSettings
 ) -> None:
     assert log_settings(chosen, environment) == expected
+
+
+def test_a_recipe_names_every_level() -> None:
+    assert get_args(LogLevel) == LEVELS
 
 
 @pytest.mark.parametrize("value", ["", "5", "-1", "INFO", "1\x1b"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
+from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
@@ -18,6 +20,7 @@ from pipeline.engine.monitors.best_effort import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, MonitorBase, TimeMonitor
 from pipeline.engine.schedule import RunSchedule
+from pipeline.stages.runner import observers
 from pipeline.stages.runner.observers import Observers, open_observers
 from tests.engine.monitors.test_monitors import EVALUATION
 
@@ -26,7 +29,8 @@ Compose = Callable[..., Recipe]
 
 def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observers:
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    return open_observers(recipe, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
+    settings = observer_settings(recipe)
+    return open_observers(settings, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
 
 
 def kinds(observers: Observers) -> list[type]:
@@ -108,3 +112,13 @@ def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: 
         observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
         observers.add_hparams({"seed": 2}, EVALUATION)
     assert not list(tmp_path.glob("events.*"))
+
+
+def test_observers_know_no_recipe() -> None:
+    files = sorted(Path(observers.__file__).parent.glob("*.py"))
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    assert "pathlib" in imported
+    above = ("pipeline.config", "pydantic", "hydra", "omegaconf")
+    assert [name for name in sorted(imported) if name.startswith(above)] == []

@@ -118,8 +118,8 @@ def _axis(timeline: Timeline, foot: float) -> Iterator[str]:
     for tick in ticks(timeline.step_us):
         x = _x(tick, timeline)
         yield line(x, 22, x, foot - GAP, GRID)
-        yield text(x, 14, f"{tick / 1e3:g}", anchor="middle", quiet=True)
-    yield text(0, 14, "ms", quiet=True)
+        yield text(x, 14, f"{tick / 1e3:g}", anchor="middle", tone="quiet")
+    yield text(0, 14, "ms", tone="quiet")
 
 
 def _iteration(timeline: Timeline, y: float) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _blocks(spans: Sequence[Span], y: float, timeline: Timeline, graph: TaskGrap
         yield rectangle(x, y, width, LANE, COLOURS[span.kind], tip)
         words = f"{span.name} {_ms(span.duration_us)}"
         if count == 1 and width > 7 * len(words):
-            yield text(x + width / 2, y + 16, words, anchor="middle", light=True)
+            yield text(x + width / 2, y + 16, words, anchor="middle", tone="light")
 
 
 def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:

@@ -1,0 +1,19 @@
+"""The settings of a run's observers, from its recipe."""
+
+from __future__ import annotations
+
+from pipeline.config.precision import loss_scale_of
+from pipeline.config.recipe import Recipe
+from pipeline.stages.runner.observers import ObserverSettings
+
+
+def observer_settings(recipe: Recipe) -> ObserverSettings:
+    """Return what the observers of a run print and write."""
+    return ObserverSettings(
+        batch_size=recipe.train.batch_size,
+        trains="train" in recipe.stages,
+        lines=recipe.monitor.lines,
+        loss_every=recipe.monitor.loss_every,
+        skips_overflow=loss_scale_of(recipe).skips_overflow,
+        board=recipe.model_dump(mode="json") if recipe.monitor.tensorboard else None,
+    )
