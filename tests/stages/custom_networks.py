@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from flax import linen as nn
 
-from pipeline.parts import ModelSpec, part
+from pipeline.api import ModelSpec, part
 from tests.models.imported.own_networks import TwoConvs, Volume
 
 

@@ -18,17 +18,17 @@ from jax.extend import core
 from rich.console import Console
 
 from pipeline.config.recipe import Recipe
+from pipeline.core.plugins.loading import VARIABLE, load_named
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.lowerings.candidates import candidates
-from pipeline.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
+from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
 from pipeline.models.modules.name_stack import layer_of
-from pipeline.observe.reporter import Reporter
-from pipeline.plugins.loading import VARIABLE, load_named
-from pipeline.runner.run import run
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.lowering_problems import list_problems, with_policy
+from pipeline.stages.run import run
 from pipeline.training.state import StepConfig
 from pipeline.training.step import compute_gradients, make_train_step
 from tests import outcome

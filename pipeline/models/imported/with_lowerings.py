@@ -24,7 +24,6 @@ from typing import Any, TypeVar, cast
 import jax
 from jax.extend import core
 
-from pipeline.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
@@ -32,6 +31,7 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
 
 Function = TypeVar("Function", bound=Callable[..., Any])
