@@ -28,9 +28,11 @@ from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
 from pipeline.engine.schedule import RunSchedule, schedule_run
 from pipeline.models.imported.imported_network import ImportedNetwork
+from pipeline.models.imported.with_lowerings import lowers_itself
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.layers.tokens import Lookup
+from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.stages.blame import blaming_key
@@ -165,8 +167,12 @@ def parts_of(
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
+    network = typed_network(recipe, len(targets), encoded_features(train_ops))
+    # Eager mode runs the network as it was written. An imported one is traced in any case.
+    traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
     return StepConfig(
-        network=typed_network(recipe, len(targets), encoded_features(train_ops)),
+        network=network,
+        lowerings=None if lowers_itself(network) or not traced else DEFAULTS,
         image=image,
         classes=len(targets),
         task=targets.task,

@@ -26,7 +26,6 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.knowledge_bank import write_result
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.models.lowerings.tune.layouts import find_layout
@@ -39,6 +38,7 @@ from pipeline.stages.lowering_problems import (
     list_kept_operations,
     list_problems,
     time_gradients_us,
+    with_policy,
 )
 from pipeline.stages.record.run_directory import LOWERINGS
 from pipeline.stages.record.run_folder import RunFolder
@@ -68,12 +68,14 @@ def lower(
     with the result of tuning. Of several processes the first one chooses for all. Eager mode
     changes nothing. Raises RunError for a choice or a bank that can't be read.
     """
-    network = built.parts.network
-    if not hasattr(network, "policy") or recipe.train.mode == "eager":
+    parts = built.parts
+    if recipe.train.mode == "eager":
         return built
-    if isinstance(network, ImportedNetwork):
-        single = _runs_single_steps(network, recipe, built, backend, reporter)
+    if parts.lowerings is not None:
+        single = _runs_single_steps(recipe, built, backend, reporter)
         built = replace(built, single_steps=single)
+    elif not hasattr(parts.network, "policy"):
+        return built
     if cuts_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
         return built
@@ -89,18 +91,16 @@ def lower(
         return choice_to_document(chosen)
 
     chosen = choice_of_document((ranks or Ranks()).agree(choose, TUNING_S))
-    lowered = _in_layout(network, chosen.layout).clone(policy=chosen.lowerings)
-    return replace(built, parts=replace(built.parts, network=lowered))
+    laid_out = replace(parts, network=_in_layout(parts.network, chosen.layout))
+    return replace(built, parts=with_policy(laid_out, chosen.lowerings))
 
 
-def _runs_single_steps(
-    network: ImportedNetwork, recipe: Recipe, built: Built, backend: Backend, reporter: Reporter
-) -> bool:
+def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
     """Whether the network keeps convolutions that a loop of this device would slow down.
 
     Reports what no lowering replaces.
     """
-    kept = list_kept_operations(network, built.parts, built.state, recipe.train.batch_size)
+    kept = list_kept_operations(built.parts, built.state, recipe.train.batch_size)
     if not kept:
         return False
     shown = "; ".join(map(str, kept[:SHOWN_KEPT]))
@@ -154,7 +154,7 @@ class _LoweringRequest:
 
     @property
     def network(self) -> nn.Module:
-        """The network, which has a `policy`."""
+        """The network."""
         return self.built.parts.network
 
     @property

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models.imported.imported_network import ImportedNetwork
-from pipeline.models.imported.with_lowerings import KeptOperation
+from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, scope_root
 from pipeline.models.lowerings.problem.lowering import (
     ROLES,
     LoweringPolicy,
@@ -45,12 +44,21 @@ def list_problems(
 
 
 def list_kept_operations(
-    network: ImportedNetwork, parts: StepConfig, state: TrainState, batch: int
+    parts: StepConfig, state: TrainState, batch: int
 ) -> tuple[KeptOperation, ...]:
-    """List convolutions and max pooling of the user's own network that nothing replaces."""
+    """List convolutions and max pooling of a custom network that nothing replaces."""
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-    variables = {"params": state.params, "batch_stats": state.batch_stats}
-    return network.list_kept(variables, images)
+    forward = _forward(parts.network, True)
+    return list_kept(
+        *(forward, images, state.params, state.batch_stats), root=scope_root(parts.network)
+    )
+
+
+def with_policy(parts: StepConfig, policy: LoweringPolicy) -> StepConfig:
+    """Return the configuration of a step whose network is computed as a policy chooses."""
+    if parts.lowerings is not None:
+        return replace(parts, lowerings=policy)
+    return replace(parts, network=parts.network.clone(policy=policy))
 
 
 def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
@@ -63,8 +71,9 @@ def _trace(
     parts: StepConfig, state: TrainState, batch: int, train: bool, policy: LoweringPolicy
 ) -> None:
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-    network: nn.Module = parts.network.clone(policy=policy)
-    jax.eval_shape(_forward(network, train), images, state.params, state.batch_stats)
+    parts = with_policy(parts, policy)
+    forward = parts.lower(_forward(parts.network, train))
+    jax.eval_shape(forward, images, state.params, state.batch_stats)
 
 
 def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:

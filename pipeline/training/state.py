@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,10 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
+from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import is_frozen
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.curvature import CurvatureRule, LayerSums
 from pipeline.training.loss_scales import LossScaling
@@ -27,6 +29,7 @@ from pipeline.training.parallel.shards import Shards
 from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Reduction
 
 Array = jax.Array
+Lowered = TypeVar("Lowered", bound=Callable[..., Any])
 SampleLoss = Callable[..., Array]
 """(logits, labels, where) -> loss per sample; `where` is given only with an `ignore_index`."""
 
@@ -94,6 +97,14 @@ class StepConfig:
     where all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
+    lowerings: LoweringPolicy | None = None
+    """Chooses how a network is computed whose layers ask no policy; None: as it was written."""
+
+    def lower(self, function: Lowered) -> Lowered:
+        """Return a function that applies the network, with its computations as chosen."""
+        if self.lowerings is None:
+            return function
+        return with_lowerings(function, self.lowerings, scope_root(self.network))
 
     @property
     def never_trained(self) -> tuple[str, ...]:

@@ -335,11 +335,12 @@ def _microbatch_gradients(
         return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
 
     if config.curvature is not None:
-        values, (loss, batch_stats), captures = grad_observing_layers(scaled_loss)(trained)
+        observed = grad_observing_layers(scaled_loss, config.lower)
+        values, (loss, batch_stats), captures = observed(trained)
         due = config.curvature.due(updates_so_far(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
         return Gradients(values, loss, batch_stats, layers)
-    backward = jax.grad(scaled_loss, has_aux=True)
+    backward = jax.grad(config.lower(scaled_loss), has_aux=True)
     if config.gradients is None:
         values, (loss, batch_stats) = backward(trained)
     else:
@@ -402,7 +403,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     if config.average is not None:
         params = merge(params, state.average)
     weights = {"params": params, "batch_stats": state.batch_stats}
-    logits: Any = config.network.apply(weights, images, train=False)
+    logits: Any = config.lower(partial(config.network.apply, train=False))(weights, images)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
     where = label_mask(config, labels)

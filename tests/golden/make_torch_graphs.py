@@ -208,6 +208,22 @@ class Buffers(nn.Module):
         return self.fc(self.last(y) - self.seen)
 
 
+class TwoConvs(nn.Module):
+    """Two convolutions with max pooling, and a dense layer, as `own_networks.TwoConvs`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 32, 3, padding=1)
+        self.fc = nn.Linear(32 * 3 * 3, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        for conv in (self.first, self.second):
+            x = functional.max_pool2d(torch.relu(conv(x)), 2)
+        return self.fc(x.flatten(1))
+
+
 NETWORKS = (Residual, Mobile, Shuffle, Patches, Windows, Recurrent, Encoder, Buffers)
 
 
@@ -227,6 +243,9 @@ def main() -> None:
     torch.manual_seed(3)
     dropped = export_module(Mobile(p=0.5), (3, 12, 12), origin="make_torch_graphs:Mobile")
     write_graph(FOLDER / f"dropped{SUFFIX}", dropped)
+    torch.manual_seed(3)
+    convs = export_module(TwoConvs(), (3, 12, 12), origin="make_torch_graphs:TwoConvs")
+    write_graph(FOLDER / f"twoconvs{SUFFIX}", convs)
 
 
 def write_results(file: Path, module: nn.Module) -> None:

@@ -44,4 +44,5 @@ def loss_of_step(
 
     leaves = jax.tree.leaves(state.opt_state)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    return LossToPlan(name, loss, state.params, batch, state_bytes, sync_batch_norm)
+    lowered = config.lower(loss)
+    return LossToPlan(name, lowered, state.params, batch, state_bytes, sync_batch_norm)

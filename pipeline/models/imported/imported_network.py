@@ -1,9 +1,8 @@
-"""Networks that are the user's own code, as a flax module whose layers are lowered."""
+"""Networks that are the user's own code, as a flax module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -13,8 +12,6 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import blaming
-from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, with_lowerings
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 
 PARAMS, STATISTICS = "params", "batch_stats"
 Variables = Mapping[str, Any]
@@ -56,8 +53,6 @@ class ImportedNetwork(nn.Module):
     """The value of `import`, for messages."""
     dtype: str
     """Type of the activations."""
-    policy: LoweringPolicy = DEFAULTS
-    """Chooses how convolutions, dense products and max pooling are computed."""
     seed: int = 0
     """The recipe's seed, for initialisers that can't draw from a key."""
 
@@ -72,24 +67,16 @@ class ImportedNetwork(nn.Module):
             self._put(self._fresh(images))
         variables = {name: _plain(self.variables.get(name, {})) for name in (PARAMS, STATISTICS)}
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
-        compute = with_lowerings(self._function(train), self.policy, self.network.root)
-        logits, statistics = compute(variables, images, key)
+        # No method, since flax would put a scope around it.
+        logits, statistics = _compute(self, variables, images, key, train)
         if train and self.is_mutable_collection(STATISTICS):
             self._put({STATISTICS: statistics})
         return logits
 
-    @nn.nowrap
-    def list_kept(
-        self, variables: Variables, images: jax.ShapeDtypeStruct
-    ) -> tuple[KeptOperation, ...]:
-        """List what no lowering replaces in a step of training, by tracing shapes."""
-        key = jax.random.key(0)
-        return list_kept(self._function(True), variables, images, key, root=self.network.root)
-
-    @nn.nowrap
-    def _function(self, train: bool) -> Callable[..., Any]:
-        # No method, since flax would put a scope around that.
-        return partial(_compute, self.network, self.reference, self.dtype, train)
+    @property
+    def scope_root(self) -> str:
+        """The scopes around all layers, joined by slashes."""
+        return "/".join(filter(None, (type(self).__name__, self.network.root)))
 
     @nn.nowrap
     def _put(self, variables: Variables) -> None:
@@ -115,26 +102,25 @@ class ImportedNetwork(nn.Module):
 
 
 def _compute(
-    network: PureNetwork,
-    reference: str,
-    dtype: str,
-    train: bool,
-    variables: Variables,
-    images: Array,
-    key: Array | None,
+    module: ImportedNetwork, variables: Variables, images: Array, key: Array | None, train: bool
 ) -> tuple[Array, Variables]:
     """Logits float32, and the statistics afterwards."""
-    given = dict(variables)
-    if not network.has_type:
-        images, given[PARAMS] = _cast((images, given[PARAMS]), dtype)
-    with blaming(reference):
-        logits, statistics = network.apply(given, images, key, train=train)
+    inputs = dict(variables)
+    if not module.network.has_type:
+        images, inputs[PARAMS] = _cast((images, inputs[PARAMS]), module.dtype)
+    with blaming(module.reference):
+        logits, statistics = module.network.apply(inputs, images, key, train=train)
     if not isinstance(logits, jax.Array) or logits.ndim < 2:
-        found = f"shape {logits.shape}" if isinstance(logits, jax.Array) else type(logits).__name__
-        raise ValueError(f"{reference}: returns {found}; must return logits (batch, classes) alone")
+        is_array = isinstance(logits, jax.Array)
+        actual = f"shape {logits.shape}" if is_array else type(logits).__name__
+        raise ValueError(
+            f"{module.reference}: returns {actual}; must return logits (batch, classes) alone"
+        )
     # A loop carries them, so that their types must stay.
-    kept = jax.tree.map(lambda new, old: new.astype(old.dtype), statistics, given[STATISTICS])
-    return logits.astype(jnp.float32), kept
+    statistics = jax.tree.map(
+        lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
+    )
+    return logits.astype(jnp.float32), statistics
 
 
 def _cast(tree: Any, dtype: str) -> Any:

@@ -5,6 +5,10 @@ can lower are replaced by its own functions, all others repeated. So it does not
 them: linen, nnx, Keras or `jax.lax` itself. To intercept calls of modules would reach `nn.Conv` and
 `nn.Dense` alone, since `nn.max_pool` is a function, and need other code for each framework.
 
+The loss of a step is rewritten before it is differentiated, and so is an evaluation
+(`StepConfig.lower`). A network whose layers ask the policy themselves (`lowers_itself`) is not
+traced twice.
+
 Named scopes are kept. Loops, branches and `jax.checkpoint` stay, around a replaced body. Rules of
 `jax.custom_jvp` and `jax.custom_vjp` stay, and what these functions compute is not replaced.
 """
@@ -12,10 +16,10 @@ Named scopes are kept. Loops, branches and `jax.checkpoint` stay, around a repla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.extend import core
@@ -29,6 +33,8 @@ from pipeline.models.imported.replaced_equations import (
 )
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 RULED = ("custom_jvp_call", "custom_vjp_call")
 """Primitives with a rule of their own for derivatives."""
@@ -56,13 +62,21 @@ class KeptOperation:
         return f"{self.scope or 'a function'}: {kind} {self.why}"
 
 
-def with_lowerings(
-    function: Callable[..., Any], policy: LoweringPolicy, root: str = ""
-) -> Callable[..., Any]:
+def lowers_itself(network: Any) -> bool:
+    """Return whether the layers of a network ask a policy, so that nothing need be replaced."""
+    return bool(getattr(network, "lowers_itself", False))
+
+
+def scope_root(network: Any) -> str:
+    """Return the scopes around all layers of a network, joined by slashes."""
+    return str(getattr(network, "scope_root", type(network).__name__))
+
+
+def with_lowerings(function: Function, policy: LoweringPolicy, root: str = "") -> Function:
     """Return a function of the same arrays with the same results, but for the last digits.
 
-    The outermost scope is dropped where it is called `root`. Tied values of max pooling share its
-    gradient. The result is differentiable in reverse mode only.
+    `root` are the scopes around the network, joined by slashes, of which the outermost stays. Tied
+    values of max pooling share its gradient. The result is differentiable in reverse mode only.
     """
 
     def call(*arguments: Any) -> Any:
@@ -71,7 +85,7 @@ def with_lowerings(
         results = _Evaluation(policy, root).run(closed.jaxpr, closed.consts, leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    return call
+    return cast(Function, call)
 
 
 def list_kept(
@@ -82,10 +96,10 @@ def list_kept(
     return tuple(dict.fromkeys(_kept_in(closed.jaxpr, "", root)))
 
 
-def _kept_in(jaxpr: Any, around: str, root: str, ruled: bool = False) -> Iterator[KeptOperation]:
+def _kept_in(jaxpr: Any, outer: str, root: str, ruled: bool = False) -> Iterator[KeptOperation]:
     for equation in jaxpr.eqns:
-        name, scope = equation.primitive.name, _scope(equation, root)
-        scope = "/".join(part for part in (around, scope) if part)
+        name, scope = equation.primitive.name, str(equation.source_info.name_stack)
+        scope = "/".join(part for part in (outer, _without_root(scope, root, "")) if part)
         if name in (CONVOLUTION, MAXIMA):
             why = "has its own derivative" if ruled else why_kept(equation)
             if why:
@@ -110,7 +124,9 @@ class _Evaluation:
             return atom.val if isinstance(atom, core.Literal) else values[atom]
 
         for equation in jaxpr.eqns:
-            with _in_scope(_scope(equation, self.root)), equation.ctx.manager:
+            scope = str(equation.source_info.name_stack)
+            scope = _without_root(scope, self.root, self.root.partition("/")[0])
+            with _in_scope(scope), equation.ctx.manager:
                 results = self._compute(equation, [read(atom) for atom in equation.invars])
             values |= dict(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
@@ -160,12 +176,17 @@ def _inner_jaxprs(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
-def _scope(equation: Any, root: str) -> str:
-    """The named scopes around an equation, joined by slashes."""
-    scope = str(equation.source_info.name_stack)
-    first, _, rest = scope.partition("/")
-    return rest if root and first == root else scope
+def _without_root(scope: str, root: str, replacement: str) -> str:
+    """Return the scopes around an equation, with those of the root replaced."""
+    if root and f"{scope}/".startswith(f"{root}/"):
+        return f"{replacement}{scope[len(root) :]}".removeprefix("/")
+    return scope
 
 
-def _in_scope(scope: str) -> AbstractContextManager[Any]:
-    return jax.named_scope(scope) if scope else nullcontext()
+@contextmanager
+def _in_scope(scope: str) -> Iterator[None]:
+    # One by one, since transformations mark the outermost alone: `jvp(Net)/conv`.
+    with ExitStack() as stack:
+        for name in filter(None, scope.split("/")):
+            stack.enter_context(jax.named_scope(name))
+        yield

@@ -46,19 +46,21 @@ class LayerCapture:
     number: int = field(default=0, metadata={"static": True})
 
 
+Loss = Callable[..., tuple[Array, Any]]
 Observations = Mapping[str, LayerCapture]
 """Captures by the path of the layer's scope, such as `stage_0/conv_1`."""
 
 
 def grad_observing_layers(
     function: Callable[[Any], tuple[Array, Any]],
+    transform: Callable[[Loss], Loss] = lambda loss: loss,
 ) -> Callable[[Any], tuple[Any, Any, Observations]]:
     """Transform a loss into a function of parameters -> (gradients, auxiliary output, captures).
 
     `function` applies a network and gives (scalar, auxiliary output), as for
-    `jax.grad(function, has_aux=True)`. Cotangents are those of the scalar. Raises ValueError where
-    a layer is applied twice, since its weights then have two inputs, and RecipeError where there is
-    none.
+    `jax.grad(function, has_aux=True)`. Cotangents are those of the scalar. `transform` is applied
+    to the loss before it is differentiated. Raises ValueError where a layer is applied twice, since
+    its weights then have two inputs, and RecipeError where there is none.
     """
 
     def outputs_of(params: Any) -> dict[str, Array]:
@@ -87,7 +89,7 @@ def grad_observing_layers(
             windows.update(taps.windows)
             return value, (auxiliary, taps.inputs)
 
-        grad = jax.grad(tapped, argnums=(0, 1), has_aux=True)
+        grad = jax.grad(transform(tapped), argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
         observations = {
             path: LayerCapture(inputs[path], cotangents[path], *windows[path], number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,7 @@ class Network(nn.Module):
     dropout draws from the stream `dropout`.
     """
 
+    lowers_itself: ClassVar[bool] = True
     layers: tuple[LayerSpec, ...]
     initializers: InitSpec
     dtype: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -16,6 +18,7 @@ from pipeline.models.modules.apply_layers import LayerContext, apply_layers
 class WideDeepNetwork(nn.Module):
     """A linear model of sparse features beside dense layers on their embeddings."""
 
+    lowers_itself: ClassVar[bool] = True
     classes: int
     vocabulary: int
     embedding: int

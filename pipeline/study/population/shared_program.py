@@ -39,7 +39,7 @@ from pipeline.study.population.groups import flat, numbers_of
 from pipeline.study.population.varied_number import CompiledInError, Values
 from pipeline.study.population.varied_step import VariedStep, varied_step, with_columns
 from pipeline.training.metrics import EvalSums
-from pipeline.training.state import TrainState
+from pipeline.training.state import StepConfig, TrainState
 
 MAX_LOWERINGS_BYTES = 16 << 20
 
@@ -74,7 +74,7 @@ class _Compiled:
     """Programs and arguments that the first run of a group has made."""
 
     recipe: Recipe
-    network: Any
+    parts: StepConfig
     single_steps: bool
     lowerings: str | None
     """The file of its run directory; None where the network has no choice."""
@@ -198,7 +198,7 @@ class SharedProgram:
         inputs.train.close()
         return _Compiled(
             recipe,
-            lowered.parts.network,
+            lowered.parts,
             lowered.single_steps,
             kept,
             executable.programs,
@@ -235,14 +235,10 @@ def _initial_values(recipe: Recipe, varied: VariedStep) -> str:
 
 def _lowered(built: Built, compiled: _Compiled) -> Built:
     """The step of a run with the layers of its group's network, and its own initialisation."""
-    network = built.parts.network
-    if not hasattr(network, "policy"):
-        return replace(built, single_steps=compiled.single_steps)
-    shared = compiled.network
-    chosen = {"policy": shared.policy}
-    if hasattr(network, "layout"):
-        chosen["layout"] = shared.layout
-    parts = replace(built.parts, network=network.clone(**chosen))
+    network, shared = built.parts.network, compiled.parts
+    fields = [name for name in ("policy", "layout") if hasattr(network, name)]
+    network = network.clone(**{name: getattr(shared.network, name) for name in fields})
+    parts = replace(built.parts, network=network, lowerings=shared.lowerings)
     return replace(built, parts=parts, single_steps=compiled.single_steps)
 
 

@@ -29,6 +29,18 @@ class ConvNet(nn.Module):
         return nn.Dense(self.classes, dtype=self.dtype)(x)
 
 
+class TwoConvs(nn.Module):
+    """Two convolutions with max pooling, and a dense layer."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        for width in (16, 32):
+            x = nn.max_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
+        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
+
+
 class Untyped(nn.Module):
     """A module without a type of its own, told by `deterministic`."""
 
@@ -49,7 +61,7 @@ class Volume(nn.Module):
     classes: int
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, train: bool) -> Array:
         x = x.reshape(x.shape[0], 8, 8, -1, 1)
         x = nn.relu(nn.Conv(2, (3, 3, 3), name="inner")(x))
         return nn.Dense(self.classes)(x.mean((1, 2, 3)))

@@ -12,6 +12,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from pipeline.models.imported.with_lowerings import with_lowerings
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from tests.models.build import initialise, parameters, random, shapes
 from tests.models.imported.own_networks import ConvNet, NnxNet
@@ -87,9 +88,8 @@ def test_all_layers_compute_in_the_type_of_the_recipe(
     module = imported("flax", name, dtype, **arguments)
     recording = RecordingPolicy()
     variables = shapes(module, (8, 8, 1))
-    logits, changed = jax.eval_shape(
-        lambda: train(module.clone(policy=recording), jax.tree.map(jnp.zeros_like, variables))
-    )
+    lowered = with_lowerings(lambda variables: train(module, variables), recording)
+    logits, changed = jax.eval_shape(lowered, variables)
     assert {problem.dtype for problem in recording.problems} == {dtype}
     kept = {leaf.dtype for leaf in jax.tree.leaves((variables, logits, changed))}
     assert kept == {jnp.dtype("float32")}

@@ -198,7 +198,7 @@ def test_a_derivative_of_ones_own_is_kept_with_all_inside() -> None:
     np.testing.assert_array_equal(by_kernel, 5.0 * kernel)
 
 
-def test_scopes_are_kept_but_for_the_root() -> None:
+def test_scopes_are_kept_but_for_those_inside_the_outermost() -> None:
     class Root(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
@@ -208,9 +208,31 @@ def test_scopes_are_kept_but_for_the_root() -> None:
 
     module, x = Root(), random(2, 6, 6, 1)
     weights = module.init(jax.random.key(0), x)
-    traced = jax.make_jaxpr(with_lowerings(module.apply, DEFAULTS, "Root"))(weights, x)
-    scopes = {str(equation.source_info.name_stack) for equation in traced.eqns}
-    assert scopes == {"stem", "", "head"}
+
+    def applied(weights: Any, x: Array) -> Any:
+        with jax.named_scope("Outer"):
+            return module.apply(weights, x)
+
+    def scopes_of(function: Callable[..., Any]) -> set[str]:
+        traced = jax.make_jaxpr(function)(weights, x)
+        return {str(equation.source_info.name_stack) for equation in traced.eqns}
+
+    expected = {"Outer", "Outer/stem", "Outer/head"}
+    assert scopes_of(with_lowerings(applied, DEFAULTS, "Outer/Root")) == expected
+    assert scopes_of(with_lowerings(module.apply, DEFAULTS, "Root")) == {
+        scope.replace("Outer", "Root") for scope in expected
+    }
+
+
+def test_scopes_are_marked_by_transformations_as_those_of_the_function_itself() -> None:
+    module, x = Only(lambda x: nn.relu(nn.Dense(3, name="head")(x))), random(4, 2)
+    weights = module.init(jax.random.key(0), x)
+
+    def scopes_of(function: Callable[..., Any]) -> set[str]:
+        traced = jax.make_jaxpr(jax.grad(lambda w: function(w, x).sum()))(weights)
+        return {str(equation.source_info.name_stack) for equation in traced.eqns}
+
+    assert scopes_of(module.apply) <= scopes_of(with_lowerings(module.apply, DEFAULTS))
 
 
 class Kept3D(nn.Module):

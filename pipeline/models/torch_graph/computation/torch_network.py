@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ class TorchNetwork(nn.Module):
     draws from the stream `dropout`; each node has a key of its own.
     """
 
+    lowers_itself: ClassVar[bool] = True
     source: GraphSource
     dtype: str
     """Type of the activations."""

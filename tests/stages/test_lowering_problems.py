@@ -1,0 +1,174 @@
+"""One network, written four ways, is lowered alike; what isn't lowered is named."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+from rich.console import Console
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.plugins.loading import VARIABLE, load_named
+from pipeline.core.reporter import Reporter
+from pipeline.data.batch import Batch
+from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
+from pipeline.models.modules.name_stack import layer_of
+from pipeline.stages.build import Built, build
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+from pipeline.stages.lowering_problems import list_problems, with_policy
+from pipeline.stages.run import run
+from pipeline.training.state import StepConfig
+from pipeline.training.step import compute_gradients, make_train_step
+from tests import outcome
+from tests.models.imported.conftest import OWN_NETWORKS
+from tests.models.torch_graph.golden_graphs import FOLDER
+
+Compose = Callable[..., Recipe]
+
+CUSTOM_NETWORKS = Path(__file__).with_name("custom_networks.py")
+OPS = "[{name: resize, size: [12, 12], interpolation: linear}]"
+IMAGES = ("dataset.like=cifar10", f"dataset.train.ops={OPS}", f"dataset.eval.ops={OPS}")
+LAYERS = (
+    "[{name: conv, features: 16, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
+    "{name: conv, features: 32, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
+    "flatten, {name: dense, features: $classes}]"
+)
+WRITTEN = {
+    "ModelSpec": ("model.name=two_convs",),
+    "flax": ("model=flax", "model.import=own_networks:TwoConvs"),
+    "torch": ("model=torch", f"model.graph={FOLDER / 'twoconvs.torch.json'}"),
+    "layers": ("model=layers", f"model.layers={LAYERS}"),
+}
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class LastCandidate:
+    """A policy that never chooses the default: each problem's last formula by XLA."""
+
+    def choose(self, problem: Problem) -> Lowering:
+        return candidates(problem, frozenset(("xla",)))[-1]
+
+
+@pytest.fixture(autouse=True)
+def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, os.pathsep.join(map(str, (OWN_NETWORKS, CUSTOM_NETWORKS))))
+    list(load_named())
+
+
+def built_of(recipe: Recipe) -> Built:
+    with Reporter(console=Console(file=io.StringIO())) as reporter:
+        return build(recipe, load_data(recipe, reporter), reporter)
+
+
+def reported(recipe: Recipe) -> tuple[str, Built]:
+    """What the lower stage reports, and its result."""
+    text = io.StringIO()
+    with Reporter(console=Console(file=text, width=1000)) as reporter:
+        dataset = load_data(recipe, reporter)
+        backend = recipe.device.open(recipe.parallel)
+        built = build(recipe, dataset, reporter)
+        built = lower(recipe, dataset, built, backend, None, reporter)
+    return text.getvalue(), built
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(item, "jaxpr", item)
+                if isinstance(inner, core.Jaxpr):
+                    yield from equations(inner)
+
+
+def formulas(built: Built, parts: StepConfig) -> Counter[tuple[str, ...]]:
+    """The convolutions and products of the gradients, by the shapes of operands and results."""
+    images = jnp.zeros((BATCH, *parts.image.shape))
+
+    def gradients(state: Any) -> Any:
+        labels, key = jnp.zeros(BATCH, jnp.int32), jax.random.key(0)
+        return compute_gradients(parts, state, images, labels, BATCH, key, 1.0)
+
+    jaxpr = jax.make_jaxpr(gradients)(built.state).jaxpr
+    return Counter(
+        (
+            equation.primitive.name,
+            *(str(atom.aval) for atom in (*equation.invars, *equation.outvars)),
+        )
+        for equation in equations(jaxpr)
+        if equation.primitive.name in ("conv_general_dilated", "dot_general")
+    )
+
+
+@pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])
+def test_a_network_is_lowered_alike_whoever_wrote_it(policy: LoweringPolicy, tiny: Compose) -> None:
+    built = {name: built_of(tiny(*IMAGES, *keys)) for name, keys in WRITTEN.items()}
+    problems = {
+        name: set(list_problems(one.parts, one.state, BATCH, BATCH)) for name, one in built.items()
+    }
+    found = {name: formulas(one, with_policy(one.parts, policy)) for name, one in built.items()}
+    assert len(problems["layers"]) >= 10
+    assert found["layers"].total() >= 6
+    for name in WRITTEN:
+        assert problems[name] == problems["layers"], name
+        assert found[name] == found["layers"], name
+
+
+def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:
+    built = built_of(tiny(*IMAGES, *WRITTEN["ModelSpec"]))
+    plain = replace(built.parts, lowerings=None)
+    assert formulas(built, plain) != formulas(built, built.parts)
+
+
+def test_what_a_custom_network_keeps_is_named_and_ends_loops_over_steps(tiny: Compose) -> None:
+    keys = ("model.name=volume", "dataset.train.ops=[]", "dataset.eval.ops=[]")
+    text, built = reported(tiny(*keys))
+    assert "left to XLA: inner: convolution is 3-D\n" in text
+    assert "no loop over steps, in which such convolutions are slow: soft" in text
+    assert built.single_steps
+
+
+def test_eager_mode_runs_a_custom_network_as_it_was_written(tiny: Compose) -> None:
+    _, built = reported(tiny(*IMAGES, *WRITTEN["ModelSpec"], "train.mode=eager"))
+    assert built.parts.lowerings is None
+
+
+def test_layers_of_a_custom_network_keep_their_names(tiny: Compose) -> None:
+    for name in ("ModelSpec", "flax"):
+        built = built_of(tiny(*IMAGES, *WRITTEN[name]))
+        step = make_train_step(built.parts).step
+        batch = Batch(
+            columns={
+                "image": np.zeros((BATCH, 32, 32, 3), np.uint8),
+                "label": np.zeros(BATCH, np.int32),
+            },
+            seed=built.seed,
+            pass_=np.uint32(0),
+            sample=np.arange(BATCH, dtype=np.uint32),
+            count=np.int32(BATCH),
+        )
+        jaxpr = jax.make_jaxpr(step)(built.state, batch, built.learning_rates).jaxpr
+        scopes = {layer_of(str(equation.source_info.name_stack)) for equation in equations(jaxpr)}
+        assert {"Conv_0", "Conv_1", "Dense_0"} <= scopes, name
+        assert not any("TwoConvs/" in scope for scope in scopes), name
+
+
+@pytest.mark.slow
+def test_thor_observes_a_custom_network(tiny: Compose, tmp_path: Path) -> None:
+    run(tiny("model.name=two_dense", "optimizer=thor", "train.steps=6"), tmp_path / "run")
+    losses = [line["loss"] for line in outcome.metrics(tmp_path / "run")]
+    assert len(losses) == 6
+    assert np.isfinite(losses).all()
