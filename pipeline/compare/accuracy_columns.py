@@ -1,4 +1,4 @@
-"""The columns of an accuracy comparison, by the formulas of CANN's msaccucmp (V-04).
+"""The columns of an accuracy comparison, by the formulas of CANN's msaccucmp.
 
 x is the left side, the one that is examined, and y the right one, the reference; both are taken
 flat, and sums are in float64. `epsilon` is that of float32 throughout.
@@ -44,7 +44,7 @@ NEITHER = MeanAndDeviation(nan, nan)
 @dataclass(frozen=True)
 class Columns:
     """The columns of one pair of tensors. NaN: there is no result, as where shapes differ or an
-    element is not finite (V-05)."""
+    element is not finite."""
 
     cosine: float = nan
     """From -1 to 1; NaN where one side alone is all 0, 1 where both are."""

@@ -1,4 +1,4 @@
-"""Likely causes of differences, of those that CANN's documents list (V-08)."""
+"""Likely causes of differences, of those that CANN's documents list."""
 
 from __future__ import annotations
 

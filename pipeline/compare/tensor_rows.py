@@ -1,4 +1,4 @@
-"""Rows of an accuracy comparison: which tensors belong together, and their columns (V-04, V-05)."""
+"""Rows of an accuracy comparison: which tensors belong together, and their columns."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HEADER = (
     "MeanRelativeError",
 )
 Mapped = Mapping[str, Sequence[str]]
-"""Layers of the left side by path, and those of the right side that each stands for (V-07)."""
+"""Layers of the left side by path, and those of the right side that each stands for."""
 Read = Callable[[TensorName], "np.ndarray | None"]
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits beyond which a row is marked (V-06), with the ranges that they may be set in."""
+    """Limits beyond which a row is marked, with the ranges that they may be set in."""
 
     cosine: float = 0.99
     """From 0 to 1; at least."""

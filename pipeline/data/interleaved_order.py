@@ -1,4 +1,4 @@
-"""The order of samples that are read from several files in turn (D-20)."""
+"""The order of samples that are read from several files in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One compiled branch for each bucket that images are padded to (D-18)."""
+"""One compiled branch for each bucket that images are padded to."""
 
 from __future__ import annotations
 

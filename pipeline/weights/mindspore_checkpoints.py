@@ -1,6 +1,6 @@
 """A run's checkpoints as MindSpore's `.ckpt` files, under its names, with the optimizer's state.
 
-Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint (K-03): the epoch is a
+Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint: the epoch is a
 sink where the run has sinks, else a pass, and the step is counted within it. Where a folder has
 files of a prefix already, `_1`, `_2` and so on is added to it.
 """

@@ -1,4 +1,4 @@
-"""The checkpoints of a run that goes on, as MindSpore's `.ckpt` files beside them (K-01).
+"""The checkpoints of a run that goes on, as MindSpore's `.ckpt` files beside them.
 
 `ckpt.json` in the run directory lists the files by step, so that a resumed run goes on with its
 own names, and nobody else's file is ever removed. In a folder that other runs may write to, a run

@@ -1,4 +1,4 @@
-"""One change of many to each image of a batch, without a branch, for policies (D-15).
+"""One change of many to each image of a batch, without a branch, for policies.
 
 Every change a policy can make is a row of tables computed on the host: an affine map, a table of
 levels, a factor of a blend. A sample picks its row, so the compiled step has each kind of change

@@ -1,4 +1,4 @@
-"""Map ops that crop, pad, flip and blank images (batch, height, width, channels) (D-05)."""
+"""Map ops that crop, pad, flip and blank images (batch, height, width, channels)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned and random policies of changes: AutoAugment and RandAugment (D-15)."""
+"""Learned and random policies of changes: AutoAugment and RandAugment."""
 
 from __future__ import annotations
 

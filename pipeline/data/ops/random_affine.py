@@ -1,4 +1,4 @@
-"""Rotate, move, scale and shear images by random amounts at once (D-19)."""
+"""Rotate, move, scale and shear images by random amounts at once."""
 
 from __future__ import annotations
 

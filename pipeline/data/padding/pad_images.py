@@ -1,4 +1,4 @@
-"""Images and labels of their positions padded to buckets, and a batch cut to one of them (D-18)."""
+"""Images and labels of their positions padded to buckets, and a batch cut to one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset as ArrayRecord files: their contents, and the description beside them (D-13).
+"""A dataset as ArrayRecord files: their contents, and the description beside them.
 
     records.json                                    the description of these files
     train-image-00000-of-00003.array_record         one record a sample

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary form: records of label bytes and 3x32x32 pixels (D-02)."""
+"""CIFAR-10 and CIFAR-100 in their binary form: records of label bytes and 3x32x32 pixels."""
 
 from __future__ import annotations
 

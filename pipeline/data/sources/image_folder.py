@@ -1,4 +1,4 @@
-"""A user's own image files, in a folder for each class or named in a CSV file (D-14)."""
+"""A user's own image files, in a folder for each class or named in a CSV file."""
 
 from __future__ import annotations
 
