@@ -194,12 +194,16 @@ class SampleOrder(Batching):
         is the reader's (`shuffle=True`). One within a window comes after, as MindSpore's
         `shuffle(n)` follows the reader: a shard has the same samples in every pass.
         """
-        key, of_shard = (self.seed, pass_), (self.num_shards, self.shard_id)
         if self.shuffle and self.buffer_size is not None:
-            drawn = order_at(places, *key, self.shard_samples, True, self.buffer_size)
-            return shard_positions(drawn, self.samples, *of_shard)
-        own = shard_positions(places, self.samples, *of_shard)
-        return order_at(own, *key, self.samples, self.shuffle, None)
+            size = self.shard_samples
+            drawn = order_at(places, self.seed, pass_, size, True, self.buffer_size)
+            return self._positions(drawn)
+        positions = self._positions(places)
+        return order_at(positions, self.seed, pass_, self.samples, self.shuffle, None)
+
+    def _positions(self, places: np.ndarray) -> np.ndarray:
+        """The positions of the whole pass at these places of the shard, int64."""
+        return shard_positions(places, self.samples, self.num_shards, self.shard_id)
 
     def _pass_order(self, pass_: int) -> np.ndarray:
         """The samples of a pass, in order, int (samples of the shard,)."""
