@@ -19,6 +19,7 @@ from pipeline.files.error_text import show
 from pipeline.observe.monitors import MonitorBase
 from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
+from pipeline.runner.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
 from pipeline.runner.record.run_folder import HeldWrites
 from pipeline.sink.schedule import Event
 from pipeline.sink.telemetry import Telemetry
@@ -263,10 +264,14 @@ def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
     if spec.prefix is None and spec.directory is None:
         return None
     # Few runs need it, and all would wait for its import.
-    from pipeline.weights.mindspore_copies import MindSporeCopies
+    from pipeline.weights.mindspore_copies import CopiesPlace, MindSporeCopies
 
-    prefix = spec.prefix or context.recipe.model.name
-    return MindSporeCopies(context.run_dir, spec.directory, prefix, built.run_schedule)
+    folder = spec.directory or context.run_dir / CHECKPOINT_FILES
+    names = context.run_dir / CHECKPOINT_NAMES
+    place = CopiesPlace(folder, names, shared=spec.directory is not None)
+    schedule = built.run_schedule
+    steps_per_epoch = schedule.sink_steps or schedule.steps_per_pass
+    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_epoch)
 
 
 def _rollbacks(

@@ -141,7 +141,10 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     """The rows as text in columns, one line each, at most `limit`."""
     cells = [
         (
-            *(row.status, shown(row.source) or "-", _shape(row.found), shown(row.target) or "-"),
+            row.status,
+            shown(row.source) or "-",
+            _shape(row.found),
+            shown(row.target) or "-",
             _shape(row.needed),
             row.note,
         )
@@ -190,20 +193,22 @@ def _match(
     if needed is None:
         note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
         return MatchRow("extra", entry.source, shape, "", None, note), None
-    described = (entry.source, shape, entry.target, needed)
+    row = MatchRow("matched", entry.source, shape, entry.target, needed)
     array = entry.array
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-        return MatchRow("misshapen", *described, f"is {array.dtype}, no floating point"), None
+        note = f"is {array.dtype}, no floating point"
+        return replace(row, status="misshapen", note=note), None
     array = array if framework is None else to_own_layout(array, entry.target, network)
     array = array.astype(np.float32)
     if entry.added:
-        return so_far.add(MatchRow("added", *described, "its first row, to every row"), array)
+        note = "its first row, to every row"
+        return so_far.add(replace(row, status="added", note=note), array)
     if entry.target in so_far.origins:
-        return so_far.compare(MatchRow("tied", *described), array), None
+        return so_far.compare(replace(row, status="tied"), array), None
     if array.shape != needed:
         note = f"{_shape(shape)} in the file" if array.shape != shape else ""
-        return MatchRow("misshapen", entry.source, array.shape, entry.target, needed, note), None
-    return MatchRow("matched", *described), array
+        return replace(row, status="misshapen", found=array.shape, note=note), None
+    return row, array
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
