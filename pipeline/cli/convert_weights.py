@@ -17,7 +17,7 @@ from pipeline.weights.files.named_arrays import Arrays, total_bytes
 from pipeline.weights.files.weight_files import is_weight_file, require_written, write_weights
 from pipeline.weights.foreign_names import under_foreign_names
 from pipeline.weights.matching import match_weights, table
-from pipeline.weights.network import network_arrays
+from pipeline.weights.recipe_weights import network_arrays
 from pipeline.weights.restore import read_source
 from pipeline.weights.trained_run import read_run_recipe
 

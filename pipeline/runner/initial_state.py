@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
-from pipeline.data.tables.encode_table import encoded_features
 from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.files.bounded_read import read_json
 from pipeline.host.memory import require_room
@@ -39,12 +38,9 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
     if recipe.checkpoint.restore is None:
         return None
     # Few runs start from weights, and all would wait for what reads them to be imported.
-    from pipeline.weights.network import arrays_of_model
-    from pipeline.weights.restore import restore
+    from pipeline.weights.recipe_weights import restore_weights_of
 
-    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
-    network = partial(arrays_of_model, model, len(dataset.classes), dataset.image)
-    restored = restore(recipe, built.state, network, context.reporter.warn)
+    restored = restore_weights_of(recipe, dataset, built.state, context.reporter.warn)
     _warn_of_other_inputs(recipe.checkpoint.restore, dataset, context.reporter.warn)
     return restored
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pipeline.config.renames import RenameSpec
 from pipeline.errors import DataError
 from pipeline.files.error_text import shown
 from pipeline.weights.axis_order import to_own_layout
@@ -23,6 +22,21 @@ Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added",
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
+
+
+class Rename(Protocol):
+    """A rule of the user's that renames entries of a file."""
+
+    @property
+    def match(self) -> str:
+        """The pattern as the user wrote it."""
+
+    @property
+    def pattern(self) -> Any:
+        """The compiled pattern, to be matched against entire names."""
+
+    def apply(self, name: str) -> str | None:
+        """The new name of an entry that `pattern` matches; None if it is skipped."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ def match_weights(
     file: str,
     arrays: Arrays,
     network: NetworkArrays,
-    renames: Sequence[RenameSpec] = (),
+    renames: Sequence[Rename] = (),
     rules: Rules = "auto",
 ) -> Matching:
     """Match the entries of a file with the network's arrays. The user's rules come first.
@@ -162,7 +176,7 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
 
 
 def _rename(
-    file: str, arrays: Arrays, renames: Sequence[RenameSpec]
+    file: str, arrays: Arrays, renames: Sequence[Rename]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
     """The entries with the new names of the user's rules; the first matching rule applies."""
     used: set[int] = set()

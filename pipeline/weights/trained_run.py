@@ -15,6 +15,7 @@ from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
 from pipeline.host.cuda import plugin
+from pipeline.parallel.devices import leave_gpus_alone
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
 from pipeline.stages.checkpoint.restore import listed, read_saved
 from pipeline.weights.files.named_arrays import Arrays
@@ -65,8 +66,6 @@ def spare_gpus(folder: Path) -> None:
     run_dir = run_of(folder)
     if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.name == "gpu":
         return
-    from pipeline.parallel.devices import leave_gpus_alone
-
     leave_gpus_alone()
 
 
