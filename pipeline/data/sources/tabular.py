@@ -247,8 +247,8 @@ class TableDataset(DatasetSpec):
         train: Split,
         evaluation: Split,
     ) -> RawData:
-        train_labels = train.columns["label"]
-        eval_labels = evaluation.columns["label"]
+        train_labels = train.columns["label"][:]
+        eval_labels = evaluation.columns["label"][:]
         try:
             if targets.task == "regression":
                 names = targets.names
