@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import (
     Depthwise,
     Stack,
@@ -19,7 +20,6 @@ from pipeline.models.blocks.common_blocks import (
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Swish
-from pipeline.registry import part
 
 
 class _Row(NamedTuple):
