@@ -18,7 +18,7 @@ SplitName = Literal["train", "eval"]
 def dict_batches(
     recipe: Recipe, dataset: Dataset, split: SplitName = "train", pass_: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the batches of a pass over a split after its map ops, by column (D-12).
+    """Yield the batches of a pass over a split after its map ops, by column.
 
     Images are float32 (B, H, W, C), as the network sees them; a last batch may be smaller. The
     samples of training pass `pass_`, counted from 0, and what is drawn for them are those that

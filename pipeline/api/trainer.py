@@ -202,7 +202,7 @@ class Trainer:
 
     @property
     def parameters(self) -> MutableMapping[str, np.ndarray]:
-        """The parameters by path, in the network's order, as `conv_0/kernel`; copies (M-05).
+        """The parameters by path, in the network's order, as `conv_0/kernel`; copies.
 
         Between two sinks they can be set too. Raises RunError before there are any.
         """
@@ -213,11 +213,11 @@ class Trainer:
     def tuples(
         self, split: SplitName = "train", pass_: int = 0
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield image, label of each batch of a pass, as the network sees them (D-12)."""
+        """Yield image, label of each batch of a pass, as the network sees them."""
         return tuple_batches(self.recipe, self.dataset, split, pass_)
 
     def dicts(self, split: SplitName = "train", pass_: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the columns of each batch of a pass by name, as the network sees them (D-12)."""
+        """Yield the columns of each batch of a pass by name, as the network sees them."""
         return dict_batches(self.recipe, self.dataset, split, pass_)
 
     @cached_property

@@ -21,7 +21,7 @@ class Retention:
 
     A rollback goes back to those of `held`, however often a signal or a clock makes the run save.
     With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
-    least that much younger (K-01: MindSpore's keep_checkpoint_per_n_minutes).
+    least that much younger (MindSpore's keep_checkpoint_per_n_minutes).
     """
 
     keep: int

@@ -1,4 +1,4 @@
-"""The order of samples where each class is drawn as often as any other (D-19)."""
+"""The order of samples where each class is drawn as often as any other."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pipeline.data.columns import ColumnSpec, Facts, RawData
 
 
 class MapOp(Spec):
-    """A map op: some columns of a batch in, the same columns out (D-04).
+    """A map op: some columns of a batch in, the same columns out.
 
     `map` is written against the array namespace `xp`, numpy or jax.numpy, so that the one
     definition runs on the host and inside the compiled step. Randomness comes in as `uniforms`,
@@ -119,7 +119,7 @@ Ops = Seq[Annotated[MapOp, PartOf("op")]]
 
 
 class TrainSplitSpec(Spec):
-    """Map ops, shuffle, batches and repetition of the training split (D-04, D-08..D-10)."""
+    """Map ops, shuffle, batches and repetition of the training split."""
 
     ops: Ops
     shuffle: bool
@@ -129,12 +129,12 @@ class TrainSplitSpec(Spec):
     repeat: PositiveInt
     num_shards: PositiveInt | None
     shard_id: NonNegativeInt | None
-    """Train on shard `shard_id` of `num_shards` (D-01, X-02); null, null: on all of the split."""
+    """Train on shard `shard_id` of `num_shards`; null, null: on all of the split."""
     balance: bool = False
-    """Draw each class as often as any other (D-19): of rare ones samples come several times in a
+    """Draw each class as often as any other: of rare ones samples come several times in a
     pass, each time with other draws of the random ops."""
     interleave: PositiveInt | None = None
-    """Read this many files at a time, one sample of each in turn (D-20), in an order of files that
+    """Read this many files at a time, one sample of each in turn, in an order of files that
     is drawn for each pass, and shuffle within `buffer_size`; null: files don't matter."""
 
     @model_validator(mode="after")
@@ -210,13 +210,13 @@ class DatasetSpec(Spec):
     """Base addresses, without a password, to try in order when something must be downloaded."""
     buckets: Seq[Seq[PositiveInt]] | None
     """Pad each image to the smallest of these that covers it, (height, width) or (tokens,), and
-    batch only images of one bucket (D-18); one bucket is a fixed maximum, null pads nothing."""
+    batch only images of one bucket; one bucket is a fixed maximum, null pads nothing."""
     padding_mask: bool
     """Give the network one more channel: 1 inside of the image, 0 on padding. A network of tokens
     uses it as a mask instead: its attention ignores padding."""
     oversized: Literal["refuse", "crop"]
     """Handling of samples that are larger than every bucket. crop: in training a part of them is
-    used, drawn again for each sample and pass, in evaluation the middle (D-18)."""
+    used, drawn again for each sample and pass, in evaluation the middle."""
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
     """The label of entries without a class, as 255 in masks or -100 in texts: neither losses nor
     metrics count it, and padded positions get it; null: every label is a class."""

@@ -1,4 +1,4 @@
-"""The order of samples that are read from several files in turn (D-20)."""
+"""The order of samples that are read from several files in turn."""
 
 from __future__ import annotations
 
@@ -40,37 +40,23 @@ class InterleavedOrder(SampleOrder):
 
     def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
         """The samples at some positions of a pass, int64 like `places`."""
-        return _interleaved_pass(
-            self.seed,
-            pass_,
-            self.files,
-            self.shard_id,
-            self.num_shards,
-            self.cycle_length,
-            self.buffer_size if self.shuffle else None,
-        )[places]
+        return _interleaved_pass(self, pass_)[places]
 
 
 @lru_cache(maxsize=2)
-def _interleaved_pass(
-    seed: int,
-    pass_: int,
-    files: tuple[int, ...],
-    shard_id: int,
-    num_shards: int,
-    cycle_length: int,
-    buffer_size: int | None,
-) -> np.ndarray:
+def _interleaved_pass(order: InterleavedOrder, pass_: int) -> np.ndarray:
     """The samples of a shard's pass, in order, int64; without a buffer files are not shuffled."""
-    own = np.arange(shard_id, len(files), num_shards)
+    buffer_size = order.buffer_size if order.shuffle else None
+    numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
-        key = np.array([seed, _STREAM + pass_], np.uint64)
-        words = np.random.Philox(key=key).random_raw(len(own))
-        own = own[np.argsort(words, kind="stable")]
-    file_of, sample_of = interleave([files[number] for number in own], cycle_length)
-    samples = (np.cumsum(files) - files)[own][file_of] + sample_of
+        key = np.array([order.seed, _STREAM + pass_], np.uint64)
+        words = np.random.Philox(key=key).random_raw(len(numbers))
+        numbers = numbers[np.argsort(words, kind="stable")]
+    sizes = [order.files[number] for number in numbers]
+    file_of, sample_of = interleave(sizes, order.cycle_length)
+    samples = (np.cumsum(order.files) - order.files)[numbers][file_of] + sample_of
     if buffer_size is not None:
-        samples = samples[pass_order(seed, pass_, len(samples), True, buffer_size)]
+        samples = samples[pass_order(order.seed, pass_, len(samples), True, buffer_size)]
     samples.setflags(write=False)
     return samples
 

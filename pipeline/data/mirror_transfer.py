@@ -129,9 +129,15 @@ def _chunks(
 
     Raises TimeoutError where it comes too slowly, and ValueError where it does not end.
     """
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+    progress = Progress(
+        TextColumn(name),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(file=sys.stderr),
+        disable=not sys.stderr.isatty(),
+    )
+    with progress:
         task = progress.add_task(name, total=total, completed=done)
         due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
         while total is None or done < total:

@@ -1,7 +1,7 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
 A pass is the whole dataset (or this run's shard of it), repeated `repeat` times; each repetition is
-shuffled again and keys the randomness (D-08..D-11). Any step is reached without the steps before
+shuffled again and keys the randomness. Any step is reached without the steps before
 it, so a resumed run continues exactly where it stopped.
 """
 
@@ -25,7 +25,7 @@ def pass_order(
     """The sample at each position of a pass: a read-only permutation, int32 (samples,).
 
     A shuffle draws every sample from a buffer that is filled with the first `buffer_size` samples
-    and refilled with the next in line (D-08); null or a buffer as large as the dataset shuffles it
+    and refilled with the next in line; null or a buffer as large as the dataset shuffles it
     whole. Only raw Philox words are used, the one stream that numpy keeps stable (NEP 19).
     """
     if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
@@ -75,7 +75,7 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
 
 
 def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ... (D-01).
+    """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ...
 
     As in MindSpore's DistributedSampler: where the shards can't be equal, samples from the start of
     the pass fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
@@ -98,7 +98,7 @@ def shard_samples(samples: int, num_shards: int) -> int:
 
 @dataclass(frozen=True)
 class Batching:
-    """Numbers of batches of a pass. Raises ValueError where it would have none (S-15)."""
+    """Numbers of batches of a pass. Raises ValueError where it would have none."""
 
     samples: int
     batch_size: int
@@ -124,7 +124,7 @@ class Batching:
 
     @property
     def batches_per_repetition(self) -> int:
-        """Batches in one repetition of the dataset, or of a shard of it (D-09)."""
+        """Batches in one repetition of the dataset, or of a shard of it."""
         full, rest = divmod(self.shard_samples, self.batch_size)
         return full + (rest > 0 and not self.drop_remainder)
 
@@ -135,7 +135,7 @@ class Batching:
 
     @property
     def steps_per_pass(self) -> int:
-        """Batches in a pass, which reads the dataset `repeat` times (D-10, D-11)."""
+        """Batches in a pass, which reads the dataset `repeat` times."""
         return self.batches_per_repetition * self.repeat
 
 
@@ -194,12 +194,16 @@ class SampleOrder(Batching):
         is the reader's (`shuffle=True`). One within a window comes after, as MindSpore's
         `shuffle(n)` follows the reader: a shard has the same samples in every pass.
         """
-        key, of_shard = (self.seed, pass_), (self.num_shards, self.shard_id)
         if self.shuffle and self.buffer_size is not None:
-            drawn = order_at(places, *key, self.shard_samples, True, self.buffer_size)
-            return shard_positions(drawn, self.samples, *of_shard)
-        own = shard_positions(places, self.samples, *of_shard)
-        return order_at(own, *key, self.samples, self.shuffle, None)
+            size = self.shard_samples
+            drawn = order_at(places, self.seed, pass_, size, True, self.buffer_size)
+            return self._positions(drawn)
+        positions = self._positions(places)
+        return order_at(positions, self.seed, pass_, self.samples, self.shuffle, None)
+
+    def _positions(self, places: np.ndarray) -> np.ndarray:
+        """The positions of the whole pass at these places of the shard, int64."""
+        return shard_positions(places, self.samples, self.num_shards, self.shard_id)
 
     def _pass_order(self, pass_: int) -> np.ndarray:
         """The samples of a pass, in order, int (samples of the shard,)."""

@@ -1,4 +1,4 @@
-"""Geometric map ops applied to labels of pixels, or of tokens, as to the images (D-05)."""
+"""Geometric map ops applied to labels of pixels, or of tokens, as to the images."""
 
 from __future__ import annotations
 

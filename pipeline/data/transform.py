@@ -1,4 +1,4 @@
-"""Run a list of map ops: each op's output is the input of the next on its columns (D-04)."""
+"""Run a list of map ops: each op's output is the input of the next on its columns."""
 
 from __future__ import annotations
 

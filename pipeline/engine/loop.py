@@ -458,7 +458,7 @@ class _Loop:
         self._state = self._training.executable.put(restored)
 
     def _bad_step_text(self, telemetry: Telemetry, bad: int, why_not: str) -> str:
-        """The error text of a bad step that ends a run, the document's words first (C-02)."""
+        """The error text of a bad step that ends a run, the document's words first."""
         run_schedule = self._training.run_schedule
         place = run_schedule.place(bad)
         kept = f"; the state of step {bad - 1} is saved" if self._training.checkpoints else ""

@@ -1,6 +1,6 @@
 """Schedule of a run: the position of every step, and where a sink is cut for an event.
 
-Counted from 1 are passes over the data, sinks (MindSpore's epochs, S-05) and steps; a *boundary*
+Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary*
 is the number of steps done. Everything here is known before the run starts, so an event happens
 at its exact step whatever the sink size.
 """
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class StepPosition:
-    """Position of a step. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1` (C-02)."""
+    """Position of a step. `sink_step` is MindSpore's `(cur_step - 1) % batch_num + 1`."""
 
     step: int
     sink: int
@@ -62,7 +62,7 @@ class RunSchedule:
     sink_steps: int | None
 
     def place(self, step: int) -> StepPosition:
-        """Return the position of `step`, counted from 1; without sinks, a sink is a pass (S-07)."""
+        """Return the position of `step`, counted from 1; without sinks, a sink is a pass."""
         sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_pass)
         pass_, pass_step = divmod(step - 1, self.steps_per_pass)
         return StepPosition(step, sink + 1, sink_step + 1, pass_ + 1, pass_step + 1)
@@ -124,9 +124,9 @@ def _batches_of_sink(train: TrainSpec) -> int | None:
 
 
 def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
-    """Return a run's length in steps; an epoch is a sink if `sink_size` > 0, else a pass (S-06).
+    """Return a run's length in steps; an epoch is a sink if `sink_size` > 0, else a pass.
 
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too (S-07). So it is
+    With `sink: false` the sink size is ignored, so an epoch is a pass then too. So it is
     with auto, since the length of a run must not depend on a measurement. Raises ValueError when no
     length is given, or one of more than `MAX_STEPS` steps.
     """

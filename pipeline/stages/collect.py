@@ -1,4 +1,4 @@
-"""Collection of weights and gradients during training, as histograms for TensorBoard (I-01).
+"""Collection of weights and gradients during training, as histograms for TensorBoard.
 
 Training is not touched: the weights are read from the state, and the gradients are computed by a
 program of their own from that state and the batch that comes next. They are those of the next step

@@ -1,4 +1,4 @@
-"""Padding and buckets: applied to a dataset that was read, or refused (D-18)."""
+"""Padding and buckets: applied to a dataset that was read, or refused."""
 
 from __future__ import annotations
 

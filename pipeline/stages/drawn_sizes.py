@@ -1,4 +1,4 @@
-"""Sizes of images that are drawn for each step: checked before anything is compiled (D-18)."""
+"""Sizes of images that are drawn for each step: checked before anything is compiled."""
 
 from __future__ import annotations
 

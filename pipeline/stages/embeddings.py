@@ -53,7 +53,7 @@ def embed_samples(
     rows = np.arange(count) * len(dataset.eval) // count
     params = state.params if state.average is None else merge(state.params, state.average)
     # One device computes them, wherever the state lies.
-    host = jax.tree.map(np.asarray, (params, state.batch_stats))
+    params, batch_stats = jax.tree.map(np.asarray, (params, state.batch_stats))
     program, seed = jax.jit(_embedding(config)), seed_words(recipe.seed)
     vectors, labels, images = [], [], []
     for start in range(0, count, CHUNK):
@@ -62,7 +62,7 @@ def embed_samples(
         filled = np.pad(own, (0, min(CHUNK, count) - len(own)), mode="edge")
         split = dataset.eval.columns
         columns = {name: np.asarray(column[filled]) for name, column in split.items()}
-        found = program(*host, columns, seed, filled)
+        found = program(params, batch_stats, columns, seed, filled)
         if found is None:
             return None
         vectors.append(np.asarray(found)[: len(own)])

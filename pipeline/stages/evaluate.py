@@ -31,7 +31,7 @@ def evaluate(
     *,
     on_train: bool = False,
 ) -> Evaluation | None:
-    """Compute the metrics of a state; the last batch is padded and masked (D-17, E-01).
+    """Compute the metrics of a state; the last batch is padded and masked.
 
     The batches are dispatched in chunks of about `dispatch_s` seconds, which changes no bit of the
     metrics. `is_given_up` is called before each chunk; where it is true, None is returned. `agree`

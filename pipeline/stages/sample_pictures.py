@@ -100,5 +100,5 @@ def _outputs(
     if state.average is not None:
         params = merge(params, state.average)
     # One device computes them, wherever the state lies.
-    host = jax.tree.map(np.asarray, (params, state.batch_stats))
-    return jax.jit(outputs)(*host, columns)
+    params, batch_stats = jax.tree.map(np.asarray, (params, state.batch_stats))
+    return jax.jit(outputs)(params, batch_stats, columns)

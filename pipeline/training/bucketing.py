@@ -1,9 +1,8 @@
-"""One compiled branch for each bucket that images are padded to (D-18)."""
+"""One compiled branch for each bucket that images are padded to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -37,9 +36,7 @@ def in_its_bucket(
 
 
 def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], drawn: bool, batch: Batch) -> T:
-    key = batch.seed, batch.pass_, batch.sample
-    columns = cut_to(jnp, bucket, batch.columns, *key, drawn=drawn)
-    return compute(replace(batch, columns=columns))
+    return compute(cut_to(jnp, bucket, batch, drawn=drawn))
 
 
 def with_padding_mask(images: Array, sizes: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Loss scales: factors on the loss, so that small gradients survive float16 (P-02).
+"""Loss scales: factors on the loss, so that small gradients survive float16.
 
 An *overflow* is a step whose loss is finite and whose gradients are not; the criterion is the
 norm of all scaled gradients, float32, which is not finite either where it is above 1.8e19.

@@ -1,4 +1,4 @@
-"""Losses: one number per sample (L-01, L-02), and their reduction to that of a batch.
+"""Losses: one number per sample, and their reduction to that of a batch.
 
 A network may predict one of C classes at every position of a sample, of tokens or of pixels. Its
 logits are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample
@@ -61,7 +61,7 @@ class LabelLoss(LossSpec):
 class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
-    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1) (L-02); under
+    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1); under
     `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights
     multiply the loss of each label by the weight of its class; the mean is over labels all the
     same, as in Keras, where PyTorch divides by the sum of the weights of a batch.
@@ -75,7 +75,7 @@ class CrossEntropy(LabelLoss):
         Annotated[Seq[PositiveFloat], Field(min_length=1)] | Literal["balanced"] | None,
         Expected("balanced, one number above 0 for each class, or null"),
     ] = None
-    """The weight of each class (D-19). balanced: n / (C n_c) for n training labels, of which n_c
+    """The weight of each class. balanced: n / (C n_c) for n training labels, of which n_c
     are of class c, so that all classes weigh the same and labels 1 on average."""
 
     @property

@@ -1,4 +1,4 @@
-"""Masked arrays, in place of shapes that depend on values, under jit (M-13).
+"""Masked arrays, in place of shapes that depend on values, under jit.
 
 Positives alone, the tokens of a text, the hardest 70 % of a batch: how many there are is known only
 when the step runs, and a compiled program has one shape for each array. So the array stays whole

@@ -1,4 +1,4 @@
-"""Evaluation metrics: sums kept on the device, figures computed from them on the host (E-01)."""
+"""Evaluation metrics: sums kept on the device, figures computed from them on the host."""
 
 from __future__ import annotations
 

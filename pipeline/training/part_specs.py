@@ -81,8 +81,7 @@ Backward = Callable[[Any], tuple[Any, Any]]
 
 
 class GradientSpec(Spec):
-    """How a step gets its gradients: the part of kind "gradients", a training step of one's own
-    (L-09)."""
+    """How a step gets its gradients: the part of kind "gradients", a training step of one's own."""
 
     name: str
 
@@ -99,7 +98,7 @@ class GradientSpec(Spec):
 
 Reduction = Literal["mean", "sum", "none"]
 """The loss of a batch: the mean or the sum over its samples; or none of both, as in MindSpore: the
-gradient is that of the sum, and the loss of a step is reported as the mean (L-01)."""
+gradient is that of the sum, and the loss of a step is reported as the mean."""
 
 
 class LossSpec(Spec):
@@ -114,7 +113,7 @@ class LossSpec(Spec):
     name: str
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Reduce only this share of each batch, the samples with the largest losses (M-13)."""
+    """Reduce only this share of each batch, the samples with the largest losses."""
 
     @property
     def counts_classes(self) -> bool:
@@ -188,7 +187,7 @@ class ScheduleSpec(Spec):
 
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
-        """The learning rate of each of `steps` updates, float32 (L-03).
+        """The learning rate of each of `steps` updates, float32.
 
         Raises ValueError where there is no such table.
         """

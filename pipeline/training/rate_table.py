@@ -1,4 +1,4 @@
-"""A learning-rate schedule from a file: one rate for each update (L-03)."""
+"""A learning-rate schedule from a file: one rate for each update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: linear warmup, then one of several decays (L-04, L-05).
+"""Learning-rate schedules: linear warmup, then one of several decays.
 
 Tables are computed in numpy float64 and rounded once: over the 17,550 steps of 90 passes over
 CIFAR-10, optax's float32 schedules were off by 7e-7 (exponential), 2e-4 (polynomial) and, at its
@@ -177,7 +177,7 @@ class Cosine(WarmupDecay):
 
 @part("schedule")
 class LinearCosine(WarmupDecay):
-    """Linear times cosine decay over 0.47 periods, exactly as in the documents (L-04).
+    """Linear times cosine decay over 0.47 periods, exactly as in the documents.
 
     With T steps, W of warmup and D = T - W, update i >= W gets
     lr * ((T - i) / D * 0.5 * (1 + cos(2 pi * 0.47 * i / D)) + 1e-5).

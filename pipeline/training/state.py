@@ -60,11 +60,11 @@ class StepConfig:
     """The label of entries without a class, which neither losses nor metrics count; the loss takes
     `where` then."""
     hardest_share: float = 1.0
-    """Share of the samples of a batch that is reduced, those with the largest losses (M-13)."""
+    """Share of the samples of a batch that is reduced, those with the largest losses."""
     curvature: CurvatureRule | None = None
     """Sums of each layer that the optimizer needs: its `update` then takes `curvature`."""
     buckets: tuple[Bucket, ...] = ()
-    """Sizes that images are padded to (D-18), the smallest first; empty where all have one size."""
+    """Sizes that images are padded to, the smallest first; empty where all have one size."""
     padding_mask: bool = False
     """Whether images get one more channel, 1 inside of the image and 0 on padding."""
     init_rules: tuple[InitRule, ...] = ()
@@ -93,7 +93,7 @@ class StepConfig:
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, where the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, where an op draws their size for each step (D-18); empty
+    """Training images after the map ops, where an op draws their size for each step; empty
     where all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
@@ -229,7 +229,7 @@ class Record(NamedTuple):
 
 
 def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
-    """Split parameters into the trained ones and those that a pattern freezes (M-06).
+    """Split parameters into the trained ones and those that a pattern freezes.
 
     A gradient by the trained ones has no backward pass below the first of them, where
     `stop_gradient` would cut it; it still passes through a frozen layer above a trained one.

@@ -214,7 +214,7 @@ def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
 
     `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
     one, without them every step is one launch of the graph with a batch from the host. In eager
-    mode the host launches every operation (M-11).
+    mode the host launches every operation.
     """
     auto: Mode = "loop_sink" if proposal.sink else "graph_sink"
     if proposal.eager or spec.software in EAGER:

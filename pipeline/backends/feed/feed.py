@@ -1,7 +1,7 @@
 """Feeds, which bring batches to the device, window by window.
 
 A resident feed puts the whole split on the device once, as it was read; a streamed one transfers a
-window's samples, preparing the next window while the device works on this one (S-03).
+window's samples, preparing the next window while the device works on this one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pipeline.data.order import SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement
 
 RESIDENT_LIMIT_BYTES = 2 << 30
-"""The largest split kept on the device; MindSpore's device cache has the same bound (S-15). A GPU
+"""The largest split kept on the device; MindSpore's device cache has the same bound. A GPU
 may keep more."""
 
 RESIDENT_SHARE = 0.5
 """Share of a GPU's free memory that a split may take; the rest is left to the step."""
 
 WINDOW_LIMIT_BYTES = 256 << 20
-"""The most bytes that are transferred to the device at once (S-15)."""
+"""The most bytes that are transferred to the device at once."""
 
 WINDOW_STEPS = 1024
 """The longest window. One value for every sink size, so that one program serves them all."""

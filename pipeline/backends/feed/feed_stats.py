@@ -1,4 +1,4 @@
-"""Statistics of how long training waits for its data; starvation is reported, no error (S-12)."""
+"""Statistics of how long training waits for its data; starvation is reported, no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of threads that read samples at once, found by trying while a run reads (D-15).
+"""The number of threads that read samples at once, found by trying while a run reads.
 
 Decoders that hold Python's lock are faster with one thread than with two, others with all. Which
 threads read a sample changes nothing in it, so the number may change at any time.

@@ -1,4 +1,4 @@
-"""Search for the fastest plan of a step over all meshes of a number of devices (X-04)."""
+"""Search for the fastest plan of a step over all meshes of a number of devices."""
 
 from __future__ import annotations
 

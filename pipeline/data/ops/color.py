@@ -1,4 +1,4 @@
-"""Brightness, contrast, saturation and hue, computed on bytes as OpenCV computes them (D-05).
+"""Brightness, contrast, saturation and hue, computed on bytes as OpenCV computes them.
 
 Amounts come as an array of all that can be drawn, with the number of the one that each image gets.
 """

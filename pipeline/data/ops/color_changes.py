@@ -1,4 +1,4 @@
-"""One change of many to each image of a batch, without a branch, for policies (D-15).
+"""One change of many to each image of a batch, without a branch, for policies.
 
 Every change a policy can make is a row of tables computed on the host: an affine map, a table of
 levels, a factor of a blend. A sample picks its row, so the compiled step has each kind of change
@@ -23,6 +23,7 @@ from pipeline.data.ops.affine import (
     warp,
 )
 from pipeline.data.ops.color import blend_table, grey, look_up_blend, mean_grey
+from pipeline.data.ops.image import Size
 from pipeline.data.ops.lookup_tables import (
     LEVELS,
     brightened,
@@ -60,13 +61,10 @@ class Changes:
     blends: np.ndarray
     blend_numbers: np.ndarray
 
-    def named(self, *names: str) -> np.ndarray:
-        """Mask of the changes with one of these names, bool (n,)."""
-        return np.isin(self.names, names)
 
-
-def tabulate(changes: Sequence[Change], height: int, width: int) -> Changes:
-    """The tables of changes to images of height x width."""
+def tabulate(changes: Sequence[Change], size: Size) -> Changes:
+    """The tables of changes to images of a size, (height, width)."""
+    height, width = size
     blends = {_blend(change): _blend_table(change) for change in changes}
     numbers = {blend: number for number, blend in enumerate(blends)}
     return Changes(
@@ -142,15 +140,15 @@ def make_changes(
         ("Color", grey(values)[..., None]),
         ("Sharpness", smoothed(xp, values)),
     ):
-        base = xp.where(_is(xp, changes, numbers, name), candidate, base)
+        base = xp.where(_is(xp, changes, numbers, (name,)), candidate, base)
     blend = xp.asarray(changes.blend_numbers)[numbers]
     blended = look_up_blend(xp, base, values, changes.blends, blend)
-    return xp.where(_is(xp, changes, numbers, *BLENDS), blended, values)
+    return xp.where(_is(xp, changes, numbers, BLENDS), blended, values)
 
 
-def _is(xp: Any, changes: Changes, numbers: Any, *names: str) -> Any:
+def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
     """Whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
-    return xp.asarray(changes.named(*names))[numbers][:, None, None, None]
+    return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
 
 def _chosen_levels(xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
@@ -161,5 +159,5 @@ def _chosen_levels(xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
         ("AutoContrast", stretched(xp, counts)),
         ("Equalize", equalized(xp, counts)),
     ):
-        levels = xp.where(_is(xp, changes, numbers, name)[..., 0], table, levels)
+        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
     return levels

@@ -1,4 +1,4 @@
-"""Map ops that crop, pad, flip and blank images (batch, height, width, channels) (D-05)."""
+"""Map ops that crop, pad, flip and blank images (batch, height, width, channels)."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class _Flip(GeometricOp):
         # One read at an index; with a choice between two reads XLA computes their input twice.
         along = places[self.axis]
         places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
-        return pixels_at(xp, values, *places)
+        return pixels_at(xp, values, rows=places[0], columns=places[1])
 
 
 @part("op")

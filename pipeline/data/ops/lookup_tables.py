@@ -1,4 +1,4 @@
-"""Changes of bytes by a table of 256 levels, and the smoothing for sharpness (D-15).
+"""Changes of bytes by a table of 256 levels, and the smoothing for sharpness.
 
 `equalized` and `stretched` compute their tables from each image's own levels, channel by channel,
 as OpenCV's equalizeHist and MindSpore's AutoContrast do.

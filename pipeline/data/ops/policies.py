@@ -1,4 +1,4 @@
-"""Learned and random policies of changes: AutoAugment and RandAugment (D-15)."""
+"""Learned and random policies of changes: AutoAugment and RandAugment."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RandAugment(Policy):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
-        changes, rows = _random(self.magnitude, self.num_magnitude_bins, self.convention, *size)
+        changes, rows = _random(self.magnitude, self.num_magnitude_bins, self.convention, size)
         negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
         drawn = integers(xp, uniforms[:, : self.num_ops], len(rows))
         side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
@@ -121,7 +121,7 @@ class AutoAugment(Policy):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
-        changes, rows, probabilities = _learned(self.policy, self.convention, *size)
+        changes, rows, probabilities = _learned(self.policy, self.convention, size)
         pair = integers(xp, uniforms[:, 0], len(rows))
         done = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
         side = integers(xp, uniforms[:, 3:5], 2)
@@ -171,21 +171,21 @@ def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
 
 @lru_cache
 def _random(
-    magnitude: int, bins: int, convention: Convention, height: int, width: int
+    magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
     """All changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
-        strengths = magnitudes(name, bins, convention, (height, width), 255)
+        strengths = magnitudes(name, bins, convention, size, 255)
         changes.extend(_both_signs(name, float(strengths[magnitude])))
     rows = np.arange(len(changes), dtype=np.int32).reshape(-1, 2)
-    return tabulate(changes, height, width), rows
+    return tabulate(changes, size), rows
 
 
 @lru_cache
 def _learned(
-    policy: str, convention: Convention, height: int, width: int
+    policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
     """All changes of a policy, after an identity.
 
@@ -194,8 +194,8 @@ def _learned(
     """
     changes = [Change("Identity")]
     for name, _, bin_ in (step for pair in POLICIES[policy] for step in pair):
-        strengths = magnitudes(name, _BINS, convention, (height, width), 256)
+        strengths = magnitudes(name, _BINS, convention, size, 256)
         changes.extend(_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
     rows = np.arange(1, len(changes), dtype=np.int32).reshape(-1, 2, 2)
     probabilities = [[probability for _, probability, _ in pair] for pair in POLICIES[policy]]
-    return tabulate(changes, height, width), rows, np.array(probabilities, np.float32)
+    return tabulate(changes, size), rows, np.array(probabilities, np.float32)

@@ -1,4 +1,4 @@
-"""Rotate, move, scale and shear images by random amounts at once (D-19)."""
+"""Rotate, move, scale and shear images by random amounts at once."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class RandomAffine(GeometricOp):
     def matrices(self, height: int, width: int) -> np.ndarray:
         """The maps from target to source pixels, float64 (MAPS, 2, 3), for images of a size."""
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
-        ranges = degrees, self.translate_x, self.translate_y, self.scale, self.shear_x, self.shear_y
-        angle, right, down, scale, along, across = (
-            _spread(column, *bounds) for column, bounds in enumerate(ranges)
-        )
-        angle, along, across = np.deg2rad([angle, along, across])
-        along, across = np.tan(along), np.tan(across)
+        angle = np.deg2rad(_spread(0, degrees))
+        right = _spread(1, self.translate_x)
+        down = _spread(2, self.translate_y)
+        scale = _spread(3, self.scale)
+        along = np.tan(np.deg2rad(_spread(4, self.shear_x)))
+        across = np.tan(np.deg2rad(_spread(5, self.shear_y)))
         cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
         # Rows point down, so that this matrix turns counter-clockwise.
         turned = np.array([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1)
@@ -111,8 +111,9 @@ class RandomAffine(GeometricOp):
         return np.concatenate([back, shift[..., None]], axis=-1)
 
 
-def _spread(column: int, least: float, most: float) -> np.ndarray:
+def _spread(column: int, bounds: Range) -> np.ndarray:
     """The middles of as many even steps of a range as there are maps, in an order of its own."""
     words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
     places = (np.argsort(words, kind="stable") + 0.5) / MAPS
+    least, most = bounds
     return least + (most - least) * places

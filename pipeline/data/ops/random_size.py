@@ -1,4 +1,4 @@
-"""Scale the images of a batch to a size drawn from a fixed set (D-18)."""
+"""Scale the images of a batch to a size drawn from a fixed set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Map ops that scale images (D-05)."""
+"""Map ops that scale images."""
 
 from __future__ import annotations
 

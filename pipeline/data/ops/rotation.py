@@ -1,4 +1,4 @@
-"""Rotate images by a random angle (D-05)."""
+"""Rotate images by a random angle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Map ops on values: scale, dtype, encoding, axis order (D-05, D-06)."""
+"""Map ops on values: scale, dtype, encoding, axis order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.data.ops.image import Probability, image_shape
 
 @part("op")
 class Rescale(Op):
-    """value * factor + shift, in float32 (D-05)."""
+    """value * factor + shift, in float32."""
 
     name: Literal["rescale"] = "rescale"
     factor: float
@@ -31,7 +31,7 @@ class Rescale(Op):
 
 @part("op")
 class Normalize(Op):
-    """(image - mean) / std in float32, with one mean and std for each channel (D-05)."""
+    """(image - mean) / std in float32, with one mean and std for each channel."""
 
     name: Literal["normalize"] = "normalize"
     mean: Seq[float]
@@ -63,7 +63,7 @@ class Normalize(Op):
 
 @part("op")
 class Hwc2Chw(Op):
-    """Move the channels of an image first, the layout of MindSpore networks (D-16)."""
+    """Move the channels of an image first, the layout of MindSpore networks."""
 
     name: Literal["hwc2chw"] = "hwc2chw"
 

@@ -1,4 +1,4 @@
-"""Whiten images: each gets mean 0 and variance 1 (D-19)."""
+"""Whiten images: each gets mean 0 and variance 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of samples where no batch may mix buckets (D-18)."""
+"""The order of samples where no batch may mix buckets."""
 
 from __future__ import annotations
 

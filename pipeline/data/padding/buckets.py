@@ -1,4 +1,4 @@
-"""Values of several sizes, padded to one or to the smallest of several buckets (D-18)."""
+"""Values of several sizes, padded to one or to the smallest of several buckets."""
 
 from __future__ import annotations
 

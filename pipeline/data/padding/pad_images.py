@@ -1,12 +1,14 @@
-"""Images and labels of their positions padded to buckets, and a batch cut to one of them (D-18)."""
+"""Images and labels of their positions padded to buckets, and a batch cut to one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import Column, Split
 from pipeline.data.padding.buckets import (
     SIZE,
@@ -100,34 +102,27 @@ def _label_of_padding(labels: Column, ignore_index: int | None) -> int:
     return ignore_index
 
 
-def cut_to(
-    xp: Any,
-    bucket: Bucket,
-    columns: Mapping[str, Any],
-    seed: Any,
-    pass_: Any,
-    sample: Any,
-    *,
-    drawn: bool,
-) -> dict[str, Any]:
+def cut_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
     """Cut the images and labels of positions of a batch of `pad_split`'s columns to one bucket.
 
     A sample that is larger is cropped: at a place drawn from (seed, pass, sample), or in
-    the middle. `xp` is numpy or jax.numpy and gives the same in both; the rest as in `apply_ops`.
+    the middle. `xp` is numpy or jax.numpy, and both return the same.
     """
+    columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCUT_SIZE not in columns:
         inside = (slice(None), *(slice(length) for length in bucket))
-        return {**columns, **{name: columns[name][inside] for name in names}}
+        cut = {name: columns[name][inside] for name in names}
+        return replace(batch, columns={**columns, **cut})
     room = columns[UNCUT_SIZE] - columns[SIZE]
     if drawn:
-        places = uniforms(xp, seed, pass_, sample, CROP_OP, len(bucket))
+        places = uniforms(xp, batch.seed, batch.pass_, batch.sample, CROP_OP, len(bucket))
         corner = integers(xp, places, (room + 1).astype(np.float32))
     else:
         corner = room // 2
     rows = np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))
     index = (rows, *(_along(axis, corner, bucket) for axis in range(len(bucket))))
-    return {**columns, **{name: columns[name][index] for name in names}}
+    return replace(batch, columns={**columns, **{name: columns[name][index] for name in names}})
 
 
 def _along(axis: int, corner: Any, bucket: Bucket) -> Any:
@@ -135,4 +130,4 @@ def _along(axis: int, corner: Any, bucket: Bucket) -> Any:
     places = corner[:, axis : axis + 1] + np.arange(bucket[axis], dtype=np.int32)
     shape = [1] * len(bucket)
     shape[axis] = bucket[axis]
-    return places.reshape(-1, *shape)
+    return places.reshape([-1, *shape])

@@ -1,4 +1,4 @@
-"""A dataset as ArrayRecord files: their contents, and the description beside them (D-13).
+"""A dataset as ArrayRecord files: their contents, and the description beside them.
 
     records.json                                    the description of these files
     train-image-00000-of-00003.array_record         one record a sample
@@ -215,7 +215,7 @@ def decode_many(
     if [_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)] != kept:
         raise ValueError("a checksum is wrong")
     values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
-    return values.reshape(len(records), *shape).astype(dtype, copy=False)
+    return values.reshape((len(records), *shape)).astype(dtype, copy=False)
 
 
 def _checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary form: records of label bytes and 3x32x32 pixels (D-02)."""
+"""CIFAR-10 and CIFAR-100 in their binary form: records of label bytes and 3x32x32 pixels."""
 
 from __future__ import annotations
 
@@ -269,8 +269,9 @@ def _opener(archive: Path) -> Callable[..., Any]:
 def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Split:
     """Read the records of the files, one after the other. Raises DataError that names the file."""
     parts = [read_records(folder / name, count, release) for name, count in files.items()]
-    images, labels = zip(*parts, strict=True)
-    return Split({"image": np.concatenate(images), "label": np.concatenate(labels)})
+    images = np.concatenate([images for images, _ in parts])
+    labels = np.concatenate([labels for _, labels in parts])
+    return Split({"image": images, "label": labels})
 
 
 def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""MNIST and its drop-in relatives: four IDX files of 28x28 grey images and their labels (D-03)."""
+"""MNIST and its drop-in relatives: four IDX files of 28x28 grey images and their labels."""
 
 from __future__ import annotations
 

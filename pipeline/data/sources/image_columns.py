@@ -1,4 +1,4 @@
-"""Columns of image files and of masks, decoded on demand (D-14)."""
+"""Columns of image files and of masks, decoded on demand."""
 
 from __future__ import annotations
 

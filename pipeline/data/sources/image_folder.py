@@ -1,4 +1,4 @@
-"""A user's own image files, in a folder for each class or named in a CSV file (D-14)."""
+"""A user's own image files, in a folder for each class or named in a CSV file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ImageFolder(LocalDatasetSpec):
                 f"only one of them has {', '.join(odd)}"
             )
         halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
-        columns = self._images(*(half.paths for half in halves))
+        columns = self._images([half.paths for half in halves])
         train, evaluated = (
             Split({"image": column, "label": half.labels})
             for column, half in zip(columns, halves, strict=True)
@@ -129,7 +129,7 @@ class ImageFolder(LocalDatasetSpec):
             train, evaluated = hold_out(labels, classes, share, self.split_seed)
         except ValueError as error:
             raise DataError(f"{self.root}: {error}") from error
-        columns = self._images(*([paths[row] for row in rows] for rows in (train, evaluated)))
+        columns = self._images([[paths[row] for row in rows] for rows in (train, evaluated)])
         return RawData(
             train=Split({"image": columns[0], "label": labels[train]}),
             eval=Split({"image": columns[1], "label": labels[evaluated]}),
@@ -155,18 +155,22 @@ class ImageFolder(LocalDatasetSpec):
         try:
             parsed = parse_labels(columns, self.task)
             if self.split is not None:
-                halves = hold_out(parsed.groups, parsed.names, self.split, self.split_seed)
+                train_rows, eval_rows = hold_out(
+                    parsed.groups, parsed.names, self.split, self.split_seed
+                )
             else:
                 count = len(tables[0].paths)
-                halves = np.arange(count), np.arange(count, len(paths))
-            train_labels, eval_labels, targets = parsed.split(*halves)
+                train_rows = np.arange(count)
+                eval_rows = np.arange(count, len(paths))
+            train_labels, eval_labels, targets = parsed.split(train_rows, eval_rows)
         except ValueError as error:
             raise DataError(f"{labels_csv}: {error}") from error
-        untrained = set(parsed.groups.tolist()) - set(parsed.groups[halves[0]].tolist())
+        untrained = set(parsed.groups.tolist()) - set(parsed.groups[train_rows].tolist())
         if untrained:
             name = targets.names[min(untrained)]
             raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} has not")
-        train, evaluated = self._images(*([paths[row] for row in rows] for rows in halves))
+        rows_by_split = (train_rows, eval_rows)
+        train, evaluated = self._images([[paths[row] for row in rows] for rows in rows_by_split])
         return RawData(
             train=Split({"image": train, "label": train_labels}),
             eval=Split({"image": evaluated, "label": eval_labels}),
@@ -185,7 +189,7 @@ class ImageFolder(LocalDatasetSpec):
         except (OSError, ValueError) as error:
             raise DataError(f"{file}: {_reason(error)}") from error
 
-    def _images(self, *paths: Sequence[str]) -> list[Column]:
+    def _images(self, paths: Sequence[Sequence[str]]) -> list[Column]:
         """The images of each list, of one size unless they are to be padded."""
         return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 

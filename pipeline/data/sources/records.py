@@ -1,4 +1,4 @@
-"""Datasets that `python -m pipeline convert records` has written as ArrayRecord files (D-13)."""
+"""Datasets that `python -m pipeline convert records` has written as ArrayRecord files."""
 
 from __future__ import annotations
 

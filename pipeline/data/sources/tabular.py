@@ -161,10 +161,12 @@ class TableDataset(DatasetSpec):
             notes = column_notes(raw, train_rows, table, self._kind_of)
         except (ValueError, MemoryError) as error:
             raise DataError(f"{self.file}: {error}") from error
-        parts = (rows[train_rows], labels[train_rows], rows[eval_rows], labels[eval_rows])
-        if self.eval_path is not None:
-            parts = (rows, labels, *self._read_eval(self.eval_path, table, targets))
-        return replace(self._finished(table, targets, *parts), notes=notes)
+        train = Split({"image": rows[train_rows], "label": labels[train_rows]})
+        if self.eval_path is None:
+            evaluation = Split({"image": rows[eval_rows], "label": labels[eval_rows]})
+        else:
+            evaluation = self._read_eval(self.eval_path, table, targets)
+        return replace(self._raw_data(table, targets, train, evaluation), notes=notes)
 
     def _read_whole(self) -> RawTable:
         raw = read_table(self.file, self.form, self._kind_of)
@@ -226,28 +228,27 @@ class TableDataset(DatasetSpec):
             )
         return train, evaluated
 
-    def _read_eval(
-        self, path: Path, table: FittedTable, targets: Targets
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _read_eval(self, path: Path, table: FittedTable, targets: Targets) -> Split:
         kinds = table.kinds
         kinds |= dict.fromkeys(self.target, "auto")
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
         try:
             if not raw.rows:
                 raise ValueError("has no rows")
-            return encode_rows(table, raw), read_labels(raw, targets, self.target)
+            rows, labels = encode_rows(table, raw), read_labels(raw, targets, self.target)
         except (ValueError, MemoryError) as error:
             raise DataError(f"{path}: {error}") from error
+        return Split({"image": rows, "label": labels})
 
-    def _finished(
+    def _raw_data(
         self,
         table: FittedTable,
         targets: Targets,
-        train: np.ndarray,
-        train_labels: np.ndarray,
-        evaluated: np.ndarray,
-        eval_labels: np.ndarray,
+        train: Split,
+        evaluation: Split,
     ) -> RawData:
+        train_labels = train.columns["label"][:]
+        eval_labels = evaluation.columns["label"][:]
         try:
             if targets.task == "regression":
                 names = targets.names
@@ -259,8 +260,8 @@ class TableDataset(DatasetSpec):
         except ValueError as error:
             raise DataError(f"{self.file}: {error}") from error
         return RawData(
-            train=Split({"image": train, "label": train_labels}),
-            eval=Split({"image": evaluated, "label": eval_labels}),
+            train=Split({"image": train.columns["image"], "label": train_labels}),
+            eval=Split({"image": evaluation.columns["image"], "label": eval_labels}),
             targets=targets,
             table=table,
             unit=SampleUnit("rows", "rows", size=f"of {table.width} columns"),

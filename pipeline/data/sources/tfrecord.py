@@ -1,4 +1,4 @@
-"""Images in TFRecord files, one tf.train.Example each, as tf.data pipelines read them (D-20)."""
+"""Images in TFRecord files, one tf.train.Example each, as tf.data pipelines read them."""
 
 from __future__ import annotations
 

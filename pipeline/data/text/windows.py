@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,8 @@ def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, To
             f"{len(tokens):,} tokens, and a window takes {length + 1:,}: {length:,} and the one "
             "after them"
         )
-    windows = tokens, count, length, stride
-    return {"image": TokenWindows(*windows, 0, (1, 1)), "label": TokenWindows(*windows, 1)}
+    labels = TokenWindows(tokens, count, length, stride, first=1)
+    return {"image": replace(labels, first=0, trailing=(1, 1)), "label": labels}
 
 
 def narrow(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

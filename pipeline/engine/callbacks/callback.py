@@ -1,4 +1,4 @@
-"""The base of callbacks, and what they may see of a run and ask of it (C-01)."""
+"""The base of callbacks, and what they may see of a run and ask of it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RunControl(Protocol):
 
 
 class Callback:
-    """Code that is notified of a run's events (C-01); a subclass overrides the events it wants.
+    """Code that is notified of a run's events; a subclass overrides the events it wants.
 
     It is notified of each step, sink, evaluation and checkpoint once, also where a run is killed
     and resumed, as long as it keeps in `state` what it needs: a checkpoint holds that, and a

@@ -1,6 +1,6 @@
 """Files of a dump, written and read.
 
-    {path}/{time}/{device}/{model}/{model id}/{steps done}/     as V-03 lays them out
+    {path}/{time}/{device}/{model}/{model id}/{steps done}/     CANN's layout
       dump.json       run, step, loss, and whether the dump is whole
       tensors.jsonl   a tensor a line: name, file, shape, SHA-256, statistics
       {layer, / as _}.{role}.{index}.{microseconds}.npy
@@ -34,7 +34,7 @@ from pipeline.inspect.dumps.tensor_statistics import statistics_of
 
 ABOUT, TENSORS = "dump.json", "tensors.jsonl"
 MODEL_ID = 1
-"""Number of the model in V-03's layout: a run has one."""
+"""Number of the model in CANN's layout: a run has one."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
 _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -81,7 +81,7 @@ class DumpReport:
 
 
 def dump_folder(root: Path, time_text: str, device: int, model: str, step: int) -> Path:
-    """Return the folder of a dump in the layout of V-03."""
+    """Return the folder of a dump in CANN's layout."""
     return root / time_text / str(device) / model / str(MODEL_ID) / str(step)
 
 

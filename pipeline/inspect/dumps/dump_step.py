@@ -20,7 +20,7 @@ from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors
 
 TIME = "%Y%m%d%H%M%S"
-"""The format of the folder of a dump's time (V-03)."""
+"""The format of the folder of a dump's time."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,7 +21,6 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
-from pipeline.data.tables.encode_table import encoded_features
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.layer_programs import LayerPrograms
@@ -81,13 +79,10 @@ class OpenedRecipe:
         if self.recipe.checkpoint.restore is None:
             return state
         # Few recipes start from weights, and all would wait for what reads them to be imported.
-        from pipeline.stages.export.network import arrays_of_model
-        from pipeline.stages.export.restore import restore
+        from pipeline.stages.export.recipe_weights import restore_weights_of
 
-        data = self.dataset
-        model = self.recipe.model.for_table(encoded_features(data.eval_ops))
-        network = partial(arrays_of_model, model, len(data.classes), data.image)
-        warm = restore(self.recipe, self.built.state, network, _ignore).over(state)
+        like = self.built.state
+        warm = restore_weights_of(self.recipe, self.dataset, like, _ignore).over(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 
 

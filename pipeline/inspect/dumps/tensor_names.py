@@ -43,7 +43,7 @@ class TensorName:
         return f"{self.role}:{self.index}"
 
     def file_name(self, time_us: int) -> str:
-        """The name of its .npy file: / becomes _, : a point, and a time follows (V-03)."""
+        """The name of its .npy file: / becomes _, : a point, and a time follows."""
         return f"{str(self).replace('/', '_').replace(':', '.')}.{time_us}.npy"
 
 

@@ -1,4 +1,4 @@
-"""Traced operations, divided among the iterations of the training loop (F-01)."""
+"""Traced operations, divided among the iterations of the training loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Points of an iteration in ns (F-01): the first operation of the forward pass begins (1), the
+    """Points of an iteration in ns: the first operation of the forward pass begins (1), the
     last one of the backward pass ends (2), all-reduces of gradients begin and end (3, 4), and the
     last operation ends (6)."""
 

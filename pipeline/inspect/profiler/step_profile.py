@@ -158,7 +158,7 @@ class StepProfile:
     nbytes: float = 0.0
     """Bytes that operators of a step read and write, those that a cache keeps included."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the step by the part of a device that is busy, as AI Core or AI CPU (F-02)."""
+    """Shares of the step by the part of a device that is busy, as AI Core or AI CPU."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return an object for JSON; points are ns from the first one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.models.layers.fields import Padding, Size
@@ -64,12 +65,19 @@ def projection(channels: int, features: int, stride: int) -> Stack:
     return conv_norm(features, 1, stride) if changes else ()
 
 
+@dataclass(frozen=True)
+class Depthwise:
+    """A depthwise convolution: `hidden` features in and out."""
+
+    hidden: int
+    kernel: int
+    stride: int
+
+
 def inverted(
     channels: int,
-    hidden: int,
+    depthwise: Depthwise,
     features: int,
-    kernel: int,
-    stride: int,
     act: LayerSpec,
     gate: Stack = (),
     *,
@@ -77,12 +85,13 @@ def inverted(
 ) -> Stack:
     """The body of an inverted residual (Sandler et al. 2018, fig. 3).
 
-    A 1x1 from `channels` to `hidden` features (none where they are equal), a depthwise
+    A 1x1 from `channels` to the hidden features (none if they are equal), the depthwise
     convolution, `gate`, and a linear 1x1 to `features`.
     """
+    hidden = depthwise.hidden
     expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
-    depthwise = conv_norm(hidden, kernel, stride, groups=hidden, epsilon=epsilon)
-    return (*expand, *depthwise, act, *gate, *conv_norm(features, 1, epsilon=epsilon))
+    middle = conv_norm(hidden, depthwise.kernel, depthwise.stride, groups=hidden, epsilon=epsilon)
+    return (*expand, *middle, act, *gate, *conv_norm(features, 1, epsilon=epsilon))
 
 
 def squeeze_excite(

@@ -2,7 +2,7 @@
 
 Levels follow `build_train_network` and `auto_mixed_precision` of mindspore/train/amp.py (2.10).
 Whatever the level, weights are stored in float32 and cast where a layer reads them, gradients are
-float32, and so is the loss (P-01).
+float32, and so is the loss.
 """
 
 from __future__ import annotations

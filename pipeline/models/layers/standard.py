@@ -116,7 +116,7 @@ class Relu6(Activation):
 
 @part("layer")
 class Gelu(Activation):
-    """Gaussian error linear unit, in the tanh form with 0.044715 (G-03)."""
+    """Gaussian error linear unit, in the tanh form with 0.044715."""
 
     name: Literal["gelu"] = "gelu"
 

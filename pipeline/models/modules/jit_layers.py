@@ -1,4 +1,4 @@
-"""Layers that are compiled while the rest of a network runs operation by operation (M-11)."""
+"""Layers that are compiled while the rest of a network runs operation by operation."""
 
 from __future__ import annotations
 

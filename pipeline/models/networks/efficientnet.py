@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import (
+    Depthwise,
     Stack,
     conv_norm,
     inverted,
@@ -80,4 +81,5 @@ class EfficientNet(StridedModelSpec):
 def _block(channels: int, row: _Row, features: int, stride: int) -> Stack:
     hidden = channels * row.expansion
     gate = (squeeze_excite(hidden, max(1, channels // 4), act=Swish()),)
-    return inverted(channels, hidden, features, row.kernel, stride, Swish(), gate, epsilon=_EPSILON)
+    depthwise = Depthwise(hidden, row.kernel, stride)
+    return inverted(channels, depthwise, features, Swish(), gate, epsilon=_EPSILON)

@@ -92,11 +92,11 @@ class InceptionV3(LayeredModelSpec):
         return Branches(scope="reduction0", branches=branches)
 
     def _factored(self, scope: str, inner: int) -> Branches:
-        twice = ((inner, _COLUMN), (inner, _ROW), (inner, _COLUMN), (192, _ROW))
+        column, row = (inner, _COLUMN), (inner, _ROW)
         branches = (
             self._conv(192, 1),
-            self._convs((inner, 1), (inner, _ROW), (192, _COLUMN)),
-            self._convs((inner, 1), *twice),
+            self._convs((inner, 1), row, (192, _COLUMN)),
+            self._convs((inner, 1), column, row, column, (192, _ROW)),
             (_BLUR, *self._conv(192, 1)),
         )
         return Branches(scope=scope, branches=branches)

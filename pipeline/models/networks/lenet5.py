@@ -1,4 +1,4 @@
-"""LeNet-5 as MindSpore's tutorials have it (M-02)."""
+"""LeNet-5 as MindSpore's tutorials have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.models.layers.standard import Conv, Dense, Flatten, MaxPool, Relu
 
 @part("model")
 class LeNet5(LayeredModelSpec):
-    """Two 5x5 convolutions without bias and three dense layers, for images of 32x32 (M-02).
+    """Two 5x5 convolutions without bias and three dense layers, for images of 32x32.
 
     On one channel and with 10 classes it has 61,684 parameters.
     """

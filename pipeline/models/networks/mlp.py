@@ -14,7 +14,7 @@ from pipeline.models.layers.standard import Dense, Flatten, Relu
 
 @part("model")
 class MLP(LayeredModelSpec):
-    """Dense layers of `hidden` features with ReLU between, on flattened images (M-04)."""
+    """Dense layers of `hidden` features with ReLU between, on flattened images."""
 
     name: Literal["mlp"] = "mlp"
     hidden: Seq[PositiveInt]

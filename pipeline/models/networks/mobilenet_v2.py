@@ -7,7 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.core.registry import part
-from pipeline.models.blocks.common_blocks import conv_norm, inverted, residual_if, rounded
+from pipeline.models.blocks.common_blocks import (
+    Depthwise,
+    conv_norm,
+    inverted,
+    residual_if,
+    rounded,
+)
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Relu6
@@ -43,7 +49,8 @@ class MobileNetV2(StridedModelSpec):
             features = rounded(width * self.width)
             for index in range(blocks):
                 stride = first if index == 0 else 1
-                body = inverted(channels, expansion * channels, features, 3, stride, Relu6())
+                depthwise = Depthwise(expansion * channels, 3, stride)
+                body = inverted(channels, depthwise, features, Relu6())
                 keeps = stride == 1 and channels == features
                 layers.append(residual_if(keeps, f"stage{row}_block{index}", body))
                 channels = features

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import (
+    Depthwise,
     Stack,
     conv_norm,
     inverted,
@@ -109,7 +110,7 @@ class MobileNetV3(StridedModelSpec):
         squeeze = (squeeze_excite(hidden, rounded(hidden / 4), gate=HardSigmoid()),)
         gate = squeeze if row.squeeze else ()
         features = self._scaled(row.features)
-        return inverted(channels, hidden, features, row.kernel, row.stride, act, gate)
+        return inverted(channels, Depthwise(hidden, row.kernel, row.stride), features, act, gate)
 
     def _scaled(self, features: int) -> int:
         return rounded(features * self.width)

@@ -1,4 +1,4 @@
-"""Residual networks for ImageNet (M-03) and for CIFAR (He et al. 2016, sec. 4.2), and their kin:
+"""Residual networks for ImageNet and for CIFAR (He et al. 2016, sec. 4.2), and their kin:
 ResNeXt (Xie et al. 2017), wide ResNets and squeeze-and-excitation (Hu et al. 2018)."""
 
 from __future__ import annotations

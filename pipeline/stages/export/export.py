@@ -127,8 +127,8 @@ def _write_text(run: TrainedRun, folder: Path) -> None:
     decoder = cached_decoder(run)
     if decoder is not None:
         number = jax.ShapeDtypeStruct((), np.int32)
-        arguments = shapes_of_weights(run.arrays), decoder.shapes, number, number
-        step = export.export(jax.jit(decoder.step), platforms=PLATFORMS)(*arguments)
+        exporter = export.export(jax.jit(decoder.step), platforms=PLATFORMS)
+        step = exporter(shapes_of_weights(run.arrays), decoder.shapes, number, number)
         (folder / NEXT_TOKEN).write_bytes(step.serialize())
 
 

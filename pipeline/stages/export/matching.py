@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
@@ -23,6 +22,21 @@ Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added",
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
+
+
+class Rename(Protocol):
+    """A rule of the user's that renames entries of a file."""
+
+    @property
+    def match(self) -> str:
+        """The pattern as the user wrote it."""
+
+    @property
+    def pattern(self) -> Any:
+        """The compiled pattern, to be matched against entire names."""
+
+    def apply(self, name: str) -> str | None:
+        """The new name of an entry that `pattern` matches; None if it is skipped."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ def match_weights(
     file: str,
     arrays: Arrays,
     network: NetworkArrays,
-    renames: Sequence[RenameSpec] = (),
+    renames: Sequence[Rename] = (),
     rules: Rules = "auto",
 ) -> Matching:
     """Match the entries of a file with the network's arrays. The user's rules come first.
@@ -141,7 +155,10 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     """The rows as text in columns, one line each, at most `limit`."""
     cells = [
         (
-            *(row.status, shown(row.source) or "-", _shape(row.found), shown(row.target) or "-"),
+            row.status,
+            shown(row.source) or "-",
+            _shape(row.found),
+            shown(row.target) or "-",
             _shape(row.needed),
             row.note,
         )
@@ -159,7 +176,7 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
 
 
 def _rename(
-    file: str, arrays: Arrays, renames: Sequence[RenameSpec]
+    file: str, arrays: Arrays, renames: Sequence[Rename]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
     """The entries with the new names of the user's rules; the first matching rule applies."""
     used: set[int] = set()
@@ -190,20 +207,22 @@ def _match(
     if needed is None:
         note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
         return MatchRow("extra", entry.source, shape, "", None, note), None
-    described = (entry.source, shape, entry.target, needed)
+    row = MatchRow("matched", entry.source, shape, entry.target, needed)
     array = entry.array
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-        return MatchRow("misshapen", *described, f"is {array.dtype}, no floating point"), None
+        note = f"is {array.dtype}, no floating point"
+        return replace(row, status="misshapen", note=note), None
     array = array if framework is None else to_own_layout(array, entry.target, network)
     array = array.astype(np.float32)
     if entry.added:
-        return so_far.add(MatchRow("added", *described, "its first row, to every row"), array)
+        note = "its first row, to every row"
+        return so_far.add(replace(row, status="added", note=note), array)
     if entry.target in so_far.origins:
-        return so_far.compare(MatchRow("tied", *described), array), None
+        return so_far.compare(replace(row, status="tied"), array), None
     if array.shape != needed:
         note = f"{_shape(shape)} in the file" if array.shape != shape else ""
-        return MatchRow("misshapen", entry.source, array.shape, entry.target, needed, note), None
-    return MatchRow("matched", *described), array
+        return replace(row, status="misshapen", found=array.shape, note=note), None
+    return row, array
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

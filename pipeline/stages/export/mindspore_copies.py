@@ -1,4 +1,4 @@
-"""The checkpoints of a run that goes on, as MindSpore's `.ckpt` files beside them (K-01).
+"""The checkpoints of a run that goes on, as MindSpore's `.ckpt` files beside them.
 
 `ckpt.json` in the run directory lists the files by step, so that a resumed run goes on with its
 own names, and nobody else's file is ever removed. In a folder that other runs may write to, a run
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint_folder import step_of
@@ -19,27 +20,35 @@ from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.engine.schedule import RunSchedule
 from pipeline.models.weights.files.weight_files import write_weights
-from pipeline.stages.export.mindspore_checkpoints import file_name, free_prefix, weight_arrays
-from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
+from pipeline.stages.export.mindspore_names import file_name, free_prefix, weight_arrays
 
 STEP = re.compile(r"[0-9]{1,18}")
 
 
-class MindSporeCopies:
-    """The files of one run: `{prefix}-{epoch}_{step}.ckpt` in `directory`, by default in `ckpt`.
+@dataclass(frozen=True)
+class CopiesPlace:
+    """Where the files of a run are written."""
 
-    Where the folder has files of that prefix from another run, `_1`, `_2` and so on is added to it.
-    Raises RunError where the folder can't be made, or the list of the files be read.
+    folder: Path
+    names: Path
+    """The file in the run directory that lists them by step."""
+    shared: bool
+    """Whether other runs may write to the folder; else it moves with the run."""
+
+
+class MindSporeCopies:
+    """The files of one run: `{prefix}-{epoch}_{step}.ckpt` in `place.folder`.
+
+    If the folder has files of that prefix from another run, `_1`, `_2` and so on is added to it.
+    Raises RunError if the folder can't be made, or the list of the files can't be read.
     """
 
-    def __init__(
-        self, run_dir: Path, directory: Path | None, prefix: str, schedule: RunSchedule
-    ) -> None:
-        self._folder = (directory or run_dir / CHECKPOINT_FILES).absolute()
-        self._shared = directory is not None
-        self._list, self._schedule = run_dir / CHECKPOINT_NAMES, schedule
+    def __init__(self, place: CopiesPlace, prefix: str, steps_per_epoch: int) -> None:
+        self._folder = place.folder.absolute()
+        self._shared = place.shared
+        self._list = place.names
+        self._steps_per_epoch = steps_per_epoch
         self._names, known = self._listed(prefix)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +62,7 @@ class MindSporeCopies:
         """Write the file of a complete checkpoint, and list it."""
         step = step_of(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
-        name = file_name(self._prefix, self._schedule, step)
+        name = file_name(self._prefix, self._steps_per_epoch, step)
         # Listed before it is written: a file that is killed in between is this run's to remove.
         self._names[step] = name
         self._write_list()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,24 @@ from pipeline.checkpoint.restore import (
     restore_weights,
     tell_user,
 )
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
-from pipeline.stages.export.matching import Matching, match_weights
+from pipeline.stages.export.matching import Matching, Rename, Rules, match_weights
 from pipeline.stages.export.network import COLLECTIONS, NetworkArrays
 from pipeline.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Weights to start from, and how their names are matched with a network's."""
+
+    path: Path
+    """A run directory, its checkpoints folder, one checkpoint or a weight file."""
+    renames: Sequence[Rename] = ()
+    rules: Rules = "auto"
+    partial: bool = False
+    """Whether entries may be missing, extra or misshapen."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +60,32 @@ class Restored:
 
 
 def restore(
-    recipe: Recipe, like: TrainState, network: Callable[[], NetworkArrays], warn: Warn
+    source: WeightSource,
+    recipe: Mapping[str, Any],
+    like: TrainState,
+    network: Callable[[], NetworkArrays],
+    warn: Warn,
 ) -> Restored:
-    """`like` with the parameters and batch statistics that `checkpoint.restore` names.
+    """`like` with the parameters and batch statistics of a source.
 
-    `like` may be shapes and dtypes only, so that mismatches are found before compiling. `network`
-    is called only where names are matched by rules. The rest of the state is unchanged: optimizer,
-    step, loss scale. `warn` gets a line for a damaged checkpoint, and for layers and inputs that
-    the recipe which trained the weights had otherwise. Raises DataError where the weights can't be
-    read, or don't match the network and `checkpoint.partial` is false.
+    `recipe` is the run's, as JSON. `like` may be shapes and dtypes only, so that mismatches are
+    found before compiling. `network` is called only if names are matched by rules. The rest of the
+    state is unchanged: optimizer, step, loss scale. `warn` gets a line for a damaged checkpoint,
+    and for layers and inputs that the recipe which trained the weights had otherwise. Raises
+    DataError if the weights can't be read, or don't match the network and `source.partial` is
+    false.
     """
-    spec, source = recipe.checkpoint, recipe.checkpoint.restore
-    assert source is not None, "the caller checks that there is something to restore"
-    by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
-    if not is_weight_file(source) and not by_rules:
-        tree = recipe.model_dump(mode="json")
-        state, saved = restore_weights(source, like, tree, warn)
-        if changes := saved.changes_of_meaning(tree):
+    path = source.path
+    by_rules = bool(source.renames) or source.partial or source.rules != "auto"
+    if not is_weight_file(path) and not by_rules:
+        state, saved = restore_weights(path, like, recipe, warn)
+        if changes := saved.changes_of_meaning(recipe):
             warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
-        return Restored(state, saved.step, f"weights of step {saved.step} from {source}")
-    arrays, step = read_source(source, warn)
-    matching = match_weights(str(source), arrays, network(), spec.renames, spec.rules)
-    matching.require(partial=spec.partial)
-    origin = str(source) if step is None else f"step {step} of {source}"
+        return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
+    arrays, step = read_source(path, warn)
+    matching = match_weights(str(path), arrays, network(), source.renames, source.rules)
+    matching.require(partial=source.partial)
+    origin = str(path) if step is None else f"step {step} of {path}"
     return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
 
 

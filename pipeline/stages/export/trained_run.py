@@ -18,6 +18,7 @@ from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.training.parallel.devices import leave_gpus_alone
 
 DTYPES = frozenset(("uint8", "int32", "float32"))
 """Dtypes of images and of tokens."""
@@ -65,8 +66,6 @@ def spare_gpus(folder: Path) -> None:
     run_dir = run_of(folder)
     if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.name == "gpu":
         return
-    from pipeline.training.parallel.devices import leave_gpus_alone
-
     leave_gpus_alone()
 
 

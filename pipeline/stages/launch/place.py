@@ -52,7 +52,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
 
 
 def _by_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlace:
-    """Read RANK and WORLD_SIZE, as torchrun sets them, or RANK_ID and RANK_SIZE (X-06)."""
+    """Read RANK and WORLD_SIZE, as torchrun sets them, or RANK_ID and RANK_SIZE."""
     rank, size = ("RANK", "WORLD_SIZE") if "WORLD_SIZE" in environment else ("RANK_ID", "RANK_SIZE")
     missing = [name for name in (rank, size) if name not in environment]
     if missing:

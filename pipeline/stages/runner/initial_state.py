@@ -19,7 +19,6 @@ from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
-from pipeline.data.tables.encode_table import encoded_features
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, run_of
 from pipeline.stages.runner.context import RunContext
@@ -39,12 +38,9 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
     if recipe.checkpoint.restore is None:
         return None
     # Few runs start from weights, and all would wait for what reads them to be imported.
-    from pipeline.stages.export.network import arrays_of_model
-    from pipeline.stages.export.restore import restore
+    from pipeline.stages.export.recipe_weights import restore_weights_of
 
-    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
-    network = partial(arrays_of_model, model, len(dataset.classes), dataset.image)
-    restored = restore(recipe, built.state, network, context.reporter.warn)
+    restored = restore_weights_of(recipe, dataset, built.state, context.reporter.warn)
     _warn_of_other_inputs(recipe.checkpoint.restore, dataset, context.reporter.warn)
     return restored
 

@@ -27,6 +27,7 @@ from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.build import Built
+from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
 from pipeline.stages.record.run_folder import HeldWrites
 from pipeline.stages.runner.context import RunContext
 from pipeline.stages.runner.evaluations import Evaluations
@@ -263,10 +264,14 @@ def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
     if spec.prefix is None and spec.directory is None:
         return None
     # Few runs need it, and all would wait for its import.
-    from pipeline.stages.export.mindspore_copies import MindSporeCopies
+    from pipeline.stages.export.mindspore_copies import CopiesPlace, MindSporeCopies
 
-    prefix = spec.prefix or context.recipe.model.name
-    return MindSporeCopies(context.run_dir, spec.directory, prefix, built.run_schedule)
+    folder = spec.directory or context.run_dir / CHECKPOINT_FILES
+    names = context.run_dir / CHECKPOINT_NAMES
+    place = CopiesPlace(folder, names, shared=spec.directory is not None)
+    schedule = built.run_schedule
+    steps_per_epoch = schedule.sink_steps or schedule.steps_per_pass
+    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_epoch)
 
 
 def _rollbacks(

@@ -1,4 +1,4 @@
-"""Optimizers that scale each value of a gradient by its own history: variants of Adam (L-03).
+"""Optimizers that scale each value of a gradient by its own history: variants of Adam.
 
 Weight decay is decoupled where the paper has it so, as it is in AdamW; else it is an L2 penalty,
 added to the gradient. Each class says which.

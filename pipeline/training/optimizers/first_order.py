@@ -1,4 +1,4 @@
-"""Optimizers: how gradients become a descent direction (L-03)."""
+"""Optimizers: how gradients become a descent direction."""
 
 from __future__ import annotations
 

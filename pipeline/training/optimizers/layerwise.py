@@ -1,4 +1,4 @@
-"""Optimizers that scale the update of each array as a whole: LARS, LAMB and Muon (L-03)."""
+"""Optimizers that scale the update of each array as a whole: LARS, LAMB and Muon."""
 
 from __future__ import annotations
 

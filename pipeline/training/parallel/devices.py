@@ -85,7 +85,7 @@ def num_devices(parallel: ParallelSpec, processes: int) -> int:
 
 
 def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
-    """Return what runs where, with the names that the documents have for it (X-01..X-03)."""
+    """Return what runs where, with the names that the documents have for it."""
     devices = num_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
     if parallel.mesh_sizes["model"] > 1:

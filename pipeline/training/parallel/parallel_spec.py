@@ -55,7 +55,7 @@ class ParallelSpec(Spec):
     """Several devices: how many, what each computes, and which bits are promised."""
 
     mode: Literal["none", "data", "semi_auto", "auto"]
-    """none: one device; data: each device takes a part of every batch (X-01); semi_auto: also cut
+    """none: one device; data: each device takes a part of every batch; semi_auto: also cut
     parameters by `specs`; auto: search for the fastest of these plans."""
     devices: Size | None
     """Devices of all processes together; null: those of `mesh`, else one for each process."""
@@ -71,7 +71,7 @@ class ParallelSpec(Spec):
     sync_batch_norm: bool
     """Batch statistics of the whole batch instead of those of each shard; not with `exact`."""
     mirror_mean: bool
-    """Whether gradients of devices are averaged, else added (X-03)."""
+    """Whether gradients of devices are averaged, else added."""
     batch_per_device: PositiveInt | None
     """Batch of one device, as the documents say it (8 x 32); replaces `train.batch_size`."""
     specs: Seq[ShardRule]

@@ -26,8 +26,7 @@ class Shards:
     add: Literal["tree", "psum"] = "tree"
     """tree: in an order that depends on `count` alone; psum: as XLA's all-reduce adds."""
     factor: int = 1
-    """Factor of the gradients: the number of devices, where theirs are added instead of averaged
-    (X-03)."""
+    """Factor of the gradients: the number of devices, if theirs are added and not averaged."""
     sync_batch_norm: bool = False
     """Whether batch norm takes the statistics of all devices together."""
 

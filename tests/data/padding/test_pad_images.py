@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.padding.buckets import SIZE, assign_buckets, in_ascending_order, ragged_array
 from pipeline.data.padding.pad_images import UNCUT_SIZE, cut_to, pad_split
@@ -34,6 +36,10 @@ def split() -> Split:
 def padded() -> dict[str, Any]:
     columns = pad_split(split(), BUCKETS, ignore_index=-1, crop=True).columns
     return {name: column[:] for name, column in columns.items()}
+
+
+def batch_of(columns: dict[str, Any], rows: np.ndarray, pass_: Any) -> Batch:
+    return Batch(columns, SEED, np.int32(pass_), rows, np.int32(len(rows)))  # type: ignore[arg-type]
 
 
 def test_a_sample_goes_where_most_of_it_is_kept() -> None:
@@ -63,8 +69,8 @@ def test_a_cut_is_a_part_of_the_sample(drawn: bool) -> None:
     for pass_ in range(40):
         for number, bucket in enumerate(BUCKETS):
             rows = np.flatnonzero(numbers == number).astype(np.int32)
-            batch = {name: column[rows] for name, column in columns.items()}
-            cut = cut_to(np, bucket, batch, SEED, np.int32(pass_), rows, drawn=drawn)
+            batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, pass_)
+            cut = cut_to(np, bucket, batch, drawn=drawn).columns
             for position, row in enumerate(rows):
                 height, width = columns[SIZE][row]
                 image, label = cut["image"][position, ..., 0], cut["label"][position]
@@ -91,27 +97,26 @@ def test_a_place_depends_on_seed_pass_and_sample_alone() -> None:
     """Host and compiled step agree, and neither the batch nor the position in it matters."""
     columns = padded()
     rows = np.array([3, 2, 5, 3], np.int32)
-    batch = {name: column[rows] for name, column in columns.items()}
-    key = SEED, np.int32(7)
-    host = cut_to(np, (6, 12), batch, *key, rows, drawn=True)
-    compiled = jax.jit(lambda b, r: cut_to(jnp, (6, 12), b, *key, r, drawn=True))(batch, rows)
+    batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, 7)
+    host = cut_to(np, (6, 12), batch, drawn=True).columns
+    compiled = jax.jit(lambda b: cut_to(jnp, (6, 12), b, drawn=True))(batch).columns
     for name in ("image", "label"):
         assert np.array_equal(host[name], compiled[name])
         assert np.array_equal(host[name][0], host[name][3])
-    alone = {name: column[3:4] for name, column in columns.items()}
-    one = cut_to(np, (6, 12), alone, *key, np.array([3], np.int32), drawn=True)
-    assert np.array_equal(one["image"][0], host["image"][0])
-    seeds = [seed_words(seed) for seed in range(9)]
-    drawn = [cut_to(np, (6, 12), alone, s, np.int32(7), rows[:1], drawn=True) for s in seeds]
-    assert len({cut["image"][0, 0, 0, 0] for cut in drawn}) > 3
+    alone = batch_of({name: column[3:4] for name, column in columns.items()}, rows[:1], 7)
+    single = cut_to(np, (6, 12), alone, drawn=True).columns
+    assert np.array_equal(single["image"][0], host["image"][0])
+    batches = [replace(alone, seed=seed_words(seed)) for seed in range(9)]
+    cuts = [cut_to(np, (6, 12), batch, drawn=True).columns for batch in batches]
+    assert len({float(cut["image"][0, 0, 0, 0]) for cut in cuts}) > 3
 
 
 def test_places_are_drawn_evenly() -> None:
     """Pearson's test over the 6 x 2 corners of a sample of 11x13 in a bucket of 6x12."""
     rows = np.full(6000, 3, np.int32)
-    batch = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
-    cut = cut_to(np, (6, 12), batch, SEED, np.arange(6000), rows, drawn=True)
-    corners = cut["image"][:, 0, 0, 0]
+    columns = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
+    cut = cut_to(np, (6, 12), batch_of(columns, rows, np.arange(6000)), drawn=True)
+    corners = np.asarray(cut.columns["image"])[:, 0, 0, 0]
     _, counts = np.unique(corners, return_counts=True)
     assert len(counts) == 12
     assert ((counts - 500) ** 2 / 500).sum() < 31.26  # p = 0.001 of 11 degrees of freedom

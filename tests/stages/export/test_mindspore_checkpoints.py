@@ -10,7 +10,7 @@ import pytest
 from pipeline.cli.export import main as export
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_checkpoints import free_prefix
+from pipeline.stages.export.mindspore_names import free_prefix
 from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny

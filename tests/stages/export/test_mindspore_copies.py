@@ -12,24 +12,28 @@ import pytest
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.engine.schedule import RunSchedule
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_copies import MindSporeCopies
+from pipeline.stages.export.mindspore_copies import CopiesPlace, MindSporeCopies
 from pipeline.stages.run import run
 from tests import outcome
 from tests.checkpoint.test_checkpointer import kept, state_of
 from tests.conftest import compose_tiny
 
-SCHEDULE = RunSchedule(100, 10, None)
+STEPS_PER_EPOCH = 10
 
 
 def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
+def copies_in(run_dir: Path, shared: Path | None, prefix: str = "net") -> MindSporeCopies:
+    place = CopiesPlace(shared or run_dir / "ckpt", run_dir / "ckpt.json", shared is not None)
+    return MindSporeCopies(place, prefix, STEPS_PER_EPOCH)
+
+
 def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -> None:
     run_dir.mkdir(exist_ok=True)
-    copies = MindSporeCopies(run_dir, folder, prefix, SCHEDULE)
+    copies = copies_in(run_dir, folder, prefix)
     with Checkpoints(run_dir, kept(2, None), copies=copies) as checkpoints:
         for step in steps:
             checkpoints.save(step, state_of(step), {}, None)
@@ -70,7 +74,7 @@ def test_a_prefix_that_is_taken_gets_a_number_and_a_resumed_run_goes_on_with_its
 
 def test_runs_that_start_together_have_files_of_their_own(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    both = [MindSporeCopies(tmp_path / name, shared, "net", SCHEDULE) for name in made(tmp_path)]
+    both = [copies_in(tmp_path / name, shared) for name in made(tmp_path)]
     for run_dir, copies in zip(made(tmp_path), both, strict=True):
         with Checkpoints(tmp_path / run_dir, kept(2, None), copies=copies) as checkpoints:
             checkpoints.save(5, state_of(5), {}, None)
@@ -105,7 +109,7 @@ def test_a_list_that_names_other_files_removes_none(tmp_path: Path) -> None:
     files = {"5": "mine.ckpt", "6": "../net-1_1.ckpt", "9" * 5000: "net-1_1.ckpt"}
     kept_names = {"folder": None, "prefix": "net", "files": files}
     (tmp_path / "ckpt.json").write_text(json.dumps(kept_names))
-    MindSporeCopies(tmp_path, None, "net", SCHEDULE).remove(5)
+    copies_in(tmp_path, None).remove(5)
     assert mine.exists()
 
 
@@ -113,13 +117,13 @@ def test_a_list_that_names_other_files_removes_none(tmp_path: Path) -> None:
 def test_a_list_that_is_none_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "ckpt.json").write_text(text)
     with pytest.raises(RunError, match=r"ckpt\.json: "):
-        MindSporeCopies(tmp_path, None, "net", SCHEDULE)
+        copies_in(tmp_path, None)
 
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"checkpoint\.directory = .*file/in: can't be written: Not"):
-        MindSporeCopies(tmp_path, tmp_path / "file" / "in", "net", SCHEDULE)
+        copies_in(tmp_path, tmp_path / "file" / "in")
 
 
 def test_a_prefix_has_no_folders() -> None:

@@ -1,4 +1,4 @@
-"""The layout that a network is fastest in: from a bank, or timed and kept in one (A-01)."""
+"""The layout that a network is fastest in: from a bank, or timed and kept in one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimedLayout:
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
     def to_operator(self) -> Mapping[str, Any]:
-        """Entry of the result file of A-03; `before_tune` is NHWC."""
+        """Entry of AutoTune's result file; `before_tune` is NHWC."""
         before_us, after_us = self.times_us["nhwc"], self.times_us[self.best]
         op = ("network", "layout")
         record = operator_record(op, self.key, before_us, after_us, self.status)

@@ -1,4 +1,4 @@
-"""Choose lowerings (A-01): look a computation up in the banks, tune it where the mode says so, and
+"""Choose lowerings: look a computation up in the banks, tune it where the mode says so, and
 keep the results."""
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class LoweringChoice:
         return () if self.layout_found is None else (self.layout_found,)
 
     def to_result(self) -> Mapping[str, Any]:
-        """The result file of A-03: times in microseconds, the bank's part as booleans.
+        """AutoTune's result file: times in microseconds, the bank's part as booleans.
 
         The totals are sums over the operators; the layout of the network is listed after them.
         """

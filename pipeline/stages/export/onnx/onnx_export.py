@@ -33,6 +33,7 @@ from pipeline.stages.export.onnx.graph_builder import (
     GraphBuilder,
     NodeOutput,
 )
+from pipeline.stages.export.onnx.int8 import quantized
 from pipeline.stages.export.onnx.layer_nodes import add_layers
 from pipeline.stages.export.onnx.op_nodes import Images, add_ops
 from pipeline.stages.export.prediction import make_predict
@@ -100,9 +101,6 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
         write_whole(folder / SCRIPT, script)
         if not calibrate:
             return OnnxExport(difference, accuracy)
-        # Few exports need its import of half a second.
-        from pipeline.stages.export.onnx.int8 import quantized
-
         small = quantized(content, INPUT, _first(dataset.train, calibrate), EVALUATED_BATCH)
         write_whole(folder / INT8, small)
     except OSError as error:

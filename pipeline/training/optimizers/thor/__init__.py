@@ -1,1 +1,1 @@
-"""THOR: gradients preconditioned by Kronecker-factored curvature, refreshed now and then (L-06)."""
+"""THOR: gradients preconditioned by Kronecker-factored curvature, refreshed now and then."""

@@ -1,4 +1,4 @@
-"""The optimizer part `thor` (L-06)."""
+"""The optimizer part `thor`."""
 
 from __future__ import annotations
 
