@@ -181,7 +181,7 @@ def logged_loss(run_dir: Path, step: int) -> float | None:
         return None
     for line in read_lines(log):
         if line.step == step + 1:
-            return line.numbers()["loss"]
+            return line.numbers().get("loss")
     return None
 
 

@@ -32,7 +32,8 @@ from pipeline.errors import RunError
 from pipeline.forecast.part_times import measure_us, rough_us
 from pipeline.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.sink.schedule import RunSchedule
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
+from pipeline.training.step_record import Record
 
 MEASURED_SHARE = 0.9
 """Share of a step, by the rough count, whose parts are measured."""

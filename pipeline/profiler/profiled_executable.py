@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.backends.base import CompileReport, Executable, Mechanism
 from pipeline.data.feed.feed import Feed
 from pipeline.profiler.trace import TracedOp, Tracer
-from pipeline.sink.telemetry import COLUMNS, Telemetry
+from pipeline.sink.telemetry import Telemetry, concatenate_columns
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
 
@@ -138,5 +138,4 @@ class ProfiledExecutable:
 def _joined(parts: list[Telemetry]) -> Telemetry:
     if len(parts) == 1:
         return parts[0]
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS)
-    return Telemetry(parts[0].start, *columns)
+    return Telemetry(parts[0].start, concatenate_columns(parts))

@@ -39,7 +39,8 @@ from pipeline.training.losses import (
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
 from pipeline.training.parameters import reinitialize
 from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
-from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
+from pipeline.training.state import Gradients, StepConfig, TrainState, merge, split
+from pipeline.training.step_record import Record, record_step
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -143,7 +144,7 @@ def _updated(
     rate = rates[0] if config.rate_groups else rates
     loss, norm = gradients.loss, norm_of(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
-    record = Record(loss, rate, norm, state.loss_scale, outcome.skipped.astype(jnp.float32))
+    record = record_step(state, gradients, rate, norm, outcome)
 
     def updated(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)

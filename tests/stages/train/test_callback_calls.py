@@ -42,6 +42,7 @@ from pipeline.training.bad_steps import Rollback
 from pipeline.training.part_specs import RateRule
 from pipeline.training.state import BadStepCounts, TrainState
 from tests.observe.test_monitors import EVALUATION
+from tests.step_rows import telemetry_of
 
 Compose = Callable[..., Recipe]
 TOTAL = 24
@@ -98,7 +99,7 @@ class World(MonitorBase):
                 self.bad, stop = None, step - 1
                 break
             weight = np.float32(weight * (1 - rate))
-        return state_at(stop, weight, undone=undone), Telemetry.from_rows(start, np.array(rows))
+        return state_at(stop, weight, undone=undone), telemetry_of(start, np.array(rows))
 
     # A monitor.
 

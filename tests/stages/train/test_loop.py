@@ -21,6 +21,7 @@ from pipeline.stages.train.history import DISPATCHES_KEPT, History
 from pipeline.stages.train.loop import Training, exhaust, train
 from pipeline.training.state import TrainState
 from tests.observe.test_monitors import EVALUATION
+from tests.step_rows import telemetry_of
 
 Compose = Callable[..., Recipe]
 
@@ -60,7 +61,7 @@ class Script:
             rows = rows[: self.bad - start]
             rows[-1, 0] = np.nan
             stop = self.bad - 1
-        return state_at(stop), Telemetry.from_rows(start, rows)
+        return state_at(stop), telemetry_of(start, rows)
 
     # A monitor.
 
