@@ -17,6 +17,7 @@ from pipeline.errors import DataError, RunError
 from pipeline.observe import kept_log
 from pipeline.runner import initial_state
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path, draft_path
 from tests import outcome
 from tests.conftest import TINY
 from tests.test_shared_machines import At, log_of
@@ -41,7 +42,7 @@ def half(unbroken: Path, tmp_path: Path) -> Path:
     shutil.copytree(unbroken, run_dir)
     for step in outcome.checkpoints(run_dir):
         if step > 32:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     (run_dir / "summary.json").unlink()
     return run_dir
 
@@ -163,7 +164,14 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["run.log", "metrics.jsonl", "evals.jsonl", "embeddings", "checkpoints", "checkpoints/32"],
+    [
+        "run.log",
+        "metrics.jsonl",
+        "evals.jsonl",
+        "embeddings",
+        "checkpoints",
+        str(checkpoint_path(Path("checkpoints"), 32)),
+    ],
 )
 def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compose) -> None:
     """Whoever made the directory would have files of this user written, cut and deleted."""
@@ -200,7 +208,7 @@ def test_a_pipe_or_a_directory_in_the_place_of_a_file_holds_nobody_up(
 
 def test_a_named_directory_that_is_no_run_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir(parents=True)
+    draft_path(checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
         DataError, match=r"left of a run without its recipe\.yaml: checkpoints, met"

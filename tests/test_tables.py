@@ -23,6 +23,7 @@ from pipeline.cli.infer import main as infer
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError
 from pipeline.runner.record.summary import Summary
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.weights.trained_run import read_trained_run
 from tests import outcome
 from tests.conftest import ROOT
@@ -136,7 +137,7 @@ def test_a_killed_run_ends_as_one_that_never_was(
     process = start_forked(
         [*length, f"hydra.run.dir={killed}"], tmp_path, environment, [tmp_path / "said"] * 2
     )
-    while process.exitcode is None and not (killed / "checkpoints" / "150").exists():
+    while process.exitcode is None and not (checkpoint_path(killed / "checkpoints", 150)).exists():
         time.sleep(0.005)
     process.kill()
     process.join()

@@ -27,8 +27,9 @@ from pipeline.runner.record.log_lines import METRICS, read_lines
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built, build
+from pipeline.stages.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
 from pipeline.stages.checkpoint.manifest import DamagedError
-from pipeline.stages.checkpoint.restore import FOLDER, fill, read_checkpoint, saved_steps
+from pipeline.stages.checkpoint.restore import fill, read_checkpoint
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
@@ -152,7 +153,7 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     state, first = None, 0
     for saved in reversed(before):
         try:
-            found = read_checkpoint(run_dir / FOLDER / str(saved), reporter.warn)
+            found = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved), reporter.warn)
         except DamagedError as error:
             reporter.warn(f"{error}; taking an earlier one")
             continue

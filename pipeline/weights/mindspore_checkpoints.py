@@ -20,7 +20,12 @@ from pipeline.errors import DataError, RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import RECIPE, run_of
 from pipeline.sink.schedule import RunSchedule
-from pipeline.stages.checkpoint.checkpoint_folder import FOLDER, saved_steps, step_of
+from pipeline.stages.checkpoint.checkpoint_folder import (
+    FOLDER,
+    checkpoint_path,
+    checkpoint_step,
+    saved_steps,
+)
 from pipeline.stages.checkpoint.restore import Checkpoint, read_checkpoint, read_saved, tell_user
 from pipeline.stages.data import load_data
 from pipeline.weights.files.weight_files import write_weights
@@ -78,13 +83,13 @@ def free_prefix(folder: Path, prefix: str) -> str:
 
 
 def _checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
-    if step_of(source) is not None and source.parent.name == FOLDER:
+    if checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER
     steps = saved_steps(root)
     if not steps:
         raise DataError(f"{run_dir}: holds no checkpoint")
-    return [read_checkpoint(root / str(step), tell_user) for step in steps]
+    return [read_checkpoint(checkpoint_path(root, step), tell_user) for step in steps]
 
 
 def _schedule(recipe: Recipe, saved: Checkpoint) -> RunSchedule:

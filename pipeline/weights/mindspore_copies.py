@@ -18,7 +18,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
 from pipeline.runner.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
 from pipeline.sink.schedule import RunSchedule
-from pipeline.stages.checkpoint.checkpoint_folder import step_of
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_step
 from pipeline.stages.checkpoint.manifest import DamagedError
 from pipeline.stages.checkpoint.restore import read_checkpoint
 from pipeline.weights.files.weight_files import write_weights
@@ -51,7 +51,7 @@ class MindSporeCopies:
 
     def add(self, checkpoint: Path) -> None:
         """Write the file of a complete checkpoint, and list it."""
-        step = step_of(checkpoint)
+        step = checkpoint_step(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
         name = file_name(self._prefix, self._schedule, step)
         # Listed before it is written: a file that is killed in between is this run's to remove.

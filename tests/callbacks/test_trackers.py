@@ -24,6 +24,7 @@ from pipeline.callbacks.trackers import FOLDER, Mlflow, Row, TrackedRun, Tracker
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 
 Compose = Callable[..., Recipe]
 
@@ -172,7 +173,7 @@ def test_each_store_has_each_step_after_a_kill_and_a_resume(cache: Path, tmp_pat
     command = [sys.executable, "-m", "pipeline", *overrides]
     killed = subprocess.Popen([*command, "hydra.run.dir=run"], cwd=tmp_path, env=environment)
     deadline = time.monotonic() + 300
-    while not (tmp_path / "run" / "checkpoints" / "1000" / "manifest.json").exists():
+    while not (checkpoint_path(tmp_path / "run" / "checkpoints", 1000) / "manifest.json").exists():
         assert killed.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)

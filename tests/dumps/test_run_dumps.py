@@ -18,6 +18,7 @@ from pipeline.dumps import dump_files
 from pipeline.dumps.dump_files import find_dump, read_dump
 from pipeline.dumps.tensor_names import TensorName
 from pipeline.errors import DataError, RecipeError, UsageError
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.checkpoint.restore import read_checkpoint, saved_steps
 
 MLP = (
@@ -40,7 +41,7 @@ def plain(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(run_dir: Path) -> dict[str, np.ndarray]:
-    return dict(read_checkpoint(run_dir / "checkpoints" / "12").arrays)
+    return dict(read_checkpoint(checkpoint_path(run_dir / "checkpoints", 12)).arrays)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from threading import Lock
 import numpy as np
 
 from pipeline.errors import DataError
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.checkpoint.restore import Checkpoint, read_checkpoint, saved_steps
 from tests.faults.faults import Fault
 from tests.faults.runs import Ended, Nursery
@@ -107,7 +108,7 @@ def find_lacks(run_dir: Path, prepared: Prepared) -> list[str]:
     if not (run_dir / "recipe.yaml").exists():
         lacks.append("there is no recipe.yaml")
     for step in saved_steps(wanted / "checkpoints"):
-        lacks += _differences(run_dir / "checkpoints" / str(step), prepared)
+        lacks += _differences(checkpoint_path(run_dir / "checkpoints", step), prepared)
     return lacks
 
 

@@ -18,6 +18,7 @@ from pipeline.errors import PipelineError, RunError
 from pipeline.runner import initial_state
 from pipeline.runner import run as run_module
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from tests import outcome
 from tests.conftest import TINY
 
@@ -80,7 +81,7 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 def damage_checkpoints(run_dir: Path, patch: Patch) -> None:
     for step in outcome.checkpoints(run_dir):
-        (run_dir / "checkpoints" / str(step) / "host" / "metadata").write_bytes(b"{}")
+        (checkpoint_path(run_dir / "checkpoints", step) / "host" / "metadata").write_bytes(b"{}")
 
 
 def damage_log(run_dir: Path, patch: Patch) -> None:

@@ -14,6 +14,7 @@ from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.stages.build import Built, build
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.data import load_data
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -106,7 +107,7 @@ def test_a_run_is_resumed_in_every_phase(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > kept:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*TUNED, "train.sink_size=11", f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, whole)
 

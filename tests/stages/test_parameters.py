@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from tests import outcome
 from tests.conftest import compose_tiny
 
@@ -70,7 +71,7 @@ def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 10:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*ALL, f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, whole)
 

@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.errors import DataError, RecipeError
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import read_trained_run
 from tests import outcome
@@ -42,7 +43,7 @@ def test_a_language_model_is_the_same_at_any_sink_size_and_after_a_resume(
     broken = tmp_path / "broken"
     shutil.copytree(whole, broken)
     for step in (40, 50, 60):
-        shutil.rmtree(broken / "checkpoints" / str(step))
+        shutil.rmtree(checkpoint_path(broken / "checkpoints", step))
     run(gpt(cache, text, *KEPT, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 60), outcome.arrays(whole, 60))
@@ -88,7 +89,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         stdout=subprocess.DEVNULL,
     )
-    while process.poll() is None and not (killed / "checkpoints" / "40").exists():
+    while process.poll() is None and not (checkpoint_path(killed / "checkpoints", 40)).exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

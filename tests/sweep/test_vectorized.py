@@ -14,6 +14,7 @@ from pipeline.__main__ import main
 from pipeline.host.signals import Signals
 from pipeline.population import shared_program
 from pipeline.population.places import run_in_places
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from tests import outcome
 from tests.conftest import TINY
 
@@ -71,7 +72,10 @@ def test_a_member_writes_what_it_writes_alone(
     assert found["metrics"] == expected["metrics"]
     assert found.keys() == expected.keys()
     assert {f.name for f in one.iterdir()} == {f.name for f in other.iterdir()}
-    manifests = [json.loads((d / "checkpoints/12/manifest.json").read_text()) for d in (one, other)]
+    manifests = [
+        json.loads((checkpoint_path(d / "checkpoints", 12) / "manifest.json").read_text())
+        for d in (one, other)
+    ]
     assert manifests[0].keys() == manifests[1].keys()
 
 

@@ -13,6 +13,7 @@ from pipeline import load_recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.runner.run import run
 from pipeline.sink.schedule import RunSchedule
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.weights.files.weight_files import read_weights
 from pipeline.weights.mindspore_copies import MindSporeCopies
@@ -86,7 +87,7 @@ def made(folder: Path) -> tuple[str, str]:
 def test_a_kill_between_a_checkpoint_and_its_file_is_made_good(tmp_path: Path) -> None:
     save(tmp_path, None, 5, 10)
     (tmp_path / "ckpt" / "net-1_5.ckpt").unlink()
-    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    shutil.rmtree(checkpoint_path(tmp_path / "checkpoints", 10))
     save(tmp_path, None)
     assert names(tmp_path / "ckpt") == ["net-1_5.ckpt"]
 

@@ -27,13 +27,14 @@ from pipeline.errors import RunError
 from pipeline.files.atomic_write import commit, sync
 from pipeline.observe.metrics_log import KEPT
 from pipeline.stages.checkpoint.checkpoint_folder import (
-    DRAFT,
     FOLDER,
     HOST,
     JSON,
     METRICS,
     RECIPE,
     STATE,
+    checkpoint_path,
+    draft_path,
     remove_checkpoint,
     remove_draft,
     remove_drafts,
@@ -97,7 +98,9 @@ class Checkpoints:
             remove_drafts(self._root)
             if copies is not None:
                 # A kill may have come between a checkpoint and its copy.
-                copies.agree({step: self._root / str(step) for step in saved_steps(self._root)})
+                copies.agree(
+                    {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
+                )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._prepared = False
 
@@ -149,7 +152,8 @@ class Checkpoints:
 
         A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
         """
-        draft = self._root / f"{step}{DRAFT}"
+        folder = checkpoint_path(self._root, step)
+        draft = draft_path(folder)
         try:
             draft.mkdir(parents=True)
             write_arrays(draft / STATE, arrays)
@@ -160,20 +164,20 @@ class Checkpoints:
             require_complete(draft)
             for log in logs:
                 sync(log)
-            commit(draft, self._root / str(step))
+            commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
             # Where the disk is full, the summary needs the room.
             remove_draft(draft)
             raise
         if self._copies is not None:
-            self._copies.add(self._root / str(step))
+            self._copies.add(folder)
         self._remove_old()
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a checkpoint, then remove those that are no longer kept."""
         with self._writing(f"save the metrics of step {step}"):
-            add_metrics(self._root / str(step), metrics)
+            add_metrics(checkpoint_path(self._root, step), metrics)
             self._remove_old()
 
     def _remove_old(self) -> None:
@@ -181,7 +185,7 @@ class Checkpoints:
             with self._writing(f"remove step {step}"):
                 if self._copies is not None:
                     self._copies.remove(step)
-                remove_checkpoint(self._root / str(step))
+                remove_checkpoint(checkpoint_path(self._root, step))
 
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
@@ -196,14 +200,14 @@ class Checkpoints:
 
     def read(self, step: int, like: TrainState) -> TrainState:
         """Read the state of one of `steps`. Raises DataError when it is not what was saved."""
-        saved = read_checkpoint(self._root / str(step))
+        saved = read_checkpoint(checkpoint_path(self._root, step))
         return fill(saved.where, saved.arrays, like)
 
     def _require_saved(self) -> None:
         """Raise RunError where the newest checkpoint is not there as it was written."""
         if self._requested is not None:
             try:
-                require_complete(self._root / str(self._requested))
+                require_complete(checkpoint_path(self._root, self._requested))
             except DamagedError as error:
                 step = self._requested
                 raise RunError(f"{error}; step {step} was saved and is not there") from error

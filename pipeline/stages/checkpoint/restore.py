@@ -27,9 +27,10 @@ from pipeline.stages.checkpoint.checkpoint_folder import (
     MANIFEST,
     RECIPE,
     STATE,
+    checkpoint_path,
+    checkpoint_step,
     saved_steps,
     set_aside,
-    step_of,
     strangers,
 )
 from pipeline.stages.checkpoint.host_state import HostState, parse_host_state
@@ -137,7 +138,7 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
     Warns of each: those after `step` are damaged, others are named as a checkpoint and are none.
     """
     root = run_dir / FOLDER
-    for path in [root / str(saved) for saved in saved_steps(root) if saved > step]:
+    for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
         warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
     for path in strangers(root):
         warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
@@ -174,7 +175,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     DataError when there is none, and RunError as `unreadable` does.
     """
     try:
-        if step_of(folder) is not None and step_of(folder) in saved_steps(folder.parent):
+        if checkpoint_step(folder) in saved_steps(folder.parent):
             return read_checkpoint(folder, warn)
         for root in (folder / FOLDER, folder):
             if saved_steps(root):
@@ -215,7 +216,7 @@ def _require_step(saved: Checkpoint) -> None:
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
         raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
-    if saved.step != step_of(saved.where):
+    if saved.step != checkpoint_step(saved.where):
         raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
 
 
@@ -257,7 +258,7 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     damaged = []
     for step in reversed(saved_steps(root)):
         try:
-            saved = read_checkpoint(root / str(step), warn)
+            saved = read_checkpoint(checkpoint_path(root, step), warn)
         except DamagedError as error:
             damaged.append(error)
             continue

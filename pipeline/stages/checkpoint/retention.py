@@ -10,7 +10,12 @@ from pathlib import Path
 
 from pipeline.files.atomic_write import commit, sync
 from pipeline.sink.schedule import is_due
-from pipeline.stages.checkpoint.checkpoint_folder import DRAFT, MANIFEST, METRICS
+from pipeline.stages.checkpoint.checkpoint_folder import (
+    MANIFEST,
+    METRICS,
+    checkpoint_path,
+    draft_path,
+)
 from pipeline.stages.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.training.part_specs import metric_directions
 
@@ -42,7 +47,7 @@ class Retention:
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
-    draft = folder.with_name(f"{folder.name}{DRAFT}")
+    draft = draft_path(folder)
     draft.write_text(metrics_text(metrics), encoding="utf-8")
     # Empty where the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
@@ -62,7 +67,7 @@ def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
     """
     last: float | None = None
     for step in steps:
-        saved_at = _saved_at(root / str(step) / MANIFEST)
+        saved_at = _saved_at(checkpoint_path(root, step) / MANIFEST)
         if saved_at is None:
             continue
         if last is None or saved_at - last >= seconds:
@@ -84,7 +89,7 @@ def _saved_at(manifest: Path) -> float | None:
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
     sign = 1 if metric_directions([metric])[metric] == "max" else -1
-    known = {step: _read_value(root / str(step), metric) for step in steps}
+    known = {step: _read_value(checkpoint_path(root, step), metric) for step in steps}
     values = {step: sign * value for step, value in known.items() if value is not None}
     return max(values, key=lambda step: (values[step], step), default=None)
 

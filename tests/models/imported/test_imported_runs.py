@@ -17,6 +17,7 @@ from pipeline.errors import RecipeError, RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.stages.build import build
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from tests import outcome
@@ -55,7 +56,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(tiny(*network, *SHORT), whole)
     shutil.copytree(whole, broken)
-    shutil.rmtree(broken / "checkpoints" / "12")
+    shutil.rmtree(checkpoint_path(broken / "checkpoints", 12))
     run(tiny(*network, *SHORT, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))

@@ -17,6 +17,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
 from pipeline.registry import parts
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from tests import outcome
 from tests.models.build import initialise, parameters, random
 
@@ -152,7 +153,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
     keys += ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
     run(tiny(*keys), whole)
     shutil.copytree(whole, broken)
-    shutil.rmtree(broken / "checkpoints" / "12")
+    shutil.rmtree(checkpoint_path(broken / "checkpoints", 12))
     run(tiny(*keys, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))

@@ -34,6 +34,7 @@ from pipeline.runner.record.run_directory import (
     to_resume,
     write_recipe,
 )
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.checkpoint.restore import FOLDER as CHECKPOINTS
 from tests.conftest import ROOT
 
@@ -391,7 +392,7 @@ def test_runs_of_others_that_may_not_be_written_are_passed_over(
 
 def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
-    for path in (run_dir, run_dir / "checkpoints", run_dir / "checkpoints" / "40"):
+    for path in (run_dir, run_dir / "checkpoints", checkpoint_path(run_dir / "checkpoints", 40)):
         assert run_of(path) == run_dir
     assert run_of(tmp_path) is None
 

@@ -17,6 +17,7 @@ from pipeline.data.columns import Split
 from pipeline.data.sources.synthetic import Synthetic
 from pipeline.errors import RecipeError, RunError
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from tests import outcome
 from tests.conftest import compose_tiny
 
@@ -173,7 +174,7 @@ def test_a_resumed_run_goes_on_as_the_unbroken_one(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 15:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*policy, f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, reference)
     assert gone_back(run_dir) == gone_back(reference)

@@ -11,6 +11,7 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.runner.run import run
+from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from tests import outcome
 from tests.conftest import compose_tiny
 
@@ -65,7 +66,7 @@ def test_a_resumed_run_equals_one_that_was_never_broken(
     run_dir = shutil.copytree(reference, tmp_path / "run")
     (run_dir / "summary.json").unlink()
     for step in (12, 18, 22):
-        shutil.rmtree(run_dir / "checkpoints" / str(step))
+        shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     summary = run(tiny(*THOR, "train.sink_size=7", f"train.resume={run_dir}"))
     assert summary.resumed_from == {"run": str(run_dir), "step": 6}
     assert outcome.metrics(run_dir) == outcome.metrics(reference)
