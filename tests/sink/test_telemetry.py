@@ -44,7 +44,7 @@ def test_columns_are_float32_whatever_the_rows_are() -> None:
 
 
 def test_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         telemetry_of(0, np.zeros((2, 6), np.float32))
 
 
