@@ -28,9 +28,9 @@ from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.observe.event_file import PREFIX
+from pipeline.observe.log_lines import METRICS, last_step
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import WARNING, Reporter
-from pipeline.runner.record.log_lines import METRICS, last_step
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.train.sink_clock import SinkClock

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_a_checkpoint_without_marks_resumes_as_ever(
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
         assert set(host.logs) == {"metrics.jsonl", "evals.jsonl"}
-        return state, host.model_copy(update={"logs": marks or {}})
+        return state, replace(host, logs=marks or {})
 
     monkeypatch.setattr(initial_state, "restore_state", without_marks)
     run(tiny(*LENGTH, f"train.resume={half}"))

@@ -24,10 +24,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import DataError, RunError
 from pipeline.host.signals import Interrupted, Signals
+from pipeline.observe.log_lines import EVALS, METRICS
 from pipeline.observe.monitors import SinkReport
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.log_arrays import read_arrays
-from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.summary import Summary
 from pipeline.runner.run import run, run_in_sinks
 from pipeline.stages.data import load_data

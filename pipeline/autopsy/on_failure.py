@@ -23,7 +23,7 @@ from pipeline.files.strict_json import json_text
 from pipeline.host.signals import Interrupted, Signals
 from pipeline.observe.reporter import Reporter
 from pipeline.plugins.loading import loaded_plugins, to_flags
-from pipeline.runner.record.run_directory import AUTOPSY
+from pipeline.stages.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.stages.train.bad_step import Examined
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState

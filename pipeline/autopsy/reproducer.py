@@ -39,8 +39,9 @@ from pipeline.files.bounded_read import read_json
 from pipeline.files.strict_json import json_text
 from pipeline.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
-from pipeline.runner.record.run_directory import RECIPE, REPRODUCER
+from pipeline.runner.record.run_directory import RECIPE
 from pipeline.stages.build import parts_of
+from pipeline.stages.checkpoint.autopsy_archive import REPRODUCER
 from pipeline.stages.lower import LOWERINGS, read_choice
 from pipeline.stages.lowering_problems import list_problems
 from pipeline.training.freezing import config_at

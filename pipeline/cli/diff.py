@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.errors import UsageError
+from pipeline.observe.log_lines import METRICS
 from pipeline.runner.record.compare_steps import compare_steps
-from pipeline.runner.record.log_lines import METRICS
 from pipeline.runner.record.run_record import compare_outcomes, read_record
 from pipeline.runner.record.side_by_side import SideBySide
 

@@ -26,10 +26,10 @@ from pipeline.files.bounded_read import read_bytes
 from pipeline.files.package_paths import PACKAGE
 from pipeline.files.tree_diff import Difference
 from pipeline.host.signals import find_stops
+from pipeline.observe.log_lines import METRICS, last_step
 from pipeline.runner.record import run_directory
 from pipeline.runner.record.compare_steps import Comparison, compare_steps
 from pipeline.runner.record.descendants import note_descendant
-from pipeline.runner.record.log_lines import METRICS, last_step
 from pipeline.runner.record.run_directory import LOWERINGS, RECIPE
 from pipeline.runner.record.run_record import (
     RunRecord,

@@ -22,8 +22,8 @@ from pipeline.data.feed.feed import make_feed
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.dumps.layer_programs import LayerPrograms
 from pipeline.errors import DataError, RecipeError
+from pipeline.observe.log_lines import METRICS, read_lines
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.log_lines import METRICS, read_lines
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built, build

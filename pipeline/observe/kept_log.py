@@ -21,7 +21,7 @@ from pipeline.errors import DataError
 from pipeline.files.atomic_write import sync
 from pipeline.files.real_files import open_unshared
 from pipeline.observe.log_flaws import WHOLE, Flaws, read_flaws, with_gap
-from pipeline.runner.record.log_lines import LONGEST_BYTES, parse_line, read_lines
+from pipeline.observe.log_lines import LONGEST_BYTES, parse_line, read_lines
 
 TAIL_BYTES = 128 << 10
 """Bytes of the end of a log in a checkpoint: about a thousand steps."""

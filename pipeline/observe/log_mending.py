@@ -21,7 +21,7 @@ from pipeline.errors import DataError
 from pipeline.files.atomic_write import commit
 from pipeline.observe.kept_log import CHUNK_BYTES, KeptLog, Mark, digest_of
 from pipeline.observe.log_flaws import WHOLE, Flaws, Ranges, ranges_of, steps_text, with_gap
-from pipeline.runner.record.log_lines import LONGEST_BYTES, LogLine, parse_line
+from pipeline.observe.log_lines import LONGEST_BYTES, LogLine, parse_line
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,11 @@ import numpy as np
 
 from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
+from pipeline.observe.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.observe.log_mending import LogFindings, open_log
 from pipeline.observe.monitors import Evaluation, MonitorBase, writing
-from pipeline.runner.record.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry, concatenate_columns
-
-KEPT = "logs"
-"""Key under which a checkpoint keeps the marks of the files."""
 
 
 def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:

@@ -20,7 +20,7 @@ from pipeline.observe.board_graph import BoardNode
 from pipeline.observe.functional_lines import EVERY, FunctionalMonitor
 from pipeline.observe.histograms import Histogram
 from pipeline.observe.lock_monitor import LockMonitor
-from pipeline.observe.metrics_log import KEPT, MetricsLog
+from pipeline.observe.metrics_log import MetricsLog
 from pipeline.observe.monitors import (
     EvalMonitor,
     Evaluation,
@@ -32,6 +32,7 @@ from pipeline.observe.monitors import (
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard, board_folder
 from pipeline.sink.schedule import RunSchedule
+from pipeline.stages.checkpoint.host_state import LOGS
 
 
 class Observers:
@@ -55,7 +56,7 @@ class Observers:
         """Return the marks of the logs for the checkpoint of `step`, as JSON."""
         if self._log is None:
             return {}
-        return {KEPT: self.monitor.submit_and_wait(self._log.marks, step)}
+        return {LOGS: self.monitor.submit_and_wait(self._log.marks, step)}
 
     def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
         """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""

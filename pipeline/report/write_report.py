@@ -15,6 +15,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.errors import DataError, RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.real_files import require_real_trees
+from pipeline.observe.log_lines import EVALS, METRICS
 from pipeline.observe.reporter import Reporter
 from pipeline.report import report_page
 from pipeline.report.charts import Curve, bar_chart, curve_chart, scatter_chart, standalone
@@ -39,7 +40,6 @@ from pipeline.report.report_files import (
     number_rows,
 )
 from pipeline.runner.record.log_arrays import read_arrays
-from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.run_directory import RECIPE, REPORT, run_of
 from pipeline.stages.data import load_data
 from pipeline.weights.trained_run import TrainedRun, read_trained_run

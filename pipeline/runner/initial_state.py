@@ -20,9 +20,10 @@ from pipeline.files.bounded_read import read_json
 from pipeline.host.memory import require_room
 from pipeline.runner.context import RunContext
 from pipeline.runner.record.run_directory import SUMMARY, run_of
+from pipeline.runner.record.saved_recipe import restore_state
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
-from pipeline.stages.checkpoint.restore import restore_state, set_others_aside
+from pipeline.stages.checkpoint.restore import set_others_aside
 from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.autosink.choose_sink import SinkPlan
 from pipeline.backends.base import Backend, Executable
 from pipeline.callbacks.callback import Callback
@@ -20,11 +19,14 @@ from pipeline.observe.monitors import MonitorBase
 from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.record.run_folder import HeldWrites
-from pipeline.sink.schedule import Event
+from pipeline.runner.record.saved_recipe import recipe_digest
+from pipeline.sink.schedule import Event, is_due
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import Built
+from pipeline.stages.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
+from pipeline.stages.checkpoint.retention import Retention
 from pipeline.stages.train.bad_step import Examined
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
@@ -251,10 +253,13 @@ def _open_checkpoints(
         return None
     if not context.ranks.is_first:
         return NoCheckpoints()
-    held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
-    tree = recipe.model_dump(mode="json")
+    spec, tree = recipe.checkpoint, recipe.model_dump(mode="json")
+    periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
+    holds = partial(is_due, periods=periods)
+    retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
     copies = _checkpoint_files(context, built)
-    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held, copies))
+    checkpoints = Checkpoints(context.run_dir, retention, tree, recipe_digest(tree), copies)
+    return stack.enter_context(checkpoints)
 
 
 def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:

@@ -14,8 +14,8 @@ from pipeline.files.bounded_read import read_json, read_text
 from pipeline.files.error_text import dotted
 from pipeline.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.files.tree_diff import leaves
+from pipeline.observe.log_lines import EVALS, METRICS
 from pipeline.runner.record.descendants import Descendant, read_descendants
-from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.provenance import PROVENANCE, read_provenance
 from pipeline.runner.record.run_directory import FOLDERS, RECIPE, SUMMARY
 from pipeline.runs.sampled_log import LoggedCurve, sample_evaluations, sample_steps

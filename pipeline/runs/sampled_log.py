@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import DataError
-from pipeline.runner.record.log_lines import LogLine, parse_line
+from pipeline.observe.log_lines import LogLine, parse_line
 from pipeline.sink.telemetry import PLACES
 
 POINTS = 48

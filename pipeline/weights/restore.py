@@ -12,12 +12,12 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError
+from pipeline.runner.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.stages.checkpoint.restore import (
     Warn,
     by_path,
     listed,
     read_saved,
-    restore_weights,
     tell_user,
 )
 from pipeline.training.state import TrainState
@@ -65,7 +65,7 @@ def restore(
     if not is_weight_file(source) and not by_rules:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(source, like, tree, warn)
-        if changes := saved.changes_of_meaning(tree):
+        if changes := list_changes_of_meaning(saved, tree):
             warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {source}")
     arrays, step = read_source(source, warn)

@@ -16,6 +16,7 @@ from pipeline.errors import DataError
 from pipeline.files.bounded_read import read_json
 from pipeline.host.cuda import plugin
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.runner.record.saved_recipe import list_changes
 from pipeline.stages.checkpoint.restore import listed, read_saved
 from pipeline.weights.files.named_arrays import Arrays
 
@@ -81,7 +82,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
     saved = read_saved(folder)
-    if changes := saved.changes(recipe.model_dump(mode="json")):
+    if changes := list_changes(saved, recipe.model_dump(mode="json")):
         raise DataError(
             f"{saved.where}: of another recipe than {run_dir / RECIPE}: {listed(changes)}"
         )

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def damage_log(run_dir: Path, patch: Patch) -> None:
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
-        return state, host.model_copy(update={"logs": {}})
+        return state, replace(host, logs={})
 
     patch.setattr(initial_state, "restore_state", without_marks)
     lines = (run_dir / "metrics.jsonl").read_bytes() + b'{"step": 30}\n'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.runner.record.log_lines import LogLine, read_lines
+from pipeline.observe.log_lines import LogLine, read_lines
 
 Numbers = Mapping[str, float | None]
 NEAR = 1000

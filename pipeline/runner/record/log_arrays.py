@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.runner.record.log_lines import read_lines
+from pipeline.observe.log_lines import read_lines
 
 MAX_NAMES = 1000
 """Names in the lines of a log: without a bound, lines of other names each would fill the memory."""

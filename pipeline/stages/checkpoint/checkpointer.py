@@ -22,10 +22,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import RunError
 from pipeline.files.atomic_write import commit, sync
-from pipeline.observe.metrics_log import KEPT
 from pipeline.stages.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
@@ -40,6 +38,7 @@ from pipeline.stages.checkpoint.checkpoint_folder import (
     remove_drafts,
     saved_steps,
 )
+from pipeline.stages.checkpoint.host_state import LOGS
 from pipeline.stages.checkpoint.manifest import DamagedError, require_complete, write_manifest
 from pipeline.stages.checkpoint.orbax_arrays import (
     import_orbax,
@@ -68,26 +67,25 @@ class Copies(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep`, and the best by the recipe's metric.
+    """The checkpoints of one run, of which `retention` keeps some.
 
-    `recipe` is the run's, as JSON. Of the checkpoints at multiples of the periods `held`, the
-    newest `keep` are kept, whatever else is saved between them. Raises RunError where the folder
-    can't be made. Each checkpoint that is complete is also given to `copies`, and each step that is
-    removed.
+    `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
+    numbers. Each checkpoint that is complete is passed to `copies`, and each step that is removed.
+    Raises RunError if the folder can't be made.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        spec: CheckpointSpec,
+        retention: Retention,
         recipe: Mapping[str, Any] | None = None,
-        held: Sequence[int] = (),
+        recipe_digest: str = "",
         copies: Copies | None = None,
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
-        self._recipe = dict(recipe or {})
-        self._retention = Retention(spec.keep, spec.best, held, spec.keep_minutes)
+        self._recipe, self._recipe_digest = dict(recipe or {}), recipe_digest
+        self._retention = retention
         self._copies = copies
         self._requested: int | None = None
         self._written: Future[None] | None = None
@@ -138,7 +136,7 @@ class Checkpoints:
         }
         if kept_metrics:
             texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
-        logs = [self._root.parent / name for name in host_state.get(KEPT, {})]
+        logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 
     def _write(
@@ -160,7 +158,7 @@ class Checkpoints:
             for name, text in texts.items():
                 (draft / name).parent.mkdir()
                 (draft / name).write_text(text, encoding="utf-8")
-            write_manifest(draft, self._recipe)
+            write_manifest(draft, self._recipe_digest)
             require_complete(draft)
             for log in logs:
                 sync(log)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.files.atomic_write import commit, sync
-from pipeline.sink.schedule import is_due
 from pipeline.stages.checkpoint.checkpoint_folder import (
     MANIFEST,
     METRICS,
@@ -20,23 +19,29 @@ from pipeline.stages.checkpoint.manifest import SAVED_AT, DamagedError, read_jso
 from pipeline.training.part_specs import metric_directions
 
 
+def _holds_none(step: int) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Retention:
-    """Keep the newest `keep`, of those at multiples of `held` as well, and the best by a metric.
+    """Keep the newest `keep`, the newest `keep` of the steps that it holds, and the best by a
+    metric.
 
-    A rollback goes back to those of `held`, however often a signal or a clock makes the run save.
+    A rollback goes back to the steps for which `holds` returns True, however often a signal or a
+    clock makes the run save.
     With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
     least that much younger (K-01: MindSpore's keep_checkpoint_per_n_minutes).
     """
 
     keep: int
     best: str | None = None
-    held: Sequence[int] = ()
+    holds: Callable[[int], bool] = _holds_none
     minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
-        due = [step for step in steps if is_due(step, self.held)]
+        due = [step for step in steps if self.holds(step)]
         kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
             kept.add(_best(root, steps, self.best))

@@ -16,7 +16,7 @@ import yaml
 from pipeline.backends.ascend.estimate import PICTURE, PRICE, TRACE
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError
-from pipeline.runner.record.log_lines import EVALS, METRICS
+from pipeline.observe.log_lines import EVALS, METRICS
 from pipeline.runner.record.provenance import PROVENANCE
 from pipeline.runner.record.run_directory import (
     APPENDED,

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.backends.xla import XlaExecutable
-from pipeline.config.recipe import CheckpointSpec, Recipe
+from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RunError
+from pipeline.runner.record.saved_recipe import restore_state, restore_weights
 from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, draft_path
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
-from pipeline.stages.checkpoint.restore import read_checkpoint, restore_state, restore_weights
+from pipeline.stages.checkpoint.restore import read_checkpoint
+from pipeline.stages.checkpoint.retention import Retention
 from pipeline.training.state import TrainState
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
@@ -154,18 +157,8 @@ def test_the_best_is_remembered_across_a_resume(tmp_path: Path) -> None:
     assert outcome.checkpoints(tmp_path) == [1, 4]
 
 
-def kept(newest: int, best: str | None) -> CheckpointSpec:
-    return CheckpointSpec(
-        every_steps=None,
-        every_passes=None,
-        every_seconds=None,
-        keep=newest,
-        best=best,
-        restore=None,
-        rules="auto",
-        renames=(),
-        partial=False,
-    )
+def kept(newest: int, best: str | None) -> Retention:
+    return Retention(newest, best)
 
 
 def state_of(step: int, **params: np.ndarray) -> TrainState:
@@ -237,7 +230,7 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     restored, restored_host = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert restored_host is not None
-    assert restored_host.early_stop.model_dump() == host["early_stop"]
+    assert asdict(restored_host.early_stop) == host["early_stop"]
     assert int(restored.step) == 7
     assert restored.step.dtype == np.int32
     assert restored.loss_scale == 8.0

@@ -13,6 +13,12 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError
+from pipeline.runner.record.saved_recipe import (
+    list_changes,
+    list_changes_of_meaning,
+    recipe_digest,
+    restore_state,
+)
 from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
@@ -22,7 +28,6 @@ from pipeline.stages.checkpoint.restore import (
     Checkpoint,
     read_checkpoint,
     read_saved,
-    restore_state,
     set_others_aside,
 )
 from tests import outcome
@@ -152,7 +157,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
 
 def seal(folder: Path, **files: Any) -> None:
     """Make a manifest that agrees with what is there, as a stranger can; with these entries."""
-    write_manifest(folder, {"seed": 1})
+    write_manifest(folder, recipe_digest({"seed": 1}))
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] |= files
     kept = {name: entry for name, entry in manifest["files"].items() if entry is not None}
@@ -332,7 +337,7 @@ def test_one_of_a_version_without_checksums_is_read_with_a_warning(copy: Path) -
     (folder / "manifest.json").unlink()
     warned: list[str] = []
     read = read_checkpoint(folder, warned.append)
-    assert (read.step, read.recipe, read.changes({"seed": 2})) == (3, None, [])
+    assert (read.step, read.recipe, list_changes(read, {"seed": 2})) == (3, None, [])
     assert warned == [f"{folder}: of a version without checksums; taken as it is"]
 
 
@@ -397,14 +402,16 @@ def test_what_fine_tuning_asks_for_does_not_change_the_meaning_of_weights() -> N
     tuned["train"] = {"freeze": ["conv_*"], "unfreeze": ["conv_*"], "optimizer": {"lr": 0.01}}
     tuned["model"] = {**trained["model"], "init": {"rules": [{"pattern": "dense_*"}]}}
     other_ops = {"eval": {"ops": [{"name": "rescale", "factor": 0.2}]}}
-    assert saved.changes(tuned) != []
-    assert saved.changes_of_meaning(tuned) == []
+    assert list_changes(saved, tuned) != []
+    assert list_changes_of_meaning(saved, tuned) == []
     on_others = {**tuned, "dataset": {"name": "digits", **other_ops}}
-    assert saved.changes_of_meaning(on_others) == []
+    assert list_changes_of_meaning(saved, on_others) == []
     otherwise_read = {**tuned, "dataset": {"name": "mnist", **other_ops}}
-    assert saved.changes_of_meaning(otherwise_read) == ["dataset.eval.ops.0.factor = 0.2: was 0.1"]
+    assert list_changes_of_meaning(saved, otherwise_read) == [
+        "dataset.eval.ops.0.factor = 0.2: was 0.1"
+    ]
     with_gelu = {**tuned, "model": {**trained["model"], "activation": "gelu"}}
-    assert saved.changes_of_meaning(with_gelu) == ["model.activation = gelu: was relu"]
+    assert list_changes_of_meaning(saved, with_gelu) == ["model.activation = gelu: was relu"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.runner.record.log_lines import last_step, read_lines
+from pipeline.observe.log_lines import last_step, read_lines
 
 NO_STEP = (
     "nothing",
