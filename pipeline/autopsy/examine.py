@@ -26,6 +26,7 @@ from pipeline.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scop
 from pipeline.autopsy.values import ReplayValue
 from pipeline.data.batch import Batch
 from pipeline.files.compile_cache import no_compile_cache
+from pipeline.parallel.microbatches import first_sample, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
 
 _INPUTS = {
@@ -73,8 +74,8 @@ class _Replay:
     batch: Batch
 
     def __post_init__(self) -> None:
-        size = int(self.batch.sample.shape[0])
-        self.microbatch = size // self.parts.accumulate
+        self.size = int(self.batch.sample.shape[0])
+        self.microbatch = microbatch_size(self.size, self.parts.accumulate)
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
@@ -177,7 +178,7 @@ class _Replay:
         rows = bad_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        first = origin.iteration * self.microbatch if self.parts.accumulate > 1 else 0
+        first = first_sample(origin.iteration, self.size, self.parts.accumulate)
         return self._samples_at(tuple(first + row for row in rows))
 
     def _has_batch_last(self, layer: str) -> bool:

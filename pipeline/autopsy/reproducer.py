@@ -39,6 +39,7 @@ from pipeline.files.bounded_read import read_json
 from pipeline.files.strict_json import json_text
 from pipeline.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
+from pipeline.parallel.microbatches import microbatch_size
 from pipeline.runner.record.run_directory import RECIPE
 from pipeline.stages.build import parts_of
 from pipeline.stages.checkpoint.autopsy_archive import REPRODUCER
@@ -197,7 +198,8 @@ def _lowered(
     file, network = folder / LOWERINGS, parts.network
     if not file.exists() or not isinstance(network, Network):
         return parts
-    chosen, size = read_choice(file), batch.sample.shape[0] // parts.accumulate
+    chosen = read_choice(file)
+    size = microbatch_size(batch.sample.shape[0], parts.accumulate)
     laid_out = replace(parts, network=network.clone(layout=chosen.layout))
     problems = list_problems(laid_out, state, size, size)
     # Always the user's own cache: a stranger's recipe must not decide where to write.

@@ -34,6 +34,7 @@ from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
+from pipeline.parallel.microbatches import microbatch_size
 from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import shards_of
 from pipeline.runner.record.run_directory import LOWERINGS
@@ -161,7 +162,7 @@ class _LoweringRequest:
     def batch(self) -> int:
         """Samples in a microbatch."""
         train = self.recipe.train
-        return train.batch_size // train.accumulate_steps // self.num_shards
+        return microbatch_size(train.batch_size, train.accumulate_steps, self.num_shards)
 
     @property
     def num_shards(self) -> int:
