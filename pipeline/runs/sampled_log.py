@@ -41,10 +41,9 @@ def _curves(lines: list[LogLine]) -> Mapping[str, LoggedCurve]:
     for line in lines:
         for name, value in line.fields.items():
             number = value.get("macro") if isinstance(value, dict) else value
-            is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            if not is_number or name in (*PLACES, "count"):
+            if name in (*PLACES, "count") or isinstance(number, bool):
                 continue
-            if abs(number) <= sys.float_info.max:
+            if isinstance(number, int | float) and abs(number) <= sys.float_info.max:
                 points.setdefault(name, {})[line.step] = float(number)
     return {name: LoggedCurve(tuple(at), tuple(at.values())) for name, at in points.items()}
 

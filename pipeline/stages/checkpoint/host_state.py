@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipeline.backends.base import Mechanism
 from pipeline.errors import printable
@@ -155,7 +155,7 @@ def _parse(kind: Any, data: Any, key: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return data
-    if origin is UnionType:
+    if origin in (Union, UnionType):
         (kind,) = (argument for argument in arguments if argument is not NoneType)
         return None if data is None else _parse(kind, data, key)
     if origin is Annotated:
