@@ -16,7 +16,7 @@ CHECKPOINT = "checkpoint_folder.py"
 MICROBATCHES = "microbatches.py"
 COLUMNS = {"loss", "learning_rate", "grad_norm", "loss_scale", "skipped"}
 FOLDERS = r"(root|FOLDER|CHECKPOINTS|checkpoints\"?)"
-STEP_PATHS = rf"{FOLDERS} / (str\(|f?\"\{{|_*[a-z]*step)|int\((path|folder)\.name\)"
+STEP_PATHS = rf"{FOLDERS} / (str\(|f?\"\{{step|step)|int\((path|folder)\.name\)"
 PIECES = r"(\baccumulate|accumulate_steps|num_microbatches)"
 MICROBATCH_RULES = rf"(%|//|\*) [\w.]*{PIECES}\b|[\w.]*{PIECES} \*|reshape\([\w.]*{PIECES}\b"
 

@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 
 import optuna
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from optuna.distributions import BaseDistribution
 from optuna.storages import fail_stale_trials
-from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of
 from pipeline.errors import RunError, printable
 from pipeline.sweep.command import Command, command_of
@@ -31,7 +30,7 @@ from pipeline.sweep.jobs import Job
 from pipeline.sweep.plan import PlannedJob, compose, enter, plan_job
 from pipeline.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
-from pipeline.sweep.storage import beating
+from pipeline.sweep.storage import BaseHeartbeat, beating, heart_of
 from pipeline.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
 from pipeline.sweep.vectorized import Populations, places_asked, require_members
 
@@ -93,9 +92,7 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
             study.add_trials(_known_trials(settings, first, space))
-    heart = study._storage
-    assert isinstance(heart, BaseHeartbeat)
-    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
+    return StudySearch(study, heart_of(study), settings, space, command, fixed, sweep_dir)
 
 
 def _known_trials(
