@@ -9,7 +9,7 @@ from typing import get_args
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.dump_spec import Content, What, parse_steps
-from pipeline.dumps.dump_step import DumpRequest, dump_step, loss_check
+from pipeline.dumps.dump_step import DumpedRun, DumpRequest, StepInputs, dump_step, loss_check
 from pipeline.dumps.layer_programs import Weights, layer_kinds
 from pipeline.dumps.opened_recipe import kept_state, logged_loss, open_recipe, require_checkpoints
 from pipeline.dumps.tensor_names import require_layers
@@ -96,17 +96,10 @@ def main(args: Sequence[str]) -> int:
                 reporter.stage("state", f"of step {first}; {kept.replayed:,} steps trained again")
             loss = logged_loss(given.run_dir, step)
             with reporter.clock(f"dumping step {step}"):
-                written = dump_step(
-                    request,
-                    opened.recipe,
-                    opened.programs(step),
-                    Weights.of(kept.state),
-                    opened.batch(step),
-                    step,
-                    device=opened.device_name,
-                    run=str(given.run_dir),
-                    run_loss=loss,
-                )
+                inputs = StepInputs(Weights.of(kept.state), opened.batch(step), step)
+                run = DumpedRun(str(given.run_dir), opened.device_name, loss)
+                programs = opened.programs(step)
+                written = dump_step(request, opened.recipe, programs, inputs, run)
             reporter.stage("dump", f"step {step}: {written.report}")
             reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
             if written.report.stopped is not None:

@@ -13,7 +13,14 @@ from pipeline.backends.base import Executable
 from pipeline.config.dump_spec import parse_steps
 from pipeline.config.recipe import Recipe
 from pipeline.dumps.dump_files import add_run_loss
-from pipeline.dumps.dump_step import DumpRequest, WrittenDump, dump_step, loss_check
+from pipeline.dumps.dump_step import (
+    DumpedRun,
+    DumpRequest,
+    StepInputs,
+    WrittenDump,
+    dump_step,
+    loss_check,
+)
 from pipeline.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.dumps.tensor_names import require_layers
 from pipeline.errors import PipelineError, RecipeError
@@ -108,8 +115,9 @@ class RunDumps(MonitorBase):
         phase = max((phase.start for phase in self.parts.phases if phase.start <= step), default=0)
         if phase not in self._programs:
             self._programs[phase] = LayerPrograms(config_at(self.parts, step), self.device)
-        about = (self.recipe, self._programs[phase], Weights.of(state), batch, step)
-        return dump_step(request, *about, device=self.device_name, run=str(self.run_dir))
+        inputs = StepInputs(Weights.of(state), batch, step)
+        run = DumpedRun(str(self.run_dir), self.device_name)
+        return dump_step(request, self.recipe, self._programs[phase], inputs, run)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Hold the losses of the run's steps against those of dumps."""
