@@ -51,11 +51,12 @@ def examine(
         state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
         replay = _Replay(parts, state, batch)
         loss, norm = replay.run()
-    computed = float(loss.array), math.nan if norm is None else float(norm.array)
+    grad_norm = math.nan if norm is None else float(norm.array)
     bad = loss.origin if norm is None else norm.origin
     if bad is None:
-        return Autopsy(step, *computed, None, _why_finite(replay))
-    return Autopsy(step, *computed, replay.finding(first_cause(bad), of_loss=norm is None))
+        return Autopsy(step, float(loss.array), grad_norm, None, _why_finite(replay))
+    finding = replay.finding(first_cause(bad), of_loss=norm is None)
+    return Autopsy(step, float(loss.array), grad_norm, finding)
 
 
 def _why_finite(replay: _Replay) -> str:

@@ -84,8 +84,8 @@ class Examination:
             "the same program gave another result on the same state and batch; a fault of memory "
             "or processor is likely, so check this machine and resume the run"
         )
-        numbers = float(again.loss[-1]), float(again.grad_norm[-1])
-        return Autopsy(bad, *numbers, None, reason, is_fault_of_machine=True)
+        loss, grad_norm = again.loss[-1], again.grad_norm[-1]
+        return Autopsy(bad, float(loss), float(grad_norm), None, reason, is_fault_of_machine=True)
 
 
 def find_largest_weight(state: TrainState) -> float:

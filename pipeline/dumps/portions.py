@@ -102,9 +102,11 @@ def _mapped(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         covers = (largest <= np.array(config.buckets)).all(axis=-1)
-        key = batch.seed, batch.pass_, batch.sample
         bucket = config.buckets[int(np.argmax(covers))]
-        batch = replace(batch, columns=cut_to(jnp, bucket, batch.columns, *key, drawn=True))
+        columns = cut_to(
+            jnp, bucket, batch.columns, batch.seed, batch.pass_, batch.sample, drawn=True
+        )
+        batch = replace(batch, columns=columns)
     ops, choices = config.train_ops, choices_among(config.train_ops)
     if choices > 1:
         ops = chosen_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))

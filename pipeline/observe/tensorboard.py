@@ -115,8 +115,8 @@ class TensorBoard(MonitorBase):
             if sinks:
                 self._write_sinks(sinks)
             for now, step, undone in rollbacks:
-                row = np.array([step]), np.array([now]), np.array([[float(undone)]])
-                self._file.add_scalars(ROLLBACK_TAGS, *row)
+                values = np.array([[float(undone)]])
+                self._file.add_scalars(ROLLBACK_TAGS, np.array([step]), np.array([now]), values)
             self._file.flush()
 
     def _write_steps(self, timed: list[tuple[float, Telemetry]]) -> None:
