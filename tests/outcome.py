@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

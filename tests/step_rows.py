@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.sink.telemetry import Telemetry
+from pipeline.training.telemetry import Telemetry
 
 NAMES = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks import telemetry
 from benchmarks.telemetry import Cost, device_rows
-from pipeline.observe.log_lines import METRICS, read_lines
+from pipeline.engine.monitors.log_lines import METRICS, read_lines
 from tests.step_rows import NAMES
 
 STEPS = 40

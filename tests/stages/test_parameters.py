@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
-from pipeline.runner.run import run
-from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

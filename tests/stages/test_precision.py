@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
-from pipeline.runner.run import run
-from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.runner.run import run
-from pipeline.stages.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.core.errors import RecipeError
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

@@ -1,0 +1,206 @@
+"""Restore: find, verify and read the checkpoints of a run.
+
+Each is verified file by file before anything in it is parsed. Where the newest of a run is damaged,
+the user is warned and the one before is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from pipeline.checkpoint.checkpoint_folder import (
+    FOLDER,
+    HOST,
+    JSON,
+    MANIFEST,
+    RECIPE,
+    STATE,
+    checkpoint_path,
+    checkpoint_step,
+    saved_steps,
+    set_aside,
+    strangers,
+)
+from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.manifest import (
+    DamagedError,
+    read_json,
+    unreadable,
+    verify,
+)
+from pipeline.checkpoint.orbax_arrays import read_arrays
+from pipeline.core.errors import DataError, printable_lines
+
+WEIGHTS = ("params", "batch_stats")
+MAX_LISTED = 5
+T = TypeVar("T")
+Warn = Callable[[str], None]
+
+
+def tell_user(text: str) -> None:
+    """Warn on stderr, for commands without a run log."""
+    print(printable_lines(f"warning: {text}"), file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as it was read; `recipe` is None for versions that kept none."""
+
+    where: Path
+    arrays: Mapping[str, np.ndarray]
+    host: HostState
+    recipe: Mapping[str, Any] | None
+
+    @property
+    def step(self) -> int:
+        """The number of steps done when it was saved."""
+        return int(self.arrays["step"])
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return parameters and batch statistics by path; the average of parameters where there is
+        one, as evaluations use it."""
+        averages = {
+            path.replace("average", "params", 1): path
+            for path in self.arrays
+            if path.startswith("average/")
+        }
+        return {
+            path: self.arrays[averages.get(path, path)]
+            for path in self.arrays
+            if path.partition("/")[0] in WEIGHTS
+        }
+
+
+def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
+    """Read the newest sound checkpoint of a run; None if there is none.
+
+    Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read.
+    """
+    root = run_dir / FOLDER
+    if not saved_steps(root):
+        return None
+    try:
+        return _read_newest(root, warn)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; to start over, move that folder elsewhere") from error
+
+
+def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
+    """Rename what is no sound checkpoint up to `step`, so that the run can save later steps.
+
+    Warns of each: those after `step` are damaged, others are named as a checkpoint and are none.
+    """
+    root = run_dir / FOLDER
+    for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
+        warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
+    for path in strangers(root):
+        warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
+
+
+def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
+    """Read a checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
+
+    Of several the newest that can be read is used, with a warning for each damaged one. Raises
+    DataError when there is none, and RunError as `unreadable` does.
+    """
+    try:
+        if checkpoint_step(folder) in saved_steps(folder.parent):
+            return read_checkpoint(folder, warn)
+        for root in (folder / FOLDER, folder):
+            if saved_steps(root):
+                return _read_newest(root, warn)
+    except OSError as error:
+        raise unreadable(Path(error.filename or folder), error) from error
+    raise DataError(
+        f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
+        "checkpoint in there"
+    )
+
+
+def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Checkpoint:
+    """Verify and read one checkpoint. Raises DamagedError where a byte is not as written, and
+    RunError as `unreadable` does."""
+    if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
+        verify(folder)
+        recipe = read_json(folder / RECIPE / JSON)
+    else:
+        warn(f"{folder}: of a version without checksums; taken as it is")
+        recipe = None
+    if not isinstance(recipe, dict | None):
+        raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
+    host = _read_host(folder / HOST / JSON)
+    saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
+    _require_step(saved)
+    return saved
+
+
+def _read_host(file: Path) -> HostState:
+    try:
+        return parse_host_state(read_json(file))
+    except ValueError as error:
+        raise DamagedError(f"{file}: is not what a run saves: {error}") from error
+
+
+def _require_step(saved: Checkpoint) -> None:
+    step = saved.arrays.get("step")
+    if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
+        raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
+    if saved.step != checkpoint_step(saved.where):
+        raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by path, such as "params/conv_0/kernel"."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
+    """Arrange arrays in the structure of `like`; every name, shape and dtype must agree.
+
+    Raises DataError.
+    """
+    wanted = by_path(like)
+    problems = [f"{path} is missing" for path in wanted if path not in arrays]
+    problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
+    problems += [
+        f"{path} is {_form(arrays[path])}, this network needs {_form(leaf)}"
+        for path, leaf in wanted.items()
+        if path in arrays and _form(arrays[path]) != _form(leaf)
+    ]
+    if problems:
+        raise DataError(f"{where}: of another recipe: {listed(problems)}")
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in wanted])
+
+
+def _form(array: Any) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def listed(problems: Sequence[str]) -> str:
+    """Join the first few problems on one line, with the number of the others."""
+    more = f" and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
+    return f"{'; '.join(problems[:MAX_LISTED])}{more}"
+
+
+def _read_newest(root: Path, warn: Warn) -> Checkpoint:
+    damaged = []
+    for step in reversed(saved_steps(root)):
+        try:
+            saved = read_checkpoint(checkpoint_path(root, step), warn)
+        except DamagedError as error:
+            damaged.append(error)
+            continue
+        for fault in damaged:
+            warn(f"{fault}; taking the checkpoint of step {saved.step}")
+        return saved
+    raise DamagedError(
+        f"{root}: none of its checkpoints can be read: {listed(list(map(str, damaged)))}"
+    )

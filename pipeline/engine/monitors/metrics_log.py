@@ -1,0 +1,162 @@
+"""metrics.jsonl, evals.jsonl and scalars.jsonl: steps, evaluations and what callbacks log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.files.strict_json import json_text
+from pipeline.engine.monitors.kept_log import KeptLog, read_mark
+from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
+from pipeline.engine.monitors.log_mending import LogFindings, open_log
+from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, writing
+from pipeline.engine.schedule import RunSchedule
+from pipeline.training.telemetry import Telemetry, concatenate_columns
+
+
+def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:
+    """Raise DataError where a log can't be continued after boundary `first`; `kept` as below.
+
+    One that has a mark can be, whatever is in it.
+    """
+    for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
+        if path.exists() and read_mark((kept or {}).get(path.name), first) is None:
+            for line in read_lines(path):
+                if line.step > first:
+                    break
+
+
+class MetricsLog(MonitorBase):
+    """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
+
+    `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.
+    There is a scalars.jsonl where the run has `scalars`, those of callbacks. Lines that the marks
+    hold and the files lack are restored; `found` has the findings.
+
+    Raises DataError where a file that is there can't be read, RunError where it can't be written,
+    or is removed or changed by others while it is being written.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        run_schedule: RunSchedule,
+        first: int,
+        kept: Mapping[str, Any] | None = None,
+        *,
+        scalars: bool = False,
+    ) -> None:
+        self._run_schedule, self._first = run_schedule, first
+        self._waiting: list[Telemetry] = []
+        marks, own = kept or {}, kept is not None
+
+        def opened(name: str) -> tuple[KeptLog, LogFindings]:
+            path, mark = run_dir / name, read_mark(marks.get(name), first)
+            with writing(path):
+                return open_log(path, first, mark, every_step=name == METRICS, own=own)
+
+        self._logs: dict[str, KeptLog] = {}
+        self.found: list[LogFindings] = []
+        with ExitStack() as failing:
+            for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
+                self._logs[name], findings = opened(name)
+                failing.callback(self._logs[name].release)
+                self.found += [findings] if findings else []
+            failing.pop_all()
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Collect a line for every step, written by `flush`."""
+        self._waiting.append(telemetry)
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Append a line for an evaluation; it replaces one of the same step before a resume."""
+        replaced = step == self._first
+        self._append(self._logs[EVALS], step, evaluation.metrics, replaced=replaced)
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Append a line for what callbacks have logged up to a boundary.
+
+        Those of a resumed run log at later boundaries than the one where it begins, unless that is
+        the start: what they had logged there before stays.
+        """
+        self._append(self._logs[SCALARS], step, scalars, replaced=step == self._first == 0)
+
+    def _append(
+        self, log: KeptLog, step: int, values: Mapping[str, Any], *, replaced: bool
+    ) -> None:
+        with writing(log.path):
+            if replaced:
+                log.cut(step - 1)
+            log.append((json_text({"step": step, **values}) + "\n").encode())
+
+    def flush(self) -> None:
+        """Write all lines so far to the files, so that they outlive the process."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            steps = self._logs[METRICS]
+            with writing(steps.path):
+                lines = metrics_lines(waiting, self._run_schedule)
+                steps.append(lines.encode())
+        for log in self._logs.values():
+            with writing(log.path):
+                log.flush()
+
+    def marks(self, step: int) -> dict[str, Any]:
+        """Return the marks of the files for the checkpoint of `step`, as JSON."""
+        self.flush()
+        return {name: log.mark(step).to_dict() for name, log in self._logs.items()}
+
+    def close(self) -> None:
+        """Write the rest and close the files."""
+        with ExitStack() as closing_all:
+            for log in self._logs.values():
+                closing_all.enter_context(writing(log.path))
+                closing_all.enter_context(closing(log))
+            self.flush()
+
+
+def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule) -> str:
+    """Return the lines of metrics.jsonl for the steps of parts, with a key for each column.
+
+    Only a step that has a flag has its key.
+    """
+    steps = np.concatenate([part.steps for part in parts])
+    columns = concatenate_columns(parts)
+    before = steps - 1
+    passes = before // run_schedule.steps_per_pass + 1
+    sinks = before // (run_schedule.sink_steps or run_schedule.steps_per_pass) + 1
+    # Numbers keep the digits of a float32. The json module writes other digits, in three times the
+    # time.
+    numbers = {
+        name: _number_texts(column) for name, column in columns.items() if column.dtype != bool
+    }
+    line = ", ".join(
+        ['{"step": %d, "pass": %d, "sink": %d', *(f"{_key(name)}: %s" for name in numbers)]
+    )
+    ends = [""] * len(steps)
+    for name, column in columns.items():
+        if column.dtype == bool:
+            for index in np.flatnonzero(column):
+                ends[index] += f", {_key(name)}: true"
+    places = (places.tolist() for places in (steps, passes, sinks))
+    rows = zip(*places, *numbers.values(), ends, strict=True)
+    line += "%s}\n"
+    return "".join([line % row for row in rows])
+
+
+def _key(name: str) -> str:
+    """Return a name as JSON, for a format string."""
+    return json.dumps(name).replace("%", "%%")
+
+
+def _number_texts(numbers: np.ndarray) -> list[str]:
+    """Return the shortest texts that read back as the same float32; null if not finite."""
+    texts = list(map(str, numbers))
+    for bad in np.flatnonzero(~np.isfinite(numbers)):
+        texts[bad] = "null"
+    return texts

@@ -1,0 +1,131 @@
+"""Portions of a batch: the arrays that one pass through the network takes in a training step.
+
+A step passes through the network once, or once for each shard and each microbatch. The batch is
+mapped, cut and keyed here as the step does it, one portion after the other, on the host's account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from pipeline.data.batch import Batch
+from pipeline.data.padding.buckets import SIZE
+from pipeline.data.padding.pad_images import cut_to
+from pipeline.data.transform import choices_among, chosen_ops, draw_choice
+from pipeline.training.losses import divides_by_labels, label_weight, normalizer
+from pipeline.training.parallel.microbatches import stack_microbatches
+from pipeline.training.state import StepConfig
+from pipeline.training.step import dropout_key, mapped_batch
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Portion:
+    """The inputs of one pass through network and loss."""
+
+    images: Array
+    """(B, H, W, C) float32, after the map ops."""
+    labels: Array
+    mask: Array
+    """bool (B,): the valid samples; the others are padding."""
+    dropout: Array
+    """A key."""
+    divisor: Array
+    """float32 (): what a mean over the whole batch divides by."""
+
+
+@dataclass(frozen=True)
+class BatchPortions:
+    """The portions of a batch, in the order in which a step adds their gradients.
+
+    Batch norm goes on with the running statistics of the microbatch before, and begins with those
+    of the state for every shard, whose results are averaged.
+    """
+
+    shards: tuple[tuple[Portion, ...], ...]
+    """Microbatches of every shard."""
+
+    def __iter__(self) -> Iterator[Portion]:
+        for microbatches in self.shards:
+            yield from microbatches
+
+
+def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
+    """Return the portions of a batch in the step after `step` steps.
+
+    `config` is that of the step's phase. Where the recipe draws an op or pads to buckets, the
+    choice of this step is taken.
+    """
+    dropout, shards = dropout_key(batch, step), config.shards
+    if shards is None:
+        images, labels = _mapped(config, batch, step)
+        mask = jnp.arange(images.shape[0]) < batch.count
+        divisor = normalizer(config, labels, mask, batch.count)
+        whole = Portion(images, labels, mask, dropout, jnp.float32(divisor))
+        return BatchPortions((_microbatches(config, whole),))
+    size = batch.sample.shape[0] // shards.count
+    parts = [_cut(batch, number * size, size) for number in range(shards.count)]
+    mapped = [_mapped(config, part, step) for part in parts]
+    masks = [
+        jnp.arange(len(labels)) < part.count
+        for part, (_, labels) in zip(parts, mapped, strict=True)
+    ]
+    divisor = jnp.float32(batch.count)
+    if divides_by_labels(config):
+        weights: list[Any] = [
+            label_weight(config, labels, mask)
+            for (_, labels), mask in zip(mapped, masks, strict=True)
+        ]
+        divisor = jnp.maximum(sum(weights), 1.0)
+    return BatchPortions(
+        tuple(
+            _microbatches(
+                config,
+                Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor),
+            )
+            for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
+        )
+    )
+
+
+def _mapped(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
+    """Images and labels after the map ops, in the bucket and with the ops of this batch."""
+    if config.buckets:
+        largest = np.asarray(batch.columns[SIZE]).max(axis=0)
+        covers = (largest <= np.array(config.buckets)).all(axis=-1)
+        bucket = config.buckets[int(np.argmax(covers))]
+        columns = cut_to(
+            jnp, bucket, batch.columns, batch.seed, batch.pass_, batch.sample, drawn=True
+        )
+        batch = replace(batch, columns=columns)
+    ops, choices = config.train_ops, choices_among(config.train_ops)
+    if choices > 1:
+        ops = chosen_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
+    return jax.jit(partial(mapped_batch, config, ops))(batch)
+
+
+def _cut(batch: Batch, first: int, size: int) -> Batch:
+    return replace(
+        batch,
+        columns={name: column[first : first + size] for name, column in batch.columns.items()},
+        sample=batch.sample[first : first + size],
+        count=jnp.clip(batch.count - first, 0, size),
+    )
+
+
+def _microbatches(config: StepConfig, whole: Portion) -> tuple[Portion, ...]:
+    samples = whole.images, whole.labels, whole.mask
+    (images, labels, mask), keys = stack_microbatches(samples, whole.dropout, config.accumulate)
+    return tuple(
+        Portion(images[i], labels[i], mask[i], keys[i], whole.divisor)
+        for i in range(config.accumulate)
+    )
