@@ -152,12 +152,14 @@ def resumed_log(steps: int) -> float:
     from pipeline.training.telemetry import Telemetry
 
     schedule, block = RunSchedule(2 * steps, 100, 100), 10_000
-    rows = np.ones((block, 5), np.float32)
-    rows[:, :3], rows[:, 4] = np.random.default_rng(0).random((block, 3), np.float32), 0
+    names = ("loss", "learning_rate", "grad_norm")
+    rows = np.random.default_rng(0).random((block, 3), np.float32)
+    columns = dict(zip(names, rows.T, strict=True))
+    columns |= {"loss_scale": np.ones(block, np.float32), "skipped": np.zeros(block, bool)}
     with own_folder() as folder:
         log = MetricsLog(folder, schedule, 0, {})
         for start in range(0, steps, block):
-            log.on_steps(Telemetry.from_rows(start, rows), 1.0)
+            log.on_steps(Telemetry(start, columns), 1.0)
             log.flush()
         marks = log.marks(steps)
         log.close()

@@ -33,11 +33,12 @@ from pipeline.engine.monitors.log_lines import METRICS, last_step
 from pipeline.engine.schedule import RunSchedule
 from pipeline.engine.sink_clock import SinkClock
 from pipeline.stages.runner.observers import open_observers
-from pipeline.training.telemetry import COLUMNS, Telemetry
+from pipeline.training.telemetry import Telemetry
 
 PACKAGES = ("numpy", "tensorboardX")
 TENSORBOARD = {"metrics.jsonl and TensorBoard": "true", "metrics.jsonl alone": "false"}
 """What is written, and the `monitor.tensorboard` that has it so."""
+NAMES = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
 STEPS_PER_PASS, SINK_S = 100, 1.0
 """They decide no more than numbers in lines."""
 
@@ -77,7 +78,7 @@ def device_rows(steps: int) -> np.ndarray:
 
     Losses, rates and norms have all their digits; the loss scale is 1, and no update was skipped.
     """
-    rows = np.ones((steps, len(COLUMNS)), np.float32)
+    rows = np.ones((steps, len(NAMES)), np.float32)
     rows[:, :3] = np.random.default_rng(0).random((steps, 3), np.float32)
     rows[:, -1] = 0
     return rows
@@ -100,7 +101,7 @@ def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
             monitor, clock = observers.monitor, SinkClock()
             monitor.flush()
             begun = time.perf_counter()
-            telemetry = Telemetry.from_rows(0, rows)
+            telemetry = Telemetry.from_rows(0, rows, NAMES, NAMES[-1:])
             monitor.on_steps(telemetry, SINK_S)
             clock.add(telemetry, SINK_S)
             monitor.on_sink(clock.report(steps))

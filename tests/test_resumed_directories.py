@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import load_recipe
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path, draft_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import kept_log
@@ -41,7 +43,7 @@ def half(unbroken: Path, tmp_path: Path) -> Path:
     shutil.copytree(unbroken, run_dir)
     for step in outcome.checkpoints(run_dir):
         if step > 32:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     (run_dir / "summary.json").unlink()
     return run_dir
 
@@ -125,7 +127,7 @@ def test_a_checkpoint_without_marks_resumes_as_ever(
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
         assert set(host.logs) == {"metrics.jsonl", "evals.jsonl"}
-        return state, host.model_copy(update={"logs": marks or {}})
+        return state, replace(host, logs=marks or {})
 
     monkeypatch.setattr(initial_state, "restore_state", without_marks)
     run(tiny(*LENGTH, f"train.resume={half}"))
@@ -163,7 +165,14 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["run.log", "metrics.jsonl", "evals.jsonl", "embeddings", "checkpoints", "checkpoints/32"],
+    [
+        "run.log",
+        "metrics.jsonl",
+        "evals.jsonl",
+        "embeddings",
+        "checkpoints",
+        str(checkpoint_path(Path("checkpoints"), 32)),
+    ],
 )
 def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compose) -> None:
     """Whoever made the directory would have files of this user written, cut and deleted."""
@@ -200,7 +209,7 @@ def test_a_pipe_or_a_directory_in_the_place_of_a_file_holds_nobody_up(
 
 def test_a_named_directory_that_is_no_run_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    (tmp_path / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir(parents=True)
+    draft_path(checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
         DataError, match=r"left of a run without its recipe\.yaml: checkpoints, met"

@@ -17,6 +17,7 @@ import pytest
 
 from pipeline import load_recipe, run
 from pipeline.api.trainer import Trainer
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
@@ -136,7 +137,7 @@ def test_a_killed_run_ends_as_one_that_never_was(
     process = start_forked(
         [*length, f"hydra.run.dir={killed}"], tmp_path, environment, [tmp_path / "said"] * 2
     )
-    while process.exitcode is None and not (killed / "checkpoints" / "150").exists():
+    while process.exitcode is None and not (checkpoint_path(killed / "checkpoints", 150)).exists():
         time.sleep(0.005)
     process.kill()
     process.join()

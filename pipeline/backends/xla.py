@@ -48,8 +48,9 @@ from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
+from pipeline.training.step_record import FLAGS, Record
 from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
@@ -216,7 +217,7 @@ class XlaExecutable:
         if isinstance(self.programs.evaluate, LaterProgram):
             self.programs.evaluate.begin()
         self.buffers = carry.telemetry_buffer, carry.should_continue
-        telemetry = until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
+        telemetry = read_telemetry(start, np.concatenate(rows))
         if telemetry.bad_step is not None:
             # Reset, or no later call would run a step: steps that were only timed may diverge.
             empty = empty_buffers(self.work.train.window(start).inputs)
@@ -362,13 +363,13 @@ def empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
     return rows, jnp.asarray(True)
 
 
-def until_bad(telemetry: Telemetry) -> Telemetry:
-    """Telemetry without the rows after the step that ended the loop: those steps did not run."""
+def read_telemetry(start: int, rows: np.ndarray) -> Telemetry:
+    """Make telemetry of rows of the buffer, without the rows after the step that ended the loop:
+    those steps did not run."""
+    telemetry = Telemetry.from_rows(start, rows, Record._fields, FLAGS)
     if telemetry.bad_step is None:
         return telemetry
-    ran = telemetry.bad_step - telemetry.start
-    columns = (getattr(telemetry, name)[:ran] for name in Record._fields)
-    return Telemetry(telemetry.start, *columns)
+    return telemetry.head(telemetry.bad_step - start)
 
 
 def split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:

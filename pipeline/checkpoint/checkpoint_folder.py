@@ -38,12 +38,22 @@ other is about the process or its rights, and shows no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
 
 
-def step_of(path: Path) -> int | None:
-    """Return the step that a path is named by; None where that is no step.
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step in a folder of checkpoints."""
+    return root / str(step)
+
+
+def checkpoint_step(path: Path) -> int | None:
+    """Return the step of a checkpoint's path, or None for the path of anything else.
 
     Digits of other scripts are none: `int` would read some of them.
     """
     return int(path.name) if STEP.fullmatch(path.name) else None
+
+
+def draft_path(path: Path) -> Path:
+    """Return the path of the draft of a checkpoint, or of a file that is added to one."""
+    return path.with_name(f"{path.name}{DRAFT}")
 
 
 def saved_steps(root: Path) -> list[int]:
@@ -51,7 +61,7 @@ def saved_steps(root: Path) -> list[int]:
 
     Raises OSError where the system refuses to show them.
     """
-    named = ((step_of(path), path) for path in _entries(root))
+    named = ((checkpoint_step(path), path) for path in _entries(root))
     return sorted(step for step, path in named if step is not None and _is_checkpoint(path))
 
 
@@ -61,7 +71,7 @@ def strangers(root: Path) -> list[Path]:
     return sorted(
         path
         for path in _entries(root)
-        if _is_number(path.name) and (step_of(path) is None or not _is_checkpoint(path))
+        if _is_number(path.name) and (checkpoint_step(path) is None or not _is_checkpoint(path))
     )
 
 
@@ -73,7 +83,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
-    draft = path.rename(path.with_name(f"{path.name}{DRAFT}"))
+    draft = path.rename(draft_path(path))
     # Else a power cut could leave a part of it under its name.
     sync(path.parent)
     remove_draft(draft)
@@ -82,7 +92,8 @@ def remove_checkpoint(path: Path) -> None:
 def remove_drafts(root: Path) -> None:
     """Remove the drafts that a killed process has left."""
     for path in _entries(root):
-        if path.name.endswith(DRAFT) and STEP.fullmatch(path.name.removesuffix(DRAFT)):
+        complete = path.with_name(path.name.removesuffix(DRAFT))
+        if path != complete and checkpoint_step(complete) is not None:
             remove_draft(path)
 
 

@@ -23,18 +23,20 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from pipeline.checkpoint.checkpoint_folder import (
-    DRAFT,
     FOLDER,
     HOST,
     JSON,
     METRICS,
     RECIPE,
     STATE,
+    checkpoint_path,
+    draft_path,
     remove_checkpoint,
     remove_draft,
     remove_drafts,
     saved_steps,
 )
+from pipeline.checkpoint.host_state import LOGS
 from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
 from pipeline.checkpoint.orbax_arrays import (
     import_orbax,
@@ -43,10 +45,8 @@ from pipeline.checkpoint.orbax_arrays import (
 )
 from pipeline.checkpoint.restore import by_path, fill, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics, metrics_text
-from pipeline.config.recipe import CheckpointSpec
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.engine.monitors.metrics_log import KEPT
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
@@ -67,26 +67,25 @@ class Copies(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep`, and the best by the recipe's metric.
+    """The checkpoints of one run, of which `retention` keeps some.
 
-    `recipe` is the run's, as JSON. Of the checkpoints at multiples of the periods `held`, the
-    newest `keep` are kept, whatever else is saved between them. Raises RunError where the folder
-    can't be made. Each checkpoint that is complete is also given to `copies`, and each step that is
-    removed.
+    `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
+    numbers. Each checkpoint that is complete is passed to `copies`, and each step that is removed.
+    Raises RunError if the folder can't be made.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        spec: CheckpointSpec,
+        retention: Retention,
         recipe: Mapping[str, Any] | None = None,
-        held: Sequence[int] = (),
+        recipe_digest: str = "",
         copies: Copies | None = None,
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
-        self._recipe = dict(recipe or {})
-        self._retention = Retention(spec.keep, spec.best, held, spec.keep_minutes)
+        self._recipe, self._recipe_digest = dict(recipe or {}), recipe_digest
+        self._retention = retention
         self._copies = copies
         self._requested: int | None = None
         self._written: Future[None] | None = None
@@ -97,7 +96,9 @@ class Checkpoints:
             remove_drafts(self._root)
             if copies is not None:
                 # A kill may have come between a checkpoint and its copy.
-                copies.agree({step: self._root / str(step) for step in saved_steps(self._root)})
+                copies.agree(
+                    {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
+                )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._prepared = False
 
@@ -135,7 +136,7 @@ class Checkpoints:
         }
         if kept_metrics:
             texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
-        logs = [self._root.parent / name for name in host_state.get(KEPT, {})]
+        logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 
     def _write(
@@ -149,31 +150,32 @@ class Checkpoints:
 
         A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
         """
-        draft = self._root / f"{step}{DRAFT}"
+        folder = checkpoint_path(self._root, step)
+        draft = draft_path(folder)
         try:
             draft.mkdir(parents=True)
             write_arrays(draft / STATE, arrays)
             for name, text in texts.items():
                 (draft / name).parent.mkdir()
                 (draft / name).write_text(text, encoding="utf-8")
-            write_manifest(draft, self._recipe)
+            write_manifest(draft, self._recipe_digest)
             require_complete(draft)
             for log in logs:
                 sync(log)
-            commit(draft, self._root / str(step))
+            commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
             # Where the disk is full, the summary needs the room.
             remove_draft(draft)
             raise
         if self._copies is not None:
-            self._copies.add(self._root / str(step))
+            self._copies.add(folder)
         self._remove_old()
 
     def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to a checkpoint, then remove those that are no longer kept."""
         with self._writing(f"save the metrics of step {step}"):
-            add_metrics(self._root / str(step), metrics)
+            add_metrics(checkpoint_path(self._root, step), metrics)
             self._remove_old()
 
     def _remove_old(self) -> None:
@@ -181,7 +183,7 @@ class Checkpoints:
             with self._writing(f"remove step {step}"):
                 if self._copies is not None:
                     self._copies.remove(step)
-                remove_checkpoint(self._root / str(step))
+                remove_checkpoint(checkpoint_path(self._root, step))
 
     def finish(self) -> None:
         """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
@@ -196,14 +198,14 @@ class Checkpoints:
 
     def read(self, step: int, like: TrainState) -> TrainState:
         """Read the state of one of `steps`. Raises DataError when it is not what was saved."""
-        saved = read_checkpoint(self._root / str(step))
+        saved = read_checkpoint(checkpoint_path(self._root, step))
         return fill(saved.where, saved.arrays, like)
 
     def _require_saved(self) -> None:
         """Raise RunError where the newest checkpoint is not there as it was written."""
         if self._requested is not None:
             try:
-                require_complete(self._root / str(self._requested))
+                require_complete(checkpoint_path(self._root, self._requested))
             except DamagedError as error:
                 step = self._requested
                 raise RunError(f"{error}; step {step} was saved and is not there") from error

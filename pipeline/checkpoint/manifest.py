@@ -26,8 +26,6 @@ from pipeline.checkpoint.checkpoint_folder import (
 )
 from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files import bounded_read
-from pipeline.core.files.tree_diff import leaves
-from pipeline.stages.record.run_directory import decides
 
 DESCRIPTION = "_METADATA"
 """File of `STATE` in which orbax lists the arrays."""
@@ -57,12 +55,12 @@ def unreadable(file: Path, error: OSError) -> PipelineError:
     return RunError(f"{reason}; its checkpoint may be sound and stays as it is")
 
 
-def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Seal a checkpoint whose files are all there; `recipe` is that of its run."""
+def write_manifest(folder: Path, recipe_digest: str) -> None:
+    """Seal a checkpoint whose files are all there."""
     listed = _files(folder)
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         files = dict(zip(listed, threads.map(_entry, listed.values()), strict=True))
-    manifest = {"recipe": recipe_digest(recipe), "files": files, SAVED_AT: time.time()}
+    manifest = {"recipe": recipe_digest, "files": files, SAVED_AT: time.time()}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -110,12 +108,6 @@ def read_json(file: Path) -> Any:
         raise unreadable(file, error) from error
     except ValueError as error:
         raise DamagedError(f"{file}: is no JSON: {error}") from error
-
-
-def recipe_digest(recipe: Mapping[str, Any]) -> str:
-    """SHA-256 over the keys of a resolved recipe that decide the numbers of a run."""
-    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides(where)}
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:

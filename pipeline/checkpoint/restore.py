@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,26 +22,21 @@ from pipeline.checkpoint.checkpoint_folder import (
     MANIFEST,
     RECIPE,
     STATE,
+    checkpoint_path,
+    checkpoint_step,
     saved_steps,
     set_aside,
-    step_of,
     strangers,
 )
 from pipeline.checkpoint.host_state import HostState, parse_host_state
 from pipeline.checkpoint.manifest import (
     DamagedError,
     read_json,
-    recipe_digest,
     unreadable,
     verify,
 )
 from pipeline.checkpoint.orbax_arrays import read_arrays
-from pipeline.config.defaults import normalised
-from pipeline.core.errors import DataError, RecipeError, printable_lines
-from pipeline.core.files.error_text import show
-from pipeline.core.files.tree_diff import Difference, differences
-from pipeline.stages.record.run_directory import decides
-from pipeline.training.state import TrainState
+from pipeline.core.errors import DataError, printable_lines
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
@@ -82,53 +77,19 @@ class Checkpoint:
             if path.partition("/")[0] in WEIGHTS
         }
 
-    def changes(self, recipe: Mapping[str, Any]) -> list[str]:
-        """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
-        return list(map(_line, self._differences(recipe)))
 
-    def changes_of_meaning(self, recipe: Mapping[str, Any]) -> list[str]:
-        """Return the keys that decide what the weights compute and differ in `recipe`.
+def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
+    """Read the newest sound checkpoint of a run; None if there is none.
 
-        These are the layers, and the map ops of evaluation if the dataset is the same: another
-        dataset has other map ops. How weights are trained on is up to `recipe`.
-        """
-        found = self._differences(recipe)
-        sections: list[tuple[str, ...]] = [("model",)]
-        if not any(changed.where == ("dataset", "name") for changed in found):
-            sections.append(("dataset", "eval", "ops"))
-        return [
-            _line(changed)
-            for changed in found
-            if any(changed.where[: len(section)] == section for section in sections)
-            and changed.where[:2] != ("model", "init")
-        ]
-
-    def _differences(self, recipe: Mapping[str, Any]) -> list[Difference]:
-        if self.recipe is None or recipe_digest(self.recipe) == recipe_digest(recipe):
-            return []
-        found = differences(recipe, normalised(self.recipe))
-        return [changed for changed in found if decides(changed.where)]
-
-
-def _line(changed: Difference) -> str:
-    return f"{changed.key} = {show(changed.one)}: was {show(changed.other)}"
-
-
-def restore_state(
-    run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
-) -> tuple[TrainState, HostState] | None:
-    """Read the newest sound checkpoint of a run, state and host state; None when there is none.
-
-    Warns of newer ones that are damaged. Raises DataError when no checkpoint can be read or it is
-    of another network, RecipeError when it is of a recipe that would have had other losses.
+    Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read.
     """
     root = run_dir / FOLDER
     if not saved_steps(root):
         return None
-    saved = _read_to_resume(root, warn)
-    if changes := saved.changes(recipe):
-        raise RecipeError([f"{change} in {saved.where}" for change in changes])
-    return fill(saved.where, saved.arrays, like), saved.host
+    try:
+        return _read_newest(root, warn)
+    except DamagedError as error:
+        raise DamagedError(f"{error}; to start over, move that folder elsewhere") from error
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
@@ -137,34 +98,10 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
     Warns of each: those after `step` are damaged, others are named as a checkpoint and are none.
     """
     root = run_dir / FOLDER
-    for path in [root / str(saved) for saved in saved_steps(root) if saved > step]:
+    for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
         warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
     for path in strangers(root):
         warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
-
-
-def _read_to_resume(root: Path, warn: Warn) -> Checkpoint:
-    try:
-        return _read_newest(root, warn)
-    except DamagedError as error:
-        raise DamagedError(f"{error}; to start over, move that folder elsewhere") from error
-
-
-def restore_weights(
-    folder: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
-) -> tuple[TrainState, Checkpoint]:
-    """Return `like` with the weights and batch statistics of a checkpoint, and the checkpoint.
-
-    `folder` is as in `read_saved`. Raises DataError when there is none, or of another network; the
-    keys of `recipe` that differ are in its message.
-    """
-    saved = read_saved(folder, warn)
-    wanted = {"params": like.params, "batch_stats": like.batch_stats}
-    try:
-        return replace(like, **fill(saved.where, saved.weights(), wanted)), saved
-    except DataError as error:
-        changes = listed(saved.changes(recipe))
-        raise DataError(f"{error}; {changes}" if changes else str(error)) from error
 
 
 def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
@@ -174,7 +111,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     DataError when there is none, and RunError as `unreadable` does.
     """
     try:
-        if step_of(folder) is not None and step_of(folder) in saved_steps(folder.parent):
+        if checkpoint_step(folder) in saved_steps(folder.parent):
             return read_checkpoint(folder, warn)
         for root in (folder / FOLDER, folder):
             if saved_steps(root):
@@ -215,7 +152,7 @@ def _require_step(saved: Checkpoint) -> None:
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
         raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
-    if saved.step != step_of(saved.where):
+    if saved.step != checkpoint_step(saved.where):
         raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
 
 
@@ -257,7 +194,7 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     damaged = []
     for step in reversed(saved_steps(root)):
         try:
-            saved = read_checkpoint(root / str(step), warn)
+            saved = read_checkpoint(checkpoint_path(root, step), warn)
         except DamagedError as error:
             damaged.append(error)
             continue

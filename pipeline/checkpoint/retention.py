@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import DRAFT, MANIFEST, METRICS
+from pipeline.checkpoint.checkpoint_folder import (
+    MANIFEST,
+    METRICS,
+    checkpoint_path,
+    draft_path,
+)
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.engine.schedule import is_due
 from pipeline.training.part_specs import metric_directions
+
+
+def _holds_none(step: int) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Keep the newest `keep`, of those at multiples of `held` as well, and the best by a metric.
+    """Keep the newest `keep`, the newest `keep` of the steps that it holds, and the best by a
+    metric.
 
-    A rollback goes back to those of `held`, however often a signal or a clock makes the run save.
+    A rollback goes back to the steps for which `holds` returns True, however often a signal or a
+    clock makes the run save.
     With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
     least that much younger (MindSpore's keep_checkpoint_per_n_minutes).
     """
 
     keep: int
     best: str | None = None
-    held: Sequence[int] = ()
+    holds: Callable[[int], bool] = _holds_none
     minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
-        due = [step for step in steps if is_due(step, self.held)]
+        due = [step for step in steps if self.holds(step)]
         kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
             kept.add(_best(root, steps, self.best))
@@ -42,7 +52,7 @@ class Retention:
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
-    draft = folder.with_name(f"{folder.name}{DRAFT}")
+    draft = draft_path(folder)
     draft.write_text(metrics_text(metrics), encoding="utf-8")
     # Empty where the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
@@ -62,7 +72,7 @@ def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
     """
     last: float | None = None
     for step in steps:
-        saved_at = _saved_at(root / str(step) / MANIFEST)
+        saved_at = _saved_at(checkpoint_path(root, step) / MANIFEST)
         if saved_at is None:
             continue
         if last is None or saved_at - last >= seconds:
@@ -84,7 +94,7 @@ def _saved_at(manifest: Path) -> float | None:
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
     sign = 1 if metric_directions([metric])[metric] == "max" else -1
-    known = {step: _read_value(root / str(step), metric) for step in steps}
+    known = {step: _read_value(checkpoint_path(root, step), metric) for step in steps}
     values = {step: sign * value for step, value in known.items() if value is not None}
     return max(values, key=lambda step: (values[step], step), default=None)
 

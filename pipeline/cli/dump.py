@@ -13,7 +13,13 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.dump_step import DumpRequest, dump_step, loss_check
+from pipeline.inspect.dumps.dump_step import (
+    DumpedRun,
+    DumpRequest,
+    StepInputs,
+    dump_step,
+    loss_check,
+)
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     kept_state,
@@ -101,17 +107,10 @@ def main(args: Sequence[str]) -> int:
                 reporter.stage("state", f"of step {first}; {kept.replayed:,} steps trained again")
             loss = logged_loss(given.run_dir, step)
             with reporter.clock(f"dumping step {step}"):
-                written = dump_step(
-                    request,
-                    opened.recipe,
-                    opened.programs(step),
-                    Weights.of(kept.state),
-                    opened.batch(step),
-                    step,
-                    device=opened.device_name,
-                    run=str(given.run_dir),
-                    run_loss=loss,
-                )
+                inputs = StepInputs(Weights.of(kept.state), opened.batch(step), step)
+                run = DumpedRun(str(given.run_dir), opened.device_name, loss)
+                programs = opened.programs(step)
+                written = dump_step(request, opened.recipe, programs, inputs, run)
             reporter.stage("dump", f"step {step}: {written.report}")
             reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
             if written.report.stopped is not None:

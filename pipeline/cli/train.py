@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import hydra
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS, lazy_help
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy_help
 from pipeline.config.overrides import (
     expand_sweeps,
     key_of,

@@ -16,6 +16,7 @@ from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.engine.schedule import total_steps
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
+from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.part_specs import METRICS
 
 RESULTS = ("count", "step")
@@ -126,7 +127,7 @@ def one_source_of_types(recipe: Recipe) -> Iterator[str]:
 def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
     """Accumulation cuts batches into equal microbatches."""
     train = recipe.train
-    if train.batch_size % train.accumulate_steps:
+    if train.batch_size % batch_multiple(train.accumulate_steps):
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"

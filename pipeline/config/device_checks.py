@@ -9,6 +9,7 @@ from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.error_text import show
 from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
+from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.shards import num_shards
 
@@ -68,6 +69,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
             "parallel.mode=data; semi_auto cuts parameters"
         )
     batches = {"train.batch_size": train.batch_size}
+    microbatches = {"train.batch_size": train.accumulate_steps, "dataset.eval.batch_size": 1}
     if recipe.dataset.eval.batch_size is not None:
         batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
     if not _is_exact(parallel):
@@ -78,7 +80,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
                 "shards"
             )
         for key, size in batches.items():
-            parts = devices * (train.accumulate_steps if key == "train.batch_size" else 1)
+            parts = batch_multiple(microbatches[key], devices)
             if size % parts:
                 times = f" times {train.accumulate_steps} microbatches" if parts > devices else ""
                 yield f"{key} = {size}: must be a multiple of the {devices} devices{times}"
@@ -92,7 +94,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
             "devices or shards, or parallel.reproducible=layout"
         )
     for key, size in batches.items():
-        parts = shards * (train.accumulate_steps if key == "train.batch_size" else 1)
+        parts = batch_multiple(microbatches[key], shards)
         if size % parts:
             what = f"{shards} shards"
             if parts != shards:

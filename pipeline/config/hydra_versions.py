@@ -1,4 +1,4 @@
-"""Differences between Hydra 1.3 and 1.4, for the package alike."""
+"""Hydra's private modules, and differences between Hydra 1.3 and 1.4, for the whole package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+
+__all__ = [
+    "HYDRA_DEFAULTS",
+    "BasicLauncher",
+    "BasicSweeper",
+    "apply_overrides",
+    "get_args_parser",
+    "lazy_help",
+    "set_override_dirname",
+    "store_option",
+]
 
 _IS_1_3 = hydra.__version__.startswith("1.3.")
 
@@ -24,12 +39,15 @@ def store_option(group: str, name: str, package: str, node: Any) -> None:
     ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
 
 
+def apply_overrides(overrides: list[Override], config: DictConfig) -> None:
+    """Apply overrides of plain values to a composed config, in place."""
+    ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
+
+
 def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
     """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when it is read."""
     if OmegaConf.is_interpolation(job, "override_dirname"):
         return
-    from hydra._internal.config_loader_impl import get_overrides_dirname
-
     settings = job.config.override_dirname
     job.override_dirname = get_overrides_dirname(
         overrides=overrides,

@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class RunView:
     def stop(self, reason: str) -> None:
         """End training at the next boundary."""
         reason = printable(str(reason))[:1000] or "it gave no reason"
-        self.asked = self.asked.model_copy(update={"stop": self.asked.stop or reason})
+        self.asked = replace(self.asked, stop=self.asked.stop or reason)
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate from the next boundary on."""
@@ -99,7 +99,7 @@ class RunView:
 
     def _ask(self, **changes: Any) -> None:
         self._require_training()
-        self.asked = self.asked.model_copy(update=changes)
+        self.asked = replace(self.asked, **changes)
 
     def _require_training(self) -> None:
         if self.event == "on_end":
@@ -261,7 +261,7 @@ class Callbacks:
     def take_requests(self) -> Any:
         """Return what was asked for since the last call, as JSON; None where nothing was."""
         asked, self.view.asked = self.view.asked, Requests()
-        return None if asked == Requests() else asked.model_dump(mode="json")
+        return None if asked == Requests() else asdict(asked)
 
     def take_parameters(self) -> Any:
         """Return the parameters that replace those of the state; None where none do."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from pipeline.checkpoint.host_state import (
     KeptCallbacks,
     PendingBoundary,
     Requests,
+    parse_kept,
 )
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
@@ -343,7 +344,7 @@ class _Loop:
             return
         asked = self._training.agree(callbacks.take_requests)
         if asked is not None:
-            self._add_requests(Requests.model_validate(asked))
+            self._add_requests(parse_kept(Requests, asked))
         parameters = callbacks.take_parameters()
         if parameters is not None:
             self._state = self._training.executable.put(with_parameters(self._state, parameters))
@@ -415,12 +416,12 @@ class _Loop:
         if training.rollbacks is not None:
             host_state |= training.rollbacks.kept()
         if self._pending is not None:
-            host_state[UNFINISHED] = self._pending.model_dump()
+            host_state[UNFINISHED] = asdict(self._pending)
         kept = KeptCallbacks(granted=self._granted)
         if training.callbacks is not None:
             kept = training.callbacks.kept(self._granted)
         if kept != KeptCallbacks():
-            host_state[CALLBACKS] = kept.model_dump(mode="json")
+            host_state[CALLBACKS] = asdict(kept)
         training.checkpoints.save(self._history.step, self._state, host_state, metrics)
 
     def _answer_bad_step(self, telemetry: Telemetry) -> None:

@@ -15,6 +15,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.transform import choices_among, chosen_ops, column_specs
+from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of
 
@@ -58,7 +59,8 @@ def refuse_sizes_that_do_not_fit(parts: StepConfig, state: TrainState, split: Sp
     if parts.curvature is not None:
         problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
         raise RecipeError([f"{where}: {problem}"])
-    count = parts.accumulate * (1 if parts.shards is None else parts.shards.count)
+    num_shards = 1 if parts.shards is None else parts.shards.count
+    count = batch_multiple(parts.accumulate, num_shards)
 
     def shapes(*shape: int, dtype: object = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)

@@ -17,6 +17,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_cuts
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.training.parallel.devices import num_devices
+from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.step import image_shape, make_update_only_step
 
 
@@ -93,8 +94,8 @@ def _devices(recipe: Recipe) -> int:
     if size % devices:
         problem = f"must be a multiple of the {devices} devices that it is priced for"
         raise RecipeError([f"train.batch_size = {size}: {problem}"])
-    pieces, share = recipe.train.accumulate_steps, size // devices
-    if share % pieces:
-        problem = f"must divide the {share} samples that each of {devices} devices has"
+    pieces = recipe.train.accumulate_steps
+    if size % batch_multiple(pieces, devices):
+        problem = f"must divide the {size // devices} samples that each of {devices} devices has"
         raise RecipeError([f"train.accumulate_steps = {pieces}: {problem}"])
     return devices

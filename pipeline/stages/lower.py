@@ -43,6 +43,7 @@ from pipeline.stages.lowering_problems import (
 from pipeline.stages.record.run_directory import LOWERINGS
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.training.parallel.cuts import cuts_of
+from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.shards import shards_of
 
@@ -161,7 +162,7 @@ class _LoweringRequest:
     def batch(self) -> int:
         """Samples in a microbatch."""
         train = self.recipe.train
-        return train.batch_size // train.accumulate_steps // self.num_shards
+        return microbatch_size(train.batch_size, train.accumulate_steps, self.num_shards)
 
     @property
     def num_shards(self) -> int:

@@ -1,5 +1,4 @@
-"""The types of a training step: its configuration, the state that it changes, its gradients, its
-outcome and its record."""
+"""The types of a training step: its configuration, the state that it changes, its gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -170,62 +168,6 @@ class Gradients(NamedTuple):
     batch_stats: Any
     layers: Mapping[str, LayerSums]
     """Sums of each layer, where the optimizer needs them, else empty."""
-
-
-class StepOutcome(NamedTuple):
-    """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
-
-    At most one holds for a step; where none does, the step is bad and ends the run.
-    """
-
-    applied: Any
-    """Loss and gradient are finite, so the update was applied."""
-    overflow: Any
-    """The update was skipped by the loss scale: the loss is finite, the gradient is not."""
-    skipped_bad: Any
-    """The step is bad, no overflow, and its update was skipped by `on_nan: skip`."""
-
-    @property
-    def skipped(self) -> Any:
-        """Whether there was no update, and training continues."""
-        return self.overflow | self.skipped_bad
-
-    @property
-    def should_continue(self) -> Any:
-        """Whether training continues after the step."""
-        return self.applied | self.skipped
-
-    @staticmethod
-    def from_columns(
-        xp: Any, loss: Any, grad_norm: Any, skipped: Any, *, skips_overflow: bool = True
-    ) -> StepOutcome:
-        """Read the outcome back from columns of `Record`; `xp` is numpy or jax.numpy.
-
-        `skips_overflow` says whether the loss scale skips overflows.
-        """
-        applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
-        was_skipped = xp.asarray(skipped) > 0
-        overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)
-        return StepOutcome(applied, overflow, was_skipped & ~overflow)
-
-
-class Record(NamedTuple):
-    """Record of one step, float32 scalars; the columns of the telemetry buffer.
-
-    `skipped` is 1 where the update was skipped, for an overflow or by `on_nan: skip`, else 0.
-    """
-
-    loss: Array
-    learning_rate: Array
-    grad_norm: Array
-    loss_scale: Array
-    skipped: Array | float = 0.0
-
-    @property
-    def should_continue(self) -> Array:
-        """Whether training continues after this step, bool ()."""
-        outcome = StepOutcome.from_columns(jnp, self.loss, self.grad_norm, self.skipped)
-        return outcome.should_continue
 
 
 def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:

@@ -36,10 +36,12 @@ from pipeline.training.losses import (
     sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
+from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.parameters import reinitialize
 from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
-from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
+from pipeline.training.state import Gradients, StepConfig, TrainState, merge, split
+from pipeline.training.step_record import Record, record_step
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -143,7 +145,7 @@ def _updated(
     rate = rates[0] if config.rate_groups else rates
     loss, norm = gradients.loss, norm_of(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
-    record = Record(loss, rate, norm, state.loss_scale, outcome.skipped.astype(jnp.float32))
+    record = record_step(state, gradients, rate, norm, outcome)
 
     def updated(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
@@ -164,8 +166,9 @@ def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradien
 
     def compute(ops: Ops) -> Gradients:
         images, labels = mapped_batch(config, ops, batch)
-        scale = state.loss_scale
-        return compute_gradients(config, state, images, labels, batch.count, dropout, scale)
+        mapped = mask_batch(images, labels, batch.count, dropout)
+        divisor = normalizer(config, labels, mapped.mask, batch.count)
+        return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     return _with_drawn_ops(config, batch, state.step, compute)
 
@@ -205,8 +208,9 @@ def _shard_gradients(
     def of_shard(shard: Batch, number: Array) -> Gradients:
         def compute(cut: Batch, ops: Ops) -> Gradients:
             images, labels = mapped_batch(config, ops, cut)
-            key, scale = jax.random.fold_in(dropout, number), state.loss_scale
-            return compute_gradients(config, state, images, labels, cut.count, key, scale, divisor)
+            key = jax.random.fold_in(dropout, number)
+            mapped = mask_batch(images, labels, cut.count, key)
+            return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
         return _in_bucket(
             config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
@@ -262,33 +266,32 @@ def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
     return images if sizes is None else with_padding_mask(images, sizes)
 
 
+def mask_batch(images: Array, labels: Array, count: Array | int, dropout: Array) -> MappedBatch:
+    """Return a mapped batch whose first `count` samples are valid.
+
+    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
+    dropout.
+    """
+    return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout)
+
+
 def compute_gradients(
     config: StepConfig,
     state: TrainState,
-    images: Array,
-    labels: Array,
-    count: Array | int,
-    dropout: Array,
+    batch: MappedBatch,
+    divisor: Array | int,
     scale: Array | float,
-    divisor: Array | int | None = None,
 ) -> Gradients:
-    """Gradients of `scale` times the loss of the first `count` samples of a mapped batch.
+    """Gradients of `scale` times the loss of the valid samples of a mapped batch.
 
-    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
-    dropout. A mean divides by `divisor`, by default the number of its samples or labels. With
-    `accumulate` microbatches their gradients are summed one after the other, which
-    is the same sum but for batch norm, which sees one microbatch at a time, and dropout's draws.
+    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one
+    after the other, which is the same sum but for batch norm, which sees one microbatch at a time,
+    and dropout's draws.
     """
-    mask = jnp.arange(images.shape[0]) < count
-    batch = MappedBatch(images, labels, mask, dropout)
-    if divisor is None:
-        divisor = normalizer(config, labels, mask, count)
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
-    keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(config.accumulate))
-    microbatches = jax.tree.map(
-        lambda x: x.reshape(config.accumulate, -1, *x.shape[1:]), (images, labels, mask)
-    )
+    samples = batch.images, batch.labels, batch.mask
+    microbatches, keys = stack_microbatches(samples, batch.dropout, config.accumulate)
 
     def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
         (images, labels, mask), key = microbatch
@@ -371,7 +374,9 @@ def make_update_only_step(
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
         count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
-        gradients = compute_gradients(config, state, images, labels, count, dropout, 1.0)
+        mapped = mask_batch(images, labels, count, dropout)
+        divisor = normalizer(config, labels, mapped.mask, count)
+        gradients = compute_gradients(config, state, mapped, divisor, 1.0)
         return apply_update(config, state, gradients, count, 1.0, rates), gradients.loss
 
     return step

@@ -2,57 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.training.state import StepOutcome
+from pipeline.training.step_outcome import StepOutcome
 
-COLUMNS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
+PLACES = ("step", "pass", "sink")
+"""Keys of a step's place in the run; its other keys in metrics.jsonl are its numbers."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Steps `start + 1 .. start + len`, as float32 arrays of equal length, from device to host."""
+    """Steps `start + 1 .. start + len`, from device to host.
+
+    `columns` has a value of each step by name, arrays of equal length (steps,): float32, and bool
+    for flags. Monitors write every column, and flags for the steps that have them.
+    """
 
     start: int
-    loss: np.ndarray
-    learning_rate: np.ndarray
-    grad_norm: np.ndarray
-    loss_scale: np.ndarray
-    skipped: np.ndarray
+    columns: Mapping[str, np.ndarray]
 
     @staticmethod
-    def from_rows(start: int, rows: np.ndarray) -> Telemetry:
-        """Make it of rows of the device's buffer, float32 (steps, 5), the columns of `Record`."""
-        loss, learning_rate, grad_norm, loss_scale, skipped = np.asarray(rows, np.float32).T
-        return Telemetry(start, loss, learning_rate, grad_norm, loss_scale, skipped)
+    def from_rows(
+        start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
+    ) -> Telemetry:
+        """Make it of rows of the device's buffer, (steps, columns); columns in `flags` become bool.
+
+        Raises ValueError if there isn't one name for each column.
+        """
+        numbers = zip(names, np.asarray(rows, np.float32).T, strict=True)
+        columns = {name: column > 0 if name in flags else column for name, column in numbers}
+        return Telemetry(start, columns)
 
     def __len__(self) -> int:
-        return len(self.loss)
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The steps, counted from 1, int64 (steps,)."""
+        return np.arange(self.start + 1, self.start + len(self) + 1)
+
+    @property
+    def loss(self) -> np.ndarray:
+        """The loss of each step."""
+        return self.columns["loss"]
+
+    @property
+    def learning_rate(self) -> np.ndarray:
+        """The learning rate of each step."""
+        return self.columns["learning_rate"]
+
+    @property
+    def grad_norm(self) -> np.ndarray:
+        """The norm of the gradients of each step."""
+        return self.columns["grad_norm"]
+
+    @property
+    def loss_scale(self) -> np.ndarray:
+        """The loss scale of each step."""
+        return self.columns["loss_scale"]
+
+    @property
+    def skipped(self) -> np.ndarray:
+        """Whether the update of each step was skipped."""
+        return self.columns["skipped"]
 
     def head(self, steps: int) -> Telemetry:
         """The first `steps` steps."""
-        return Telemetry(self.start, *(getattr(self, name)[:steps] for name in COLUMNS))
+        columns = {name: column[:steps] for name, column in self.columns.items()}
+        return Telemetry(self.start, columns)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""
-        return sum(getattr(self, name).nbytes for name in COLUMNS)
+        return sum(column.nbytes for column in self.columns.values())
 
     def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
         """The outcome of each step, masks (steps,); whether the loss scale skips overflows tells
         the two kinds of skipped steps apart."""
-        # Here, so that what only names this type starts without jax.
-        from pipeline.training.state import StepOutcome
-
-        return StepOutcome.from_columns(
-            np, self.loss, self.grad_norm, self.skipped, skips_overflow=skips_overflow
-        )
+        zeros = np.zeros(len(self), np.float32)
+        names = ("loss", "grad_norm", "skipped")
+        loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)
+        return StepOutcome.from_columns(np, loss, grad_norm, skipped, skips_overflow=skips_overflow)
 
     @property
     def finite(self) -> np.ndarray:
@@ -68,8 +102,7 @@ class Telemetry:
         return None if good[first] else self.start + first + 1
 
 
-def stacked(parts: Sequence[Telemetry]) -> tuple[np.ndarray, np.ndarray]:
-    """Join parts: their steps, int64 (n,), and their records, float32 (n, 5), in order."""
-    steps = [np.arange(part.start + 1, part.start + len(part) + 1) for part in parts]
-    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS]
-    return np.concatenate(steps), np.stack(columns, axis=1)
+def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
+    """Return the columns of parts that have the same names, one after the other."""
+    names = parts[0].columns
+    return {name: np.concatenate([part.columns[name] for part in parts]) for name in names}

@@ -23,11 +23,11 @@ from pipeline.training.state import (
     Gradients,
     OverflowCounts,
     StepConfig,
-    StepOutcome,
     TrainState,
     merge,
     split,
 )
+from pipeline.training.step_outcome import StepOutcome
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
 """An overflow after this number of consecutive ones ends a run: DynamicLossScaleManager's

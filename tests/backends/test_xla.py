@@ -29,8 +29,9 @@ from pipeline.stages.run import run
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
 from pipeline.training.parallel.placement import DevicePlacement
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
+from pipeline.training.step_record import Record
 from tests import outcome
 from tests.conftest import compose_tiny
 

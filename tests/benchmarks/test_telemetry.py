@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from benchmarks import telemetry
 from benchmarks.telemetry import Cost, device_rows
 from pipeline.engine.monitors.log_lines import METRICS, read_lines
-from pipeline.training.telemetry import COLUMNS
+from tests.step_rows import NAMES
 
 STEPS = 40
 
@@ -33,7 +33,7 @@ def test_every_step_is_in_both_files_before_the_clock_stops(
         size = (folder / METRICS).stat().st_size
         if board := next(folder.glob("events.*"), None):
             events = EventAccumulator(str(board), size_guidance={"scalars": 0}).Reload()
-            for name, column in zip(COLUMNS[:-1], rows.T, strict=False):
+            for name, column in zip(NAMES[:-1], rows.T, strict=False):
                 shown = [event.value for event in events.Scalars(f"train/{name}")]
                 np.testing.assert_array_equal(np.array(shown, np.float32), column)
             size += board.stat().st_size

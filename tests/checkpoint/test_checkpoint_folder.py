@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoint.checkpoint_folder import (
+    checkpoint_path,
+    checkpoint_step,
     remove_checkpoint,
     remove_drafts,
     saved_steps,
     set_aside,
-    step_of,
     strangers,
 )
 
@@ -22,9 +23,9 @@ from pipeline.checkpoint.checkpoint_folder import (
 def root(tmp_path: Path) -> Path:
     """Checkpoints 5 and 40, beside whatever else may be called so."""
     root = tmp_path / "checkpoints"
-    for step in ("5", "40"):
-        (root / step / "state").mkdir(parents=True)
-        (root / step / "manifest.json").touch()
+    for step in (5, 40):
+        (checkpoint_path(root, step) / "state").mkdir(parents=True)
+        (checkpoint_path(root, step) / "manifest.json").touch()
     for name in ("2019", "²", "४४१", "007", "+1", "6.0", "damaged-7-1", "notes of 5", "inf"):
         (root / name).mkdir()
     (root / "6").touch()
@@ -46,13 +47,13 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 def test_a_step_is_named_by_decimal_digits_alone(name: str, step: int | None) -> None:
-    assert step_of(Path("checkpoints") / name) == step
+    assert checkpoint_step(Path("checkpoints") / name) == step
 
 
 def test_what_has_arrays_or_a_manifest_is_a_checkpoint(root: Path) -> None:
     assert saved_steps(root) == [5, 40]
-    shutil.rmtree(root / "5" / "state")
-    (root / "40" / "manifest.json").unlink()
+    shutil.rmtree(checkpoint_path(root, 5) / "state")
+    (checkpoint_path(root, 40) / "manifest.json").unlink()
     assert saved_steps(root) == [5, 40]
 
 

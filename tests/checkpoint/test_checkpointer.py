@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.backends.xla import XlaExecutable
+from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, draft_path
 from pipeline.checkpoint.checkpointer import Checkpoints
-from pipeline.checkpoint.restore import read_checkpoint, restore_state, restore_weights
-from pipeline.config.recipe import CheckpointSpec, Recipe
+from pipeline.checkpoint.restore import read_checkpoint
+from pipeline.checkpoint.retention import Retention
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
+from pipeline.stages.record.saved_recipe import restore_state, restore_weights
 from pipeline.stages.run import run
 from pipeline.training.state import TrainState
 from tests import outcome
@@ -48,7 +52,7 @@ def broken(unbroken: Path, run_dir: Path, saved: int) -> Path:
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > saved:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     lines = (unbroken / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run_dir / "metrics.jsonl").write_text("".join(lines[: saved + 3]) + lines[saved + 3][:20])
     return run_dir
@@ -153,18 +157,8 @@ def test_the_best_is_remembered_across_a_resume(tmp_path: Path) -> None:
     assert outcome.checkpoints(tmp_path) == [1, 4]
 
 
-def kept(newest: int, best: str | None) -> CheckpointSpec:
-    return CheckpointSpec(
-        every_steps=None,
-        every_passes=None,
-        every_seconds=None,
-        keep=newest,
-        best=best,
-        restore=None,
-        rules="auto",
-        renames=(),
-        partial=False,
-    )
+def kept(newest: int, best: str | None) -> Retention:
+    return Retention(newest, best)
 
 
 def state_of(step: int, **params: np.ndarray) -> TrainState:
@@ -205,17 +199,18 @@ def test_a_checkpoint_and_its_logs_are_synced_before_an_older_one_is_removed(
         monkeypatch.setattr(os, "rename", record_rename(rename))
         checkpoints.save(2, state_of(2), {"logs": {"metrics.jsonl": {}}}, None)
         checkpoints.finish()
-    draft, removed = "checkpoints/2.orbax-checkpoint-tmp", "checkpoints/1.orbax-checkpoint-tmp"
-    named = calls.index(f"rename {draft} to checkpoints/2")
+    first, second = (checkpoint_path(Path(FOLDER), step) for step in (1, 2))
+    draft, removed = draft_path(second), draft_path(first)
+    named = calls.index(f"rename {draft} to {second}")
     before = set(calls[:named])
     assert before >= {
-        f"sync {draft}/{file.relative_to(tmp_path / 'checkpoints' / '2').as_posix()}"
-        for file in (tmp_path / "checkpoints" / "2").rglob("*")
+        f"sync {draft}/{file.relative_to(tmp_path / second).as_posix()}"
+        for file in (tmp_path / second).rglob("*")
     }
     assert before >= {"sync metrics.jsonl", f"sync {draft}"}
     assert calls[named + 1 :] == [
         "sync checkpoints",
-        f"rename checkpoints/1 to {removed}",
+        f"rename {first} to {removed}",
         "sync checkpoints",
     ]
 
@@ -235,7 +230,7 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     restored, restored_host = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert restored_host is not None
-    assert restored_host.early_stop.model_dump() == host["early_stop"]
+    assert asdict(restored_host.early_stop) == host["early_stop"]
     assert int(restored.step) == 7
     assert restored.step.dtype == np.int32
     assert restored.loss_scale == 8.0
@@ -255,8 +250,8 @@ def test_what_is_saved_is_the_state_at_that_moment(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {}, None)
-    (tmp_path / "checkpoints" / "2").mkdir()
-    (tmp_path / "checkpoints" / "3.orbax-checkpoint-tmp").mkdir()
+    (checkpoint_path(tmp_path / "checkpoints", 2)).mkdir()
+    draft_path(checkpoint_path(tmp_path / FOLDER, 3)).mkdir()
     restored, _ = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert int(restored.step) == 1
@@ -269,7 +264,7 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "step"),
-    [("", 40), ("checkpoints", 40), ("checkpoints/10", 10)],
+    [("", 40), ("checkpoints", 40), (str(checkpoint_path(Path(FOLDER), 10)), 10)],
 )
 def test_evaluating_a_checkpoint_gives_the_runs_own_metrics(
     where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path
@@ -343,11 +338,11 @@ def test_a_run_from_another_network_fails_with_that_message(
     assert caught.value.exit_status == 2
 
 
-@pytest.mark.parametrize("where", ["nowhere", "", "checkpoints/46"])
+@pytest.mark.parametrize("where", ["nowhere", "", str(checkpoint_path(Path(FOLDER), 46))])
 def test_a_missing_checkpoint_is_named_with_what_would_be_right(
     where: str, unbroken: Path, tmp_path: Path
 ) -> None:
-    folder = (unbroken if where == "checkpoints/46" else tmp_path) / where
+    folder = (unbroken if where.startswith(FOLDER) else tmp_path) / where
     with pytest.raises(DataError) as caught:
         restore_weights(folder, state_of(0), {}, print)
     assert str(caught.value) == (
@@ -362,6 +357,7 @@ from pathlib import Path
 import numpy as np
 from pipeline.core.errors import RunError
 from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from tests.checkpoint.test_checkpointer import kept, state_of
 
 noise = np.random.default_rng(0).normal(size=(100, 100))
@@ -503,7 +499,7 @@ def test_a_run_that_lost_the_arrays_of_its_checkpoints_is_not_done_over(
     """The folder looks to orbax as if it were saved."""
     run_dir = broken(unbroken, tmp_path / "run", 40)
     for step in outcome.checkpoints(run_dir):
-        shutil.rmtree(run_dir / "checkpoints" / str(step) / "state")
+        shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step) / "state")
     with pytest.raises(DataError, match=r"none of its checkpoints can be read: .*; to start over,"):
         run(tiny(*COURSE, f"train.resume={run_dir}"))
     shutil.rmtree(run_dir / "checkpoints")
@@ -525,8 +521,8 @@ def test_folders_that_are_no_checkpoints_cost_a_run_none(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = broken(unbroken, tmp_path / "run", 10)
-    (run_dir / "checkpoints" / "2019" / "photos").mkdir(parents=True)
-    (run_dir / "checkpoints" / "45").write_text("a file")
+    (checkpoint_path(run_dir / "checkpoints", 2019) / "photos").mkdir(parents=True)
+    (checkpoint_path(run_dir / "checkpoints", 45)).write_text("a file")
     run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
     assert outcome.checkpoints(run_dir) == outcome.checkpoints(unbroken)
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
@@ -534,12 +530,13 @@ def test_folders_that_are_no_checkpoints_cost_a_run_none(
 
 
 def test_what_was_saved_last_is_looked_for_at_the_end(tmp_path: Path) -> None:
-    message = r"checkpoints/2/host/metadata: is missing; step 2 was saved and is not there"
+    file = checkpoint_path(Path(FOLDER), 2) / "host" / "metadata"
+    message = f"{file}: is missing; step 2 was saved and is not there"
     checkpoints = Checkpoints(tmp_path, kept(5, None))
     for step in (1, 2):
         checkpoints.save(step, state_of(step), {}, None)
     checkpoints.finish()
-    (tmp_path / "checkpoints" / "2" / "host" / "metadata").unlink()
+    (checkpoint_path(tmp_path / "checkpoints", 2) / "host" / "metadata").unlink()
     with pytest.raises(RunError, match=message) as caught:
         checkpoints.__exit__(None, None, None)
     assert caught.value.exit_status == 1
@@ -571,7 +568,7 @@ def test_the_metrics_of_a_step_may_come_later(tmp_path: Path) -> None:
         checkpoints.save(2, state_of(2), {}, {"loss": 0.25})
         checkpoints.save(3, state_of(3), {}, {"loss": 0.75})
     assert outcome.checkpoints(tmp_path) == [2, 3]
-    assert read_checkpoint(tmp_path / "checkpoints" / "2").step == 2
+    assert read_checkpoint(checkpoint_path(tmp_path / "checkpoints", 2)).step == 2
 
 
 @pytest.mark.slow
@@ -583,7 +580,7 @@ def test_metrics_that_are_no_numbers_make_no_checkpoint_the_best(
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
         checkpoints.save(2, state_of(2), {}, {"loss": 0.25})
         checkpoints.finish()
-        file = tmp_path / "checkpoints" / "2" / "metrics" / "metrics"
+        file = checkpoint_path(tmp_path / "checkpoints", 2) / "metrics" / "metrics"
         file.write_text(f'{{"loss": {value}}}')
         checkpoints.save(3, state_of(3), {}, {"loss": 0.75})
     assert outcome.checkpoints(tmp_path) == [3]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -20,10 +21,10 @@ def test_what_a_run_keeps_comes_back() -> None:
     assert math.isnan(state.early_stop.best or 0)
     assert state.early_stop.waited == 3
     assert state.unfinished_boundary is not None
-    assert state.unfinished_boundary.model_dump() == kept["unfinished_boundary"]
+    assert asdict(state.unfinished_boundary) == kept["unfinished_boundary"]
     assert state.rollbacks == ((7, 5), (9, 0))
     assert state.sink is not None
-    assert state.sink.model_dump() == kept["sink"]
+    assert asdict(state.sink) == kept["sink"]
 
 
 def test_what_is_not_kept_is_as_at_the_start_and_other_keys_are_passed_over() -> None:

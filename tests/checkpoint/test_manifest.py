@@ -47,7 +47,7 @@ def test_a_folder_that_can_t_be_listed_is_not_taken_for_an_empty_one(
     """The manifest would be short, the checkpoint damaged, and the one before it removed."""
     refuse_listing(number, monkeypatch)
     with pytest.raises(PermissionError):
-        write_manifest(draft, {})
+        write_manifest(draft, "digest")
     assert not (draft / MANIFEST).exists()
 
 
@@ -55,7 +55,7 @@ def test_a_folder_that_can_t_be_listed_is_not_taken_for_an_empty_one(
 def test_a_sealed_checkpoint_that_can_t_be_listed_is_not_damaged(
     number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_manifest(draft, {})
+    write_manifest(draft, "digest")
     refuse_listing(number, monkeypatch)
     with pytest.raises(RunError, match="can't be read: Permission denied; its checkpoint may be"):
         require_complete(draft)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, write_manifest
@@ -18,16 +19,23 @@ from pipeline.checkpoint.restore import (
     Checkpoint,
     read_checkpoint,
     read_saved,
-    restore_state,
     set_others_aside,
 )
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.stages.record.saved_recipe import (
+    list_changes,
+    list_changes_of_meaning,
+    recipe_digest,
+    restore_state,
+)
 from pipeline.stages.run import run
 from tests import outcome
 from tests.checkpoint.test_checkpointer import EVAL_ONLY, kept, state_of
 
 Compose = Callable[..., Recipe]
+
+THIRD = checkpoint_path(Path("checkpoints"), 3)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +83,7 @@ def write(file: Path, content: bytes | None) -> None:
 
 @pytest.mark.slow
 def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     names = files_of(folder)
     assert len(names) > 8
     for name in names:
@@ -91,7 +99,7 @@ def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
 
 
 def test_what_older_versions_had_orbax_write_last_does_not_count(copy: Path) -> None:
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "_CHECKPOINT_METADATA").write_text("{")
     (folder / "commit_success.txt").touch()
     assert read_checkpoint(folder).step == 3
@@ -103,53 +111,53 @@ def test_what_older_versions_had_orbax_write_last_does_not_count(copy: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("host/metadata", None, r"checkpoints/3/host/metadata: is missing"),
-        ("host/metadata", b"{}", r"checkpoints/3/host/metadata: has 2 bytes, not 29"),
+        ("host/metadata", None, rf"{THIRD}/host/metadata: is missing"),
+        ("host/metadata", b"{}", rf"{THIRD}/host/metadata: has 2 bytes, not 29"),
         (
             "host/metadata",
             b'{"early_stop": {"waited": 4}}',
             "host/metadata: is not what was written, by its SHA",
         ),
-        ("manifest.json", None, r"checkpoints/3/manifest.json: can't be read: No such file"),
-        ("manifest.json", b"{", r"checkpoints/3/manifest.json: is no JSON: Expecting property"),
-        ("manifest.json", b"[1]", r"checkpoints/3/manifest.json: is no manifest of a checkpoint"),
+        ("manifest.json", None, rf"{THIRD}/manifest.json: can't be read: No such file"),
+        ("manifest.json", b"{", rf"{THIRD}/manifest.json: is no JSON: Expecting property"),
+        ("manifest.json", b"[1]", rf"{THIRD}/manifest.json: is no manifest of a checkpoint"),
     ],
 )
 def test_the_message_says_what_is_wrong(
     name: str, content: bytes | None, message: str, copy: Path
 ) -> None:
-    write(copy / "checkpoints" / "3" / name, content)
+    write(checkpoint_path(copy / "checkpoints", 3) / name, content)
     with pytest.raises(DataError, match=message):
-        read_saved(copy / "checkpoints" / "3")
+        read_saved(checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_a_link_is_refused(copy: Path) -> None:
     """It could name any file of this machine."""
-    file = copy / "checkpoints" / "3" / "host" / "metadata"
+    file = checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata"
     content = file.read_bytes()
     file.unlink()
     (copy / "elsewhere").write_bytes(content)
     file.symlink_to(copy / "elsewhere")
     with pytest.raises(DamagedError, match="host/metadata: is a link"):
-        read_checkpoint(copy / "checkpoints" / "3")
+        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "state" / "more").write_text("mine")
     with pytest.raises(DamagedError, match=r"3/state/more: is not listed in manifest.json"):
         read_checkpoint(folder)
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
-    os.mkfifo(copy / "checkpoints" / "3" / "state" / "pipe")
+    os.mkfifo(checkpoint_path(copy / "checkpoints", 3) / "state" / "pipe")
     with pytest.raises(DamagedError, match="3/state/pipe: is no regular file"):
-        read_checkpoint(copy / "checkpoints" / "3")
+        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
 def seal(folder: Path, **files: Any) -> None:
     """Make a manifest that agrees with what is there, as a stranger can; with these entries."""
-    write_manifest(folder, {"seed": 1})
+    write_manifest(folder, recipe_digest({"seed": 1}))
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] |= files
     kept = {name: entry for name, entry in manifest["files"].items() if entry is not None}
@@ -158,7 +166,7 @@ def seal(folder: Path, **files: Any) -> None:
 
 @pytest.mark.parametrize("name", ["state/_METADATA", "host/metadata", "recipe/metadata"])
 def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     seal(folder, **{name: None})
     with pytest.raises(DamagedError, match=f"3/manifest.json: does not list {name}"):
         read_checkpoint(folder)
@@ -169,13 +177,13 @@ def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path
 
 @pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
 def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> None:
-    seal(copy / "checkpoints" / "3", **{"host/metadata": entry})
+    seal(checkpoint_path(copy / "checkpoints", 3), **{"host/metadata": entry})
     with pytest.raises(DamagedError, match=r"3/manifest.json: is no manifest of a checkpoint"):
-        read_checkpoint(copy / "checkpoints" / "3")
+        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "host" / "metadata").write_text('{"early_stop": null}')
     seal(folder)
     with pytest.raises(DamagedError) as caught:
@@ -190,10 +198,10 @@ def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
 
 
 def test_a_recipe_that_is_no_object_is_damage(copy: Path) -> None:
-    (copy / "checkpoints" / "3" / "recipe" / "metadata").write_text("[]")
-    seal(copy / "checkpoints" / "3")
+    (checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").write_text("[]")
+    seal(checkpoint_path(copy / "checkpoints", 3))
     with pytest.raises(DamagedError, match="recipe/metadata: must be a JSON object"):
-        read_checkpoint(copy / "checkpoints" / "3")
+        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_a_checkpoint_under_the_number_of_another_step_is_damaged(copy: Path) -> None:
@@ -205,7 +213,7 @@ def test_a_checkpoint_under_the_number_of_another_step_is_damaged(copy: Path) ->
 
 def test_a_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
     for step in "123":
-        shutil.rmtree(copy / "checkpoints" / step / "state")
+        shutil.rmtree(checkpoint_path(copy / "checkpoints", step) / "state")
     with pytest.raises(DamagedError, match=r"none of its checkpoints can be read: .*is missing"):
         read_saved(copy)
 
@@ -236,7 +244,7 @@ def test_a_checkpoint_that_this_process_can_t_read_stays_as_it_is(
     name: str, number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before it is not taken either: hours would be done again."""
-    file, opened = copy / "checkpoints" / "3" / name, Path.open
+    file, opened = checkpoint_path(copy / "checkpoints", 3) / name, Path.open
 
     def refuse(path: Path, *more: Any, **named: Any) -> Any:
         if path == file:
@@ -280,7 +288,7 @@ def test_a_name_in_other_digits_is_no_step(copy: Path) -> None:
 
 
 def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) -> None:
-    write(copy / "checkpoints" / "3" / "host" / "metadata", b"{}")
+    write(checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata", b"{}")
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     state, host = restore_state(copy, like, {"seed": 1}, warned.append) or (None, None)
@@ -302,7 +310,7 @@ def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) 
 
 
 def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: Path) -> None:
-    (copy / "checkpoints" / "3" / "recipe" / "metadata").unlink()
+    (checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").unlink()
     warned: list[str] = []
     assert read_saved(copy, warned.append).step == 2
     assert len(warned) == 1
@@ -311,7 +319,7 @@ def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: P
 
 def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
     for step in (1, 2, 3):
-        (copy / "checkpoints" / str(step) / "host" / "metadata").unlink()
+        (checkpoint_path(copy / "checkpoints", step) / "host" / "metadata").unlink()
     with pytest.raises(DataError) as caught:
         restore_state(copy, state_of(0), {"seed": 1}, print)
     root = copy / "checkpoints"
@@ -324,12 +332,12 @@ def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
 
 
 def test_one_of_a_version_without_checksums_is_read_with_a_warning(copy: Path) -> None:
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     shutil.rmtree(folder / "recipe")
     (folder / "manifest.json").unlink()
     warned: list[str] = []
     read = read_checkpoint(folder, warned.append)
-    assert (read.step, read.recipe, read.changes({"seed": 2})) == (3, None, [])
+    assert (read.step, read.recipe, list_changes(read, {"seed": 2})) == (3, None, [])
     assert warned == [f"{folder}: of a version without checksums; taken as it is"]
 
 
@@ -337,7 +345,7 @@ def test_an_array_larger_than_memory_is_refused(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: 64)
-    folder = copy / "checkpoints" / "3"
+    folder = checkpoint_path(copy / "checkpoints", 3)
     with pytest.raises(
         DamagedError, match=r"3/state: can't be read: claims 6,4\d\d bytes of arrays"
     ):
@@ -355,7 +363,7 @@ def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
     )
     with pytest.raises(RecipeError) as caught:
         restore_state(tmp_path, state_of(0), other, print)
-    where = tmp_path / "checkpoints" / "3"
+    where = checkpoint_path(tmp_path / "checkpoints", 3)
     assert caught.value.problems == (f"seed = 5: was 1 in {where}",)
 
 
@@ -376,7 +384,7 @@ def test_a_warm_start_says_which_layers_and_inputs_were_otherwise(
         ]
         for name in ("same", "other")
     }
-    where = tmp_path / "one" / "checkpoints" / "7"
+    where = checkpoint_path(tmp_path / "one" / "checkpoints", 7)
     change = "dataset.eval.ops.1.factor = 0.5: was 0.00392156862745098"
     assert warnings == {"same": [], "other": [f"{where}: trained by another recipe: {change}"]}
 
@@ -394,14 +402,16 @@ def test_what_fine_tuning_asks_for_does_not_change_the_meaning_of_weights() -> N
     tuned["train"] = {"freeze": ["conv_*"], "unfreeze": ["conv_*"], "optimizer": {"lr": 0.01}}
     tuned["model"] = {**trained["model"], "init": {"rules": [{"pattern": "dense_*"}]}}
     other_ops = {"eval": {"ops": [{"name": "rescale", "factor": 0.2}]}}
-    assert saved.changes(tuned) != []
-    assert saved.changes_of_meaning(tuned) == []
+    assert list_changes(saved, tuned) != []
+    assert list_changes_of_meaning(saved, tuned) == []
     on_others = {**tuned, "dataset": {"name": "digits", **other_ops}}
-    assert saved.changes_of_meaning(on_others) == []
+    assert list_changes_of_meaning(saved, on_others) == []
     otherwise_read = {**tuned, "dataset": {"name": "mnist", **other_ops}}
-    assert saved.changes_of_meaning(otherwise_read) == ["dataset.eval.ops.0.factor = 0.2: was 0.1"]
+    assert list_changes_of_meaning(saved, otherwise_read) == [
+        "dataset.eval.ops.0.factor = 0.2: was 0.1"
+    ]
     with_gelu = {**tuned, "model": {**trained["model"], "activation": "gelu"}}
-    assert saved.changes_of_meaning(with_gelu) == ["model.activation = gelu: was relu"]
+    assert list_changes_of_meaning(saved, with_gelu) == ["model.activation = gelu: was relu"]
 
 
 @pytest.mark.slow

@@ -6,10 +6,17 @@ import argparse
 from typing import Any
 
 import pytest
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from pipeline.config.hydra_versions import lazy_help, store_option
+from pipeline.config.hydra_versions import (
+    BasicSweeper,
+    apply_overrides,
+    get_args_parser,
+    lazy_help,
+    store_option,
+)
 
 
 @pytest.fixture
@@ -51,3 +58,14 @@ def test_an_option_takes_the_place_of_an_earlier_one() -> None:
         store_option(group="recipe", name="versions_test", package="_global_", node=node)
     stored = ConfigStore.instance().repo["recipe"].pop("versions_test.yaml")
     assert stored.node == {"seed": 2}
+
+
+def test_overrides_are_applied_to_a_composed_config() -> None:
+    config = OmegaConf.create({"train": {"lr": 0.1, "steps": 5}})
+    apply_overrides(OverridesParser.create().parse_overrides(["train.lr=0.2"]), config)
+    assert config == {"train": {"lr": 0.2, "steps": 5}}
+
+
+def test_a_grid_is_the_product_of_its_values() -> None:
+    parsed = OverridesParser.create().parse_overrides(["a=1,2", "b=3"])
+    assert BasicSweeper.split_arguments(parsed, None) == [[["a=1", "b=3"], ["a=2", "b=3"]]]

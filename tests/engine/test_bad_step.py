@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.engine.bad_step import Examined, RecentSteps, advise
-from pipeline.training.telemetry import Telemetry
+from tests.step_rows import telemetry_of
 
 RATE = 0.5
 
@@ -17,7 +17,7 @@ def _recent(losses: list[float], norms: list[float], rate: float = RATE) -> Rece
     rows = np.array([[a, rate, b, 1.0, 0.0] for a, b in zip(losses, norms, strict=True)])
     recent = RecentSteps()
     for step in range(len(rows)):
-        recent.add(Telemetry.from_rows(step, rows[step : step + 1]))
+        recent.add(telemetry_of(step, rows[step : step + 1]))
     return recent
 
 
@@ -32,7 +32,7 @@ def test_a_loss_that_explodes_names_the_learning_rate() -> None:
 def test_steps_of_one_dispatch_explain_as_those_of_several() -> None:
     losses = [2.3, 40.0, 1e12, math.nan]
     whole = RecentSteps()
-    whole.add(Telemetry.from_rows(0, np.array([[loss, RATE, 1.0, 1.0, 0.0] for loss in losses])))
+    whole.add(telemetry_of(0, np.array([[loss, RATE, 1.0, 1.0, 0.0] for loss in losses])))
     assert whole.explain(Examined()) == _recent(losses, [1.0] * 4).explain(Examined()) != ""
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from pipeline.training.part_specs import RateRule
 from pipeline.training.state import BadStepCounts, TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
+from tests.step_rows import telemetry_of
 
 Compose = Callable[..., Recipe]
 TOTAL = 24
@@ -98,7 +99,7 @@ class World(MonitorBase):
                 self.bad, stop = None, step - 1
                 break
             weight = np.float32(weight * (1 - rate))
-        return state_at(stop, weight, undone=undone), Telemetry.from_rows(start, np.array(rows))
+        return state_at(stop, weight, undone=undone), telemetry_of(start, np.array(rows))
 
     # A monitor.
 
@@ -781,7 +782,7 @@ def test_many_changes_are_kept_as_one_rate_and_one_factor(changes: list[RateChan
 
 def test_factors_without_end_stay_finite() -> None:
     combined = combined_changes(100 * [RateChange(factor=1e38)])
-    assert parse_host_state({"callbacks": {"granted": {"rates": [combined[0].model_dump()]}}})
+    assert parse_host_state({"callbacks": {"granted": {"rates": [asdict(combined[0])]}}})
 
 
 @pytest.mark.parametrize(
@@ -800,7 +801,7 @@ def test_requests_of_a_stranger_end_a_run_in_order(play: Runner) -> None:
     play(world, Actor({("on_sink", 8): lambda run: run.stop("saved")}))
     host = world.saved[8][1]
     host["callbacks"]["granted"] = {"evaluate_at": wild, "save_at": wild, "rates": [{"rate": 0.5}]}
-    host["callbacks"]["asked"] = Requests(evaluate_at=(1, 21, 5000)).model_dump(mode="json")
+    host["callbacks"]["asked"] = asdict(Requests(evaluate_at=(1, 21, 5000)))
     host["callbacks"]["scalars"] = {"x": 1e308}
     assert play(world, Actor(), resumed=True).status == "done"
     assert sorted(world.evaluations) == [20, 21]

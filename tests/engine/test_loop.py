@@ -21,6 +21,7 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
+from tests.step_rows import telemetry_of
 
 Compose = Callable[..., Recipe]
 
@@ -60,7 +61,7 @@ class Script:
             rows = rows[: self.bad - start]
             rows[-1, 0] = np.nan
             stop = self.bad - 1
-        return state_at(stop), Telemetry.from_rows(start, rows)
+        return state_at(stop), telemetry_of(start, rows)
 
     # A monitor.
 

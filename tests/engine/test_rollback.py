@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import parse_host_state
-from pipeline.config.recipe import CheckpointSpec
+from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import RunError
 from pipeline.engine.rollback import Rollbacks
+from pipeline.engine.schedule import is_due
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
@@ -84,18 +86,8 @@ def test_a_resumed_run_remembers(steps: list[int]) -> None:
 
 
 def test_those_to_go_back_to_are_kept_whatever_else_is_saved(tmp_path: Path) -> None:
-    spec = CheckpointSpec(
-        every_steps=5,
-        every_passes=None,
-        every_seconds=None,
-        keep=2,
-        best=None,
-        restore=None,
-        rules="auto",
-        renames=(),
-        partial=False,
-    )
-    with Checkpoints(tmp_path, spec, held=(5,)) as checkpoints:
+    retention = Retention(2, holds=partial(is_due, periods=(5,)))
+    with Checkpoints(tmp_path, retention) as checkpoints:
         for step in (0, 5, 10, 11, 12, 13):
             checkpoints.save(step, state_at(step), {}, None)
         assert list(checkpoints.steps()) == [5, 10, 12, 13]

@@ -11,6 +11,7 @@ from threading import Lock
 
 import numpy as np
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, saved_steps
 from pipeline.core.errors import DataError
 from tests.faults.faults import Fault
@@ -107,7 +108,7 @@ def find_lacks(run_dir: Path, prepared: Prepared) -> list[str]:
     if not (run_dir / "recipe.yaml").exists():
         lacks.append("there is no recipe.yaml")
     for step in saved_steps(wanted / "checkpoints"):
-        lacks += _differences(run_dir / "checkpoints" / str(step), prepared)
+        lacks += _differences(checkpoint_path(run_dir / "checkpoints", step), prepared)
     return lacks
 
 

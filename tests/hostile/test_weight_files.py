@@ -19,6 +19,7 @@ import pytest
 import tensorstore
 
 from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError, PipelineError, RunError
@@ -261,7 +262,7 @@ def test_arrays_of_objects_are_no_weights(tmp_path: Path) -> None:
 
 def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
     """orbax would read them: a name that begins with a slash is a path."""
-    state = tmp_path / "checkpoints" / "3" / "state"
+    state = checkpoint_path(tmp_path / "checkpoints", 3) / "state"
     with ocp.StandardCheckpointer() as writer:
         writer.save(state, {"params/x": np.arange(4.0), "step": np.int32(3)})
     (state.parent / "host").mkdir()

@@ -14,6 +14,7 @@ from pipeline.stages.autosink import timed_runs as trial_stage
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.test_loop import state_at
+from tests.step_rows import telemetry_of
 
 
 class Clockwork:
@@ -51,7 +52,7 @@ class Clockwork:
         if self.bad is not None and start < self.bad <= stop:
             rows = rows[: self.bad - start]
             rows[-1, 0] = np.nan
-        return state_at(stop), Telemetry.from_rows(start, rows)
+        return state_at(stop), telemetry_of(start, rows)
 
     @property
     def steps(self) -> int:

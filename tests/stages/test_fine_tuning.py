@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -106,7 +107,7 @@ def test_a_run_is_resumed_in_every_phase(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > kept:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*TUNED, "train.sink_size=11", f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, whole)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.stages.run import run
 from tests import outcome
@@ -70,7 +71,7 @@ def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 10:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*ALL, f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, whole)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
@@ -147,7 +148,7 @@ def test_a_resumed_run_goes_on_with_scale_and_counts(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 10:
-            shutil.rmtree(run_dir / "checkpoints" / str(step))
+            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
     summary = run(tiny(*OVERFLOWING, *COURSE, f"train.resume={run_dir}"))
     assert summary.resumed_from == {"run": str(run_dir), "step": 10}
     outcome.assert_same_run(run_dir, overflowing)

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.stages import run as run_module
@@ -80,7 +82,7 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 def damage_checkpoints(run_dir: Path, patch: Patch) -> None:
     for step in outcome.checkpoints(run_dir):
-        (run_dir / "checkpoints" / str(step) / "host" / "metadata").write_bytes(b"{}")
+        (checkpoint_path(run_dir / "checkpoints", step) / "host" / "metadata").write_bytes(b"{}")
 
 
 def damage_log(run_dir: Path, patch: Patch) -> None:
@@ -89,7 +91,7 @@ def damage_log(run_dir: Path, patch: Patch) -> None:
 
     def without_marks(*args: Any) -> Any:
         state, host = restore(*args)
-        return state, host.model_copy(update={"logs": {}})
+        return state, replace(host, logs={})
 
     patch.setattr(initial_state, "restore_state", without_marks)
     lines = (run_dir / "metrics.jsonl").read_bytes() + b'{"step": 30}\n'

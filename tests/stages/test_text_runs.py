@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import read_trained_run
@@ -42,7 +43,7 @@ def test_a_language_model_is_the_same_at_any_sink_size_and_after_a_resume(
     broken = tmp_path / "broken"
     shutil.copytree(whole, broken)
     for step in (40, 50, 60):
-        shutil.rmtree(broken / "checkpoints" / str(step))
+        shutil.rmtree(checkpoint_path(broken / "checkpoints", step))
     run(gpt(cache, text, *KEPT, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 60), outcome.arrays(whole, 60))
@@ -88,7 +89,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         stdout=subprocess.DEVNULL,
     )
-    while process.poll() is None and not (killed / "checkpoints" / "40").exists():
+    while process.poll() is None and not (checkpoint_path(killed / "checkpoints", 40)).exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

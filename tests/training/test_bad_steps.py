@@ -13,12 +13,12 @@ from pipeline.training.loss_scales import Dynamic
 from pipeline.training.state import (
     BadStepCounts,
     OverflowCounts,
-    Record,
-    StepOutcome,
     TrainState,
 )
-from pipeline.training.telemetry import Telemetry
+from pipeline.training.step_outcome import StepOutcome
+from pipeline.training.step_record import Record
 from pipeline.training.update import count_bad_step, decide_outcome, updates_so_far
+from tests.step_rows import telemetry_of
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
 
 GOOD = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))
@@ -72,7 +72,7 @@ def test_telemetry_reads_the_outcome_that_the_step_decided(skips_overflow: bool)
     records = (GOOD, OVERFLOW, BAD)
     decided = [decide_outcome(Skip(), before, r.loss, r.grad_norm) for r in records]
     rows = [[*r[:4], outcome.skipped] for r, outcome in zip(records, decided, strict=True)]
-    read = Telemetry.from_rows(0, np.array(rows, np.float32)).outcome(skips_overflow=skips_overflow)
+    read = telemetry_of(0, np.array(rows, np.float32)).outcome(skips_overflow=skips_overflow)
     for name in StepOutcome._fields:
         assert getattr(read, name).tolist() == [bool(getattr(one, name)) for one in decided]
     assert sum(getattr(read, name).astype(int) for name in StepOutcome._fields).tolist() == [1] * 3

@@ -20,8 +20,9 @@ from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
 from pipeline.training.optimizers.clipping import ClipSpec
 from pipeline.training.optimizers.first_order import Momentum
-from pipeline.training.state import Record, StepConfig, TrainState
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep, make_train_step
+from tests.step_rows import NAMES
 
 HIDDEN, CLASSES, BATCH = 5, 3, 4
 SHAPE = (2, 2, 1)
@@ -155,7 +156,8 @@ def test_two_steps_are_what_they_are_on_paper() -> None:
         params = params - rate * velocity
         state, record = step.step(state, make_batch(number), RATES)
         norm = np.linalg.norm(flat(gradients))
-        np.testing.assert_allclose(record, [loss, rate, norm, 1.0, 0.0], rtol=1e-5)
+        numbers = [getattr(record, name) for name in NAMES]
+        np.testing.assert_allclose(numbers, [loss, rate, norm, 1.0, 0.0], rtol=1e-5)
         np.testing.assert_allclose(flat(state.params), params, rtol=1e-5, atol=1e-6)
         assert int(state.step) == number + 1
 
@@ -163,8 +165,7 @@ def test_two_steps_are_what_they_are_on_paper() -> None:
 def test_records_are_float32_scalars() -> None:
     step = plain()
     _, record = step.step(start(step), make_batch(), RATES)
-    assert [(x.dtype, x.shape) for x in record] == 5 * [(np.float32, ())]
-    assert Record._fields == ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
+    assert {(x.dtype, x.shape) for x in record} == {(np.dtype(np.float32), ())}
 
 
 def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:

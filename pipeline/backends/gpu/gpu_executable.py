@@ -16,8 +16,8 @@ from pipeline.backends.xla import (
     LoopCarry,
     empty_buffers,
     in_blocks,
+    read_telemetry,
     split_at_windows,
-    until_bad,
 )
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
@@ -88,7 +88,7 @@ class GpuExecutable:
             # Copied at once, since the next program consumes the buffer.
             rows.append(np.array(loop.telemetry_buffer)[first : first + count])
         self.buffers = loop.telemetry_buffer, loop.should_continue
-        telemetry = until_bad(Telemetry.from_rows(start, np.concatenate(rows)))
+        telemetry = read_telemetry(start, np.concatenate(rows))
         if telemetry.bad_step is not None:
             # Reset, or no later step would change the state: steps that were only timed may
             # diverge.

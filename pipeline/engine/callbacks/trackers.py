@@ -28,6 +28,7 @@ from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.registry import Seq, part
 from pipeline.engine.callbacks.callback import Callback, CallbackSpec, OnFailure, RunControl
+from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
     from pipeline.engine.monitors.monitors import Evaluation
@@ -41,7 +42,6 @@ _MAX_PARAMS = 100
 """The most parameters that MLflow accepts in one call."""
 _REPEATED = 1000
 """Steps that a resumed run logs again if the tracker may have lost them."""
-_LOGGED = ("loss", "learning_rate", "grad_norm", "loss_scale")
 _TRAINED = "train_"
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
 
@@ -189,7 +189,11 @@ class TrackerCallback(Callback):
 
     def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
         """Log the steps that the tracked run doesn't have yet."""
-        columns = {f"train/{name}": getattr(telemetry, name).tolist() for name in _LOGGED}
+        columns = {
+            f"train/{name}": column.tolist()
+            for name, column in telemetry.columns.items()
+            if column.dtype != bool
+        }
         rows = [
             (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
             for index, values in enumerate(zip(*columns.values(), strict=True))
@@ -363,7 +367,10 @@ def _read_rows(log: Path, last_step: int) -> list[Row]:
     with log.open() as lines:
         entries = map(json.loads, deque(lines, maxlen=_REPEATED))
         return [
-            (entry["step"], {f"train/{name}": entry[name] for name in entry if name in _LOGGED})
+            (
+                entry["step"],
+                {f"train/{name}": entry[name] for name in entry if _is_number(entry, name)},
+            )
             for entry in entries
             if entry["step"] <= last_step
         ]
@@ -382,3 +389,8 @@ def _metric_name(name: str) -> str:
     """Return the name of a metric of an evaluation, as in TensorBoard."""
     trained = name.startswith(_TRAINED)
     return f"train/{name.removeprefix(_TRAINED)}" if trained else f"eval/{name}"
+
+
+def _is_number(entry: Mapping[str, Any], name: str) -> bool:
+    """Whether a key of a line of metrics.jsonl is a number of the step."""
+    return name not in PLACES and not isinstance(entry[name], bool)

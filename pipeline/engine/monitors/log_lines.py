@@ -14,10 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.core.errors import DataError
+from pipeline.training.telemetry import PLACES
 
 METRICS, EVALS, SCALARS = "metrics.jsonl", "evals.jsonl", "scalars.jsonl"
-NUMBERS = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
-"""Keys of a step's numbers in metrics.jsonl."""
 
 LONGEST_BYTES = 16 << 20
 """Longest line of a log: an evaluation has numbers for every class."""
@@ -38,16 +37,14 @@ class LogLine:
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the `NUMBERS` of a step, each a float32; None for one that was not finite.
+        """Return the numbers of a step, each a float32; None for one that was not finite.
 
-        Raises DataError where one is no number.
+        A flag is True. Raises DataError if one isn't a number.
         """
-        numbers = {name: self.fields.get(name) for name in NUMBERS}
-        if numbers["skipped"] is None:
-            numbers["skipped"] = False
+        numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
         if not all(map(_is_number, numbers.values())):
             raise _no_step(self.where)
-        return {name: None if value is None else float(value) for name, value in numbers.items()}
+        return numbers
 
 
 def _is_number(value: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,7 @@ from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lin
 from pipeline.engine.monitors.log_mending import LogFindings, open_log
 from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, writing
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.telemetry import Telemetry, stacked
-
-KEPT = "logs"
-"""Key under which a checkpoint keeps the marks of the files."""
+from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 
 def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:
@@ -102,7 +100,7 @@ class MetricsLog(MonitorBase):
         if waiting:
             steps = self._logs[METRICS]
             with writing(steps.path):
-                lines = metrics_lines(*stacked(waiting), self._run_schedule)
+                lines = metrics_lines(waiting, self._run_schedule)
                 steps.append(lines.encode())
         for log in self._logs.values():
             with writing(log.path):
@@ -122,30 +120,41 @@ class MetricsLog(MonitorBase):
             self.flush()
 
 
-def metrics_lines(steps: np.ndarray, records: np.ndarray, run_schedule: RunSchedule) -> str:
-    """Return the lines of metrics.jsonl for steps, int (n,), and records, float32 (n, 5).
+def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule) -> str:
+    """Return the lines of metrics.jsonl for the steps of parts, with a key for each column.
 
-    Only a step whose update was skipped has the key `skipped`.
+    Only a step that has a flag has its key.
     """
+    steps = np.concatenate([part.steps for part in parts])
+    columns = concatenate_columns(parts)
     before = steps - 1
     passes = before // run_schedule.steps_per_pass + 1
     sinks = before // (run_schedule.sink_steps or run_schedule.steps_per_pass) + 1
-    columns = zip(
-        *(numbers.tolist() for numbers in (steps, passes, sinks)),
-        *map(_texts, records.T[:-1]),
-        [', "skipped": true' if skipped else "" for skipped in records[:, -1].tolist()],
-        strict=True,
+    # Numbers keep the digits of a float32. The json module writes other digits, in three times the
+    # time.
+    numbers = {
+        name: _number_texts(column) for name, column in columns.items() if column.dtype != bool
+    }
+    line = ", ".join(
+        ['{"step": %d, "pass": %d, "sink": %d', *(f"{_key(name)}: %s" for name in numbers)]
     )
-    return "".join(
-        [
-            f'{{"step": {step}, "pass": {pass_}, "sink": {sink}, "loss": {loss}, '
-            f'"learning_rate": {rate}, "grad_norm": {norm}, "loss_scale": {scale}{skipped}}}\n'
-            for step, pass_, sink, loss, rate, norm, scale, skipped in columns
-        ]
-    )
+    ends = [""] * len(steps)
+    for name, column in columns.items():
+        if column.dtype == bool:
+            for index in np.flatnonzero(column):
+                ends[index] += f", {_key(name)}: true"
+    places = (places.tolist() for places in (steps, passes, sinks))
+    rows = zip(*places, *numbers.values(), ends, strict=True)
+    line += "%s}\n"
+    return "".join([line % row for row in rows])
 
 
-def _texts(numbers: np.ndarray) -> list[str]:
+def _key(name: str) -> str:
+    """Return a name as JSON, for a format string."""
+    return json.dumps(name).replace("%", "%%")
+
+
+def _number_texts(numbers: np.ndarray) -> list[str]:
     """Return the shortest texts that read back as the same float32; null if not finite."""
     texts = list(map(str, numbers))
     for bad in np.flatnonzero(~np.isfinite(numbers)):

@@ -24,13 +24,11 @@ from pipeline.engine.monitors.event_file import PREFIX, VERSION, EventFile
 from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
 from pipeline.engine.monitors.projector import write_embeddings
-from pipeline.training.telemetry import COLUMNS, Telemetry, stacked
+from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 if TYPE_CHECKING:
     from tensorboardX.proto.summary_pb2 import Summary
 
-STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS[:-1])
-SKIPPED_TAGS = (f"train/{COLUMNS[-1]}",)
 ROLLBACK_TAGS = ("train/updates_undone",)
 OLDER_FOLDER = "tensorboard"
 CELL_PIXELS = 24
@@ -88,7 +86,7 @@ class TensorBoard(MonitorBase):
         return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Add an event for every step with all its scalars, and one more for each skipped step."""
+        """Add an event for every step with all its scalars, and one more for each of its flags."""
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
@@ -122,11 +120,17 @@ class TensorBoard(MonitorBase):
             self._file.flush()
 
     def _write_steps(self, timed: list[tuple[float, Telemetry]]) -> None:
-        steps, records = stacked([telemetry for _, telemetry in timed])
-        walls = np.repeat([now for now, _ in timed], [len(telemetry) for _, telemetry in timed])
-        self._file.add_scalars(STEP_TAGS, steps, walls, records[:, :-1])
-        skipped = records[:, -1] > 0
-        self._file.add_scalars(SKIPPED_TAGS, steps[skipped], walls[skipped], records[skipped, -1:])
+        parts = [telemetry for _, telemetry in timed]
+        steps = np.concatenate([part.steps for part in parts])
+        walls = np.repeat([now for now, _ in timed], [len(part) for part in parts])
+        columns = {f"train/{name}": column for name, column in concatenate_columns(parts).items()}
+        numbers = {tag: column for tag, column in columns.items() if column.dtype != bool}
+        records = np.stack([*numbers.values()], axis=1)
+        self._file.add_scalars([*numbers], steps, walls, records)
+        for tag, column in columns.items():
+            if column.dtype == bool:
+                ones = np.ones((column.sum(), 1), np.float32)
+                self._file.add_scalars([tag], steps[column], walls[column], ones)
 
     def _write_sinks(self, timed: list[tuple[float, SinkReport]]) -> None:
         steps = np.array([report.step for _, report in timed])

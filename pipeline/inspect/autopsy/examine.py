@@ -26,6 +26,7 @@ from pipeline.inspect.autopsy.origins import COLUMN, Cause, NamedTensor, Origin,
 from pipeline.inspect.autopsy.ranges import bad_rows, is_float, largest, range_of
 from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
 from pipeline.inspect.autopsy.values import ReplayValue
+from pipeline.training.parallel.microbatches import first_sample, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
 
 _INPUTS = {
@@ -50,11 +51,12 @@ def examine(
         state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
         replay = _Replay(parts, state, batch)
         loss, norm = replay.run()
-    computed = float(loss.array), math.nan if norm is None else float(norm.array)
+    grad_norm = math.nan if norm is None else float(norm.array)
     bad = loss.origin if norm is None else norm.origin
     if bad is None:
-        return Autopsy(step, *computed, None, _why_finite(replay))
-    return Autopsy(step, *computed, replay.finding(first_cause(bad), of_loss=norm is None))
+        return Autopsy(step, float(loss.array), grad_norm, None, _why_finite(replay))
+    finding = replay.finding(first_cause(bad), of_loss=norm is None)
+    return Autopsy(step, float(loss.array), grad_norm, finding)
 
 
 def _why_finite(replay: _Replay) -> str:
@@ -73,8 +75,8 @@ class _Replay:
     batch: Batch
 
     def __post_init__(self) -> None:
-        size = int(self.batch.sample.shape[0])
-        self.microbatch = size // self.parts.accumulate
+        self.size = int(self.batch.sample.shape[0])
+        self.microbatch = microbatch_size(self.size, self.parts.accumulate)
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
@@ -177,7 +179,7 @@ class _Replay:
         rows = bad_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        first = origin.iteration * self.microbatch if self.parts.accumulate > 1 else 0
+        first = first_sample(origin.iteration, self.size, self.parts.accumulate)
         return self._samples_at(tuple(first + row for row in rows))
 
     def _has_batch_last(self, layer: str) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.backends.base import Executable
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import batch_at
+from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.signals import Interrupted, Signals
@@ -24,7 +25,6 @@ from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.ranges import largest
 from pipeline.inspect.autopsy.reproducer import write_reproducer
-from pipeline.stages.record.run_directory import AUTOPSY
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState
 
@@ -84,8 +84,8 @@ class Examination:
             "the same program gave another result on the same state and batch; a fault of memory "
             "or processor is likely, so check this machine and resume the run"
         )
-        numbers = float(again.loss[-1]), float(again.grad_norm[-1])
-        return Autopsy(bad, *numbers, None, reason, is_fault_of_machine=True)
+        loss, grad_norm = again.loss[-1], again.grad_norm[-1]
+        return Autopsy(bad, float(loss), float(grad_norm), None, reason, is_fault_of_machine=True)
 
 
 def find_largest_weight(state: TrainState) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 from flax.errors import FlaxError
 from flax.traverse_util import unflatten_dict
 
+from pipeline.checkpoint.autopsy_archive import REPRODUCER
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.core.errors import DataError, PipelineError, RunError
@@ -44,8 +45,9 @@ from pipeline.stages.build import parts_of
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.lower import LOWERINGS, read_choice
 from pipeline.stages.lowering_problems import list_problems
-from pipeline.stages.record.run_directory import RECIPE, REPRODUCER
+from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.freezing import config_at
+from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.state import FreezePhase, StepConfig, TrainState
 
 ARRAYS, STEP = "arrays.npz", "step.json"
@@ -196,7 +198,8 @@ def _lowered(
     file, network = folder / LOWERINGS, parts.network
     if not file.exists() or not isinstance(network, Network):
         return parts
-    chosen, size = read_choice(file), batch.sample.shape[0] // parts.accumulate
+    chosen = read_choice(file)
+    size = microbatch_size(batch.sample.shape[0], parts.accumulate)
     laid_out = replace(parts, network=network.clone(layout=chosen.layout))
     problems = list_problems(laid_out, state, size, size)
     # Always the user's own cache: a stranger's recipe must not decide where to write.

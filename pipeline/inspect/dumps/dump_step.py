@@ -48,24 +48,38 @@ class WrittenDump:
     loss: float
 
 
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs of the step after `step` steps: the weights after these, and its batch."""
+
+    weights: Weights
+    batch: Batch
+    step: int
+
+
+@dataclass(frozen=True)
+class DumpedRun:
+    """The run of a dumped step."""
+
+    path: str
+    device: str
+    loss: float | None = None
+    """The loss that the run logged for the step, if it is known."""
+
+
 def dump_step(
     request: DumpRequest,
     recipe: Recipe,
     programs: LayerPrograms,
-    weights: Weights,
-    batch: Batch,
-    step: int,
-    *,
-    device: str,
-    run: str,
-    run_loss: float | None = None,
+    inputs: StepInputs,
+    run: DumpedRun,
 ) -> WrittenDump:
-    """Compute the step after `step` steps and write its tensors.
+    """Compute a step and write its tensors.
 
-    `weights` are those after `step` steps, and `batch` is that of the next one. Raises nothing for
-    what the system refuses, which is in the report.
+    Raises nothing for what the system refuses, which is in the report.
     """
-    portions = portions_of(programs.config, batch, step)
+    weights, step = inputs.weights, inputs.step
+    portions = portions_of(programs.config, inputs.batch, step)
     first = next(iter(portions))
     forms = programs.forms(weights, first)
     captured = capture(programs, weights, portions)
@@ -73,12 +87,12 @@ def dump_step(
     about = DumpAbout(
         recipe=recipe.name,
         model=recipe.model.name,
-        device=device,
+        device=run.device,
         step=step,
         content=request.content,
         loss=tensors.loss,
-        run=run,
-        run_loss=run_loss,
+        run=run.path,
+        run_loss=run.loss,
         precision=level_of(recipe),
         layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
     )

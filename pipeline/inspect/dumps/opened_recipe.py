@@ -13,8 +13,9 @@ from rich.console import Console
 
 from pipeline.backends.base import Backend
 from pipeline.backends.feed.feed import make_feed
+from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
 from pipeline.checkpoint.manifest import DamagedError
-from pipeline.checkpoint.restore import FOLDER, fill, read_checkpoint, saved_steps
+from pipeline.checkpoint.restore import fill, read_checkpoint
 from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
@@ -147,7 +148,7 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     state, first = None, 0
     for saved in reversed(before):
         try:
-            found = read_checkpoint(run_dir / FOLDER / str(saved), reporter.warn)
+            found = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved), reporter.warn)
         except DamagedError as error:
             reporter.warn(f"{error}; taking an earlier one")
             continue
@@ -176,7 +177,7 @@ def logged_loss(run_dir: Path, step: int) -> float | None:
         return None
     for line in read_lines(log):
         if line.step == step + 1:
-            return line.numbers()["loss"]
+            return line.numbers().get("loss")
     return None
 
 

@@ -22,6 +22,7 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import cut_to
 from pipeline.data.transform import choices_among, chosen_ops, draw_choice
 from pipeline.training.losses import divides_by_labels, label_weight, normalizer
+from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.state import StepConfig
 from pipeline.training.step import dropout_key, mapped_batch
 
@@ -118,13 +119,9 @@ def _cut(batch: Batch, first: int, size: int) -> Batch:
 
 
 def _microbatches(config: StepConfig, whole: Portion) -> tuple[Portion, ...]:
-    if config.accumulate == 1:
-        return (whole,)
-    images, labels, mask = (
-        array.reshape(config.accumulate, -1, *array.shape[1:])
-        for array in (whole.images, whole.labels, whole.mask)
-    )
-    keys = [jax.random.fold_in(whole.dropout, i) for i in range(config.accumulate)]
+    samples = whole.images, whole.labels, whole.mask
+    (images, labels, mask), keys = stack_microbatches(samples, whole.dropout, config.accumulate)
     return tuple(
-        Portion(images[i], labels[i], mask[i], key, whole.divisor) for i, key in enumerate(keys)
+        Portion(images[i], labels[i], mask[i], keys[i], whole.divisor)
+        for i in range(config.accumulate)
     )

@@ -17,7 +17,14 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.monitors import MonitorBase
 from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.dump_files import add_run_loss
-from pipeline.inspect.dumps.dump_step import DumpRequest, WrittenDump, dump_step, loss_check
+from pipeline.inspect.dumps.dump_step import (
+    DumpedRun,
+    DumpRequest,
+    StepInputs,
+    WrittenDump,
+    dump_step,
+    loss_check,
+)
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.tensor_names import require_layers
 from pipeline.stages.build import Built
@@ -108,8 +115,9 @@ class RunDumps(MonitorBase):
         phase = max((phase.start for phase in self.parts.phases if phase.start <= step), default=0)
         if phase not in self._programs:
             self._programs[phase] = LayerPrograms(config_at(self.parts, step), self.device)
-        about = (self.recipe, self._programs[phase], Weights.of(state), batch, step)
-        return dump_step(request, *about, device=self.device_name, run=str(self.run_dir))
+        inputs = StepInputs(Weights.of(state), batch, step)
+        run = DumpedRun(str(self.run_dir), self.device_name)
+        return dump_step(request, self.recipe, self._programs[phase], inputs, run)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Hold the losses of the run's steps against those of dumps."""

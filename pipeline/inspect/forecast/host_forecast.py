@@ -32,7 +32,8 @@ from pipeline.inspect.forecast.part_times import measure_us, rough_us
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.stages.autosink.dispatch_costs import OFF
 from pipeline.stages.autosink.timed_runs import TimedRuns
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
+from pipeline.training.step_record import Record
 
 MEASURED_SHARE = 0.9
 """Share of a step, by the rough count, whose parts are measured."""

@@ -13,7 +13,7 @@ from pipeline.backends.feed.feed import Feed
 from pipeline.inspect.profiler.trace import TracedOp, Tracer
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
-from pipeline.training.telemetry import COLUMNS, Telemetry
+from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 
 @dataclass(frozen=True)
@@ -138,5 +138,4 @@ class ProfiledExecutable:
 def _joined(parts: list[Telemetry]) -> Telemetry:
     if len(parts) == 1:
         return parts[0]
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS)
-    return Telemetry(parts[0].start, *columns)
+    return Telemetry(parts[0].start, concatenate_columns(parts))

@@ -180,8 +180,9 @@ def _compiled(
     buckets = in_ascending_order(recipe.dataset.buckets or ())
 
     def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
-        key = batch.seed, batch.pass_, batch.sample
-        columns = apply_ops(jnp, dataset.eval_ops, batch.columns, *key)
+        columns = apply_ops(
+            jnp, dataset.eval_ops, batch.columns, batch.seed, batch.pass_, batch.sample
+        )
         sizes = batch.columns[SIZE] if recipe.dataset.padding_mask else None
         inputs = network_inputs(columns["image"], dataset.image.layout, sizes)
         variables = unflatten_dict(dict(weights), sep="/")

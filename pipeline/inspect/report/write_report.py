@@ -80,13 +80,15 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
         raise DataError(f"{out}: holds something else than a report; name another folder")
     folder = run_dir / REPORT if out is None else out
     run = read_trained_run(source)
-    history = read_arrays(run_dir / METRICS), read_arrays(run_dir / EVALS)
+    steps = read_arrays(run_dir / METRICS)
+    evaluations = read_arrays(run_dir / EVALS)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
     predictions = evaluate_samples(run, dataset)
-    drawn = _charts(*history, predictions, dataset.targets.names)
+    drawn = _charts(steps, evaluations, predictions, dataset.targets.names)
     worst = _pictured(list(_worst(predictions, dataset.targets.names)), dataset)
     figures = _figures(predictions, len(dataset.eval))
-    document = _page(run_dir, run, dataset, predictions, drawn, worst, figures)
+    evaluated = _Evaluated(run_dir, run, dataset, predictions)
+    document = _page(evaluated, drawn, worst, figures)
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     files |= {name: standalone(chart) for name, chart in drawn.items()}
     if worst:
@@ -260,15 +262,23 @@ def _pictured(worst: Sequence[WorstSample], dataset: Dataset) -> list[tuple[Wors
     return [(one, picture(image)) for one, image in zip(worst, images, strict=True)]
 
 
+@dataclass(frozen=True)
+class _Evaluated:
+    """A run, the data that it was evaluated on, and its predictions."""
+
+    run_dir: Path
+    run: TrainedRun
+    dataset: Dataset
+    predictions: Predictions
+
+
 def _page(
-    run_dir: Path,
-    run: TrainedRun,
-    dataset: Dataset,
-    predictions: Predictions,
+    evaluated: _Evaluated,
     drawn: Mapping[str, str],
     worst: Sequence[tuple[WorstSample, Any]],
     figures: Mapping[str, str],
 ) -> str:
+    run, dataset, predictions = evaluated.run, evaluated.dataset, evaluated.predictions
     recipe, names = run.recipe, dataset.targets.names
     about = (
         f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
@@ -288,7 +298,7 @@ def _page(
             f"What the network said, in colour, and what is true; {_order(predictions)} first.",
             report_page.samples(mistakes),
         ),
-        *origin_sections(run_dir),
+        *origin_sections(evaluated.run_dir),
         _footer(run),
     ]
     return report_page.page(f"{recipe.name}: report", body)

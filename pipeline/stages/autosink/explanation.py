@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.backends.communication import Communication
 from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
-from pipeline.training.state import Record
+from pipeline.training.step_record import Record
 
 TELEMETRY_BYTES = 4 * len(Record._fields)
 """Bytes of telemetry per step: a float32 for each field of `Record`."""

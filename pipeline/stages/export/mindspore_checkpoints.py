@@ -10,7 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps, step_of
+from pipeline.checkpoint.checkpoint_folder import (
+    FOLDER,
+    checkpoint_path,
+    checkpoint_step,
+    saved_steps,
+)
 from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved, tell_user
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
@@ -51,13 +56,13 @@ def write_checkpoints(
 
 
 def _checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
-    if step_of(source) is not None and source.parent.name == FOLDER:
+    if checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER
     steps = saved_steps(root)
     if not steps:
         raise DataError(f"{run_dir}: holds no checkpoint")
-    return [read_checkpoint(root / str(step), tell_user) for step in steps]
+    return [read_checkpoint(checkpoint_path(root, step), tell_user) for step in steps]
 
 
 def _steps_per_epoch(recipe: Recipe, saved: Checkpoint) -> int:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import step_of
+from pipeline.checkpoint.checkpoint_folder import checkpoint_step
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import RunError
@@ -60,7 +60,7 @@ class MindSporeCopies:
 
     def add(self, checkpoint: Path) -> None:
         """Write the file of a complete checkpoint, and list it."""
-        step = step_of(checkpoint)
+        step = checkpoint_step(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
         name = file_name(self._prefix, self._steps_per_epoch, step)
         # Listed before it is written: a file that is killed in between is this run's to remove.

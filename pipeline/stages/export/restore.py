@@ -15,7 +15,6 @@ from pipeline.checkpoint.restore import (
     by_path,
     listed,
     read_saved,
-    restore_weights,
     tell_user,
 )
 from pipeline.core.errors import DataError
@@ -23,6 +22,7 @@ from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import Matching, Rename, Rules, match_weights
 from pipeline.stages.export.network import COLLECTIONS, NetworkArrays
+from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
 
 
@@ -79,7 +79,7 @@ def restore(
     by_rules = bool(source.renames) or source.partial or source.rules != "auto"
     if not is_weight_file(path) and not by_rules:
         state, saved = restore_weights(path, like, recipe, warn)
-        if changes := saved.changes_of_meaning(recipe):
+        if changes := list_changes_of_meaning(saved, recipe):
             warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)

@@ -18,6 +18,7 @@ from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import leave_gpus_alone
 
 DTYPES = frozenset(("uint8", "int32", "float32"))
@@ -80,7 +81,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
     saved = read_saved(folder)
-    if changes := saved.changes(recipe.model_dump(mode="json")):
+    if changes := list_changes(saved, recipe.model_dump(mode="json")):
         raise DataError(
             f"{saved.where}: of another recipe than {run_dir / RECIPE}: {listed(changes)}"
         )

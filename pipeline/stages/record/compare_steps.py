@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.engine.monitors.log_lines import NUMBERS, LogLine, read_lines
+from pipeline.engine.monitors.log_lines import LogLine, read_lines
 
+Numbers = Mapping[str, float | None]
 NEAR = 1000
 """Values at most this many float32 apart are shown with the count: it may be rounding."""
 
@@ -100,11 +101,20 @@ def _order(mine: LogLine | None, yours: LogLine | None) -> int:
 
 def _discrepancies(mine: LogLine, yours: LogLine) -> list[Discrepancy]:
     first, second = mine.numbers(), yours.numbers()
+    names = dict.fromkeys((*first, *second))
+    pairs = {name: (_number(first, second, name), _number(second, first, name)) for name in names}
     return [
-        Discrepancy(mine.step, name, first[name], second[name])
-        for name in NUMBERS
-        if first[name] != second[name]
+        Discrepancy(mine.step, name, number, other)
+        for name, (number, other) in pairs.items()
+        if number != other
     ]
+
+
+def _number(numbers: Numbers, others: Numbers, name: str) -> float | None:
+    """Return a number of a step. A line has a flag only if it is set."""
+    missing = 0.0 if isinstance(others.get(name), bool) else None
+    number = numbers.get(name, missing)
+    return None if number is None else float(number)
 
 
 def _shown(value: float | None) -> str:

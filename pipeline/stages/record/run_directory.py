@@ -21,6 +21,8 @@ from typing import Any
 
 import yaml
 
+from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
+from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
 from pipeline.config.defaults import normalised
 from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
@@ -43,10 +45,6 @@ LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
 COMPILED = "compiled.json"
 """Figures of programs for a chip that is not there."""
-AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
-"""The findings about a bad step that ended the run, and the files that repeat it."""
-EARLIER_AUTOPSY = "earlier_autopsy"
-"""Both, of the last bad step that ended the run before it was resumed."""
 OVERRIDES, CLAIM = "overrides.yaml", ".claim"
 """The overrides of a job of a sweep, and the file that a process at it locks."""
 
@@ -71,7 +69,7 @@ RANKS = "ranks"
 DUMP = "dump"
 """The tensors of steps, by the time at which they were dumped."""
 FOLDERS = (
-    *("checkpoints", *BOARD_FOLDERS, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
+    *(CHECKPOINTS, *BOARD_FOLDERS, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
     *(DUMP, CHECKPOINT_FILES),
 )
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)

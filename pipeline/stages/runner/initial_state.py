@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pipeline.backends.base import Executable
 from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.restore import restore_state, set_others_aside
+from pipeline.checkpoint.restore import set_others_aside
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.bounded_read import read_json
@@ -21,6 +21,7 @@ from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, run_of
+from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import RunContext
 from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState

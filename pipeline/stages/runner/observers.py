@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from pipeline.backends.base import Estimate
+from pipeline.checkpoint.host_state import LOGS
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
@@ -21,7 +22,7 @@ from pipeline.engine.monitors.board_graph import BoardNode
 from pipeline.engine.monitors.functional_lines import EVERY, FunctionalMonitor
 from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.lock_monitor import LockMonitor
-from pipeline.engine.monitors.metrics_log import KEPT, MetricsLog
+from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import (
     EvalMonitor,
     Evaluation,
@@ -79,7 +80,7 @@ class Observers:
         """Return the marks of the logs for the checkpoint of `step`, as JSON."""
         if self._log is None:
             return {}
-        return {KEPT: self.monitor.submit_and_wait(partial(self._log.marks, step))}
+        return {LOGS: self.monitor.submit_and_wait(partial(self._log.marks, step))}
 
     def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
         """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""

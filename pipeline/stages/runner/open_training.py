@@ -9,9 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.base import Backend, Executable
-from pipeline.checkpoint.archive import set_aside_autopsy
+from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, exit_status_of, first_line
 from pipeline.core.files.error_text import show
@@ -24,11 +25,12 @@ from pipeline.engine.history import History
 from pipeline.engine.loop import Training
 from pipeline.engine.monitors.monitors import MonitorBase
 from pipeline.engine.rollback import Rollbacks
-from pipeline.engine.schedule import Event
+from pipeline.engine.schedule import Event, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
 from pipeline.stages.record.run_folder import HeldWrites
+from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.bad_steps import Rollback
@@ -252,10 +254,13 @@ def _open_checkpoints(
         return None
     if not context.ranks.is_first:
         return NoCheckpoints()
-    held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
-    tree = recipe.model_dump(mode="json")
+    spec, tree = recipe.checkpoint, recipe.model_dump(mode="json")
+    periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
+    holds = partial(is_due, periods=periods)
+    retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
     copies = _checkpoint_files(context, built)
-    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held, copies))
+    checkpoints = Checkpoints(context.run_dir, retention, tree, recipe_digest(tree), copies)
+    return stack.enter_context(checkpoints)
 
 
 def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:

@@ -20,8 +20,9 @@ from pipeline.backends.feed.window import batch_at
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.varied_number import Arguments, CompiledInError, Values, VariedNumber
-from pipeline.training.state import Record, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
+from pipeline.training.step_record import Record
 
 MakeStep = Callable[[Recipe], TrainStep]
 """The step of a recipe, some of whose numbers are varied ones."""

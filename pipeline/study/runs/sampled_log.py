@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, parse_line
+from pipeline.training.telemetry import PLACES
 
 POINTS = 48
 """Points of a curve at most."""
 LONGEST_LINE_BYTES = 1 << 20
 """Longer lines, of evaluations with very many classes, are passed over."""
-STEP_NAMES = ("loss", "learning_rate", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,23 @@ class LoggedCurve:
 
 
 def sample_steps(log: Path) -> Mapping[str, LoggedCurve]:
-    """Sample metrics.jsonl: curves of loss, learning rate and norm of the gradient."""
-    return _curves(_sampled_lines(log), STEP_NAMES)
+    """Sample metrics.jsonl: a curve of every number of a step."""
+    return _curves(_sampled_lines(log))
 
 
 def sample_evaluations(log: Path) -> Mapping[str, LoggedCurve]:
     """Sample evals.jsonl: a curve of every metric that is one number, or has a macro average."""
-    return _curves(_sampled_lines(log), None)
+    return _curves(_sampled_lines(log))
 
 
-def _curves(lines: list[LogLine], names: tuple[str, ...] | None) -> Mapping[str, LoggedCurve]:
+def _curves(lines: list[LogLine]) -> Mapping[str, LoggedCurve]:
     points: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.fields.items():
             number = value.get("macro") if isinstance(value, dict) else value
-            wanted = name in names if names is not None else name not in ("step", "count")
-            if not wanted or isinstance(number, bool) or not isinstance(number, int | float):
+            if name in (*PLACES, "count") or isinstance(number, bool):
                 continue
-            if abs(number) <= sys.float_info.max:
+            if isinstance(number, int | float) and abs(number) <= sys.float_info.max:
                 points.setdefault(name, {})[line.step] = float(number)
     return {name: LoggedCurve(tuple(at), tuple(at.values())) for name, at in points.items()}
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import swept_keys
 from pipeline.study.sweep.command import command_of
 from pipeline.study.sweep.jobs import Job

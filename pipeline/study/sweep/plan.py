@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
-from pipeline.config.hydra_versions import set_override_dirname
+from pipeline.config.hydra_versions import BasicSweeper, apply_overrides, set_override_dirname
 from pipeline.config.overrides import quoted, sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
@@ -120,7 +118,7 @@ def _plan(
     if config is None:
         config = composed[rest] = compose(sweeper, overrides)
     else:
-        ConfigLoaderImpl._apply_overrides_to_config(plain, config)
+        apply_overrides(plain, config)
         _note_overrides(config, parsed)
     folder = _folder_of(config, number)
     wanted = with_recipes or (folder / RECIPE).exists()

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
+from pipeline.config.hydra_versions import BasicLauncher
 from pipeline.core.errors import RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob

@@ -130,6 +130,13 @@ def _silence_optuna() -> None:
     warnings.filterwarnings("ignore", "Heartbeat of storage is supposed", UserWarning)
 
 
+def heart_of(study: optuna.Study) -> BaseHeartbeat:
+    """Return the storage of a study, which detects trials whose process died."""
+    storage = study._storage
+    assert isinstance(storage, BaseHeartbeat)
+    return storage
+
+
 @contextmanager
 def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
     """Inside, send heartbeats of trials from a thread, the first one immediately."""

@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 
 import optuna
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from optuna.distributions import BaseDistribution
 from optuna.storages import fail_stale_trials
-from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of
 from pipeline.core.errors import RunError, printable
 from pipeline.study.sweep.command import Command, command_of
@@ -32,7 +31,7 @@ from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
 from pipeline.study.sweep.pruner import open_pruner
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
-from pipeline.study.sweep.storage import beating
+from pipeline.study.sweep.storage import BaseHeartbeat, beating, heart_of
 from pipeline.study.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
 from pipeline.study.sweep.vectorized import Populations, places_asked, require_members
 
@@ -95,9 +94,7 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
             study.add_trials(_known_trials(settings, first, space))
-    heart = study._storage
-    assert isinstance(heart, BaseHeartbeat)
-    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
+    return StudySearch(study, heart_of(study), settings, space, command, fixed, sweep_dir)
 
 
 def _known_trials(

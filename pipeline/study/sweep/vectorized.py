@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
 from pipeline.core.host.signals import Signals

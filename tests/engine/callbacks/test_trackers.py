@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.engine.callbacks import trackers
@@ -179,7 +180,7 @@ def test_each_store_has_each_step_after_a_kill_and_a_resume(cache: Path, tmp_pat
     command = [sys.executable, "-m", "pipeline", *overrides]
     killed = subprocess.Popen([*command, "hydra.run.dir=run"], cwd=tmp_path, env=environment)
     deadline = time.monotonic() + 300
-    while not (tmp_path / "run" / "checkpoints" / "1000" / "manifest.json").exists():
+    while not (checkpoint_path(tmp_path / "run" / "checkpoints", 1000) / "manifest.json").exists():
         assert killed.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -13,12 +13,13 @@ from pipeline.engine.monitors.background import BackgroundMonitor
 from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
+from tests.step_rows import telemetry_of
 
 REPORT = SinkReport(2, 1.0, 0.1, seconds=1.0, steps=2)
 
 
 def telemetry(start: int, steps: int = 1) -> Telemetry:
-    return Telemetry.from_rows(start, np.tile([1.0, 1.0, 1.0, 1.0, 0.0], (steps, 1)))
+    return telemetry_of(start, np.tile([1.0, 1.0, 1.0, 1.0, 0.0], (steps, 1)))
 
 
 class Diary(MonitorBase):

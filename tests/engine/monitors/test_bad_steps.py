@@ -11,7 +11,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
 from pipeline.engine.monitors.monitors import SinkReport
 from pipeline.engine.monitors.tensorboard import TensorBoard
-from pipeline.training.telemetry import Telemetry
+from tests.step_rows import telemetry_of
 
 NAN, INF = np.nan, np.inf
 ROWS = [
@@ -27,7 +27,7 @@ def warnings(skips_overflow: bool, start: int = 10, times: int = 1) -> list[str]
     reporter = Reporter(None, Console(file=written, soft_wrap=True))
     monitor = BadStepMonitor(reporter, skips_overflow=skips_overflow)
     for i in range(times):
-        monitor.on_steps(Telemetry.from_rows(start + 3 * i, np.array(ROWS)), 1.0)
+        monitor.on_steps(telemetry_of(start + 3 * i, np.array(ROWS)), 1.0)
     monitor.on_sink(SinkReport(start + 3 * times, 1.0, 0.1, 1.0, 3 * times))
     monitor.on_sink(SinkReport(start + 3 * times + 1, 1.0, 0.1, 1.0, 1))
     return written.getvalue().splitlines()

@@ -6,12 +6,13 @@ from pipeline.engine.monitors.functional_lines import BANNER, FunctionalMonitor
 from pipeline.engine.monitors.monitors import Evaluation
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
+from tests.step_rows import telemetry_of
 
 
 def losses(start: int, values: list[float]) -> Telemetry:
     rows = np.ones((len(values), 5), np.float32)
     rows[:, 0] = values
-    return Telemetry.from_rows(start, rows)
+    return telemetry_of(start, rows)
 
 
 def test_lines_are_those_of_the_documents() -> None:

@@ -19,12 +19,13 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_monitors import EVALUATION
+from tests.step_rows import telemetry_of
 
 COURSE = RunSchedule(total=12, steps_per_pass=5, sink_steps=3)
 
 
 def telemetry(start: int, *losses: float) -> Telemetry:
-    return Telemetry.from_rows(start, np.array([[loss, 0.1, 2.5, 1, 0] for loss in losses]))
+    return telemetry_of(start, np.array([[loss, 0.1, 2.5, 1, 0] for loss in losses]))
 
 
 def read(file: Path) -> list[dict[str, object]]:
@@ -66,7 +67,7 @@ def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
     """P-01 (7): an overflow's gradient is no number, and training went on."""
     rows = np.array([[1, 0.1, 2.5, 8, 0], [1, 0.1, np.inf, 8, 1], [1, 0.1, 2.5, 4, 0]])
     with log(tmp_path) as monitor:
-        monitor.on_steps(Telemetry.from_rows(0, rows), 1.0)
+        monitor.on_steps(telemetry_of(0, rows), 1.0)
     lines = read(tmp_path / "metrics.jsonl")
     assert [line.get("skipped") for line in lines] == [None, True, None]
     assert lines[1]["grad_norm"] is None

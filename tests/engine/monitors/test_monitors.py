@@ -19,7 +19,7 @@ from pipeline.engine.monitors.monitors import (
     TimeMonitor,
 )
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.telemetry import Telemetry
+from tests.step_rows import telemetry_of
 
 
 def averages(macro: float) -> dict[str, object]:
@@ -193,7 +193,7 @@ def test_progress_goes_on_with_every_chunk_and_ends_with_the_run() -> None:
             self.calls.append("closed")
 
     monitor = ProgressMonitor(Bar())  # type: ignore[arg-type]
-    monitor.on_steps(Telemetry.from_rows(10, np.array([[2, 0, 0, 1, 0], [1, 0, 0, 1, 0]])), 0.1)
+    monitor.on_steps(telemetry_of(10, np.array([[2, 0, 0, 1, 0], [1, 0, 0, 1, 0]])), 0.1)
     monitor.close()
     assert Bar.calls == [(12, 1.0), "closed"]
 

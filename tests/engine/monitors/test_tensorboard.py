@@ -25,6 +25,7 @@ from pipeline.engine.monitors.tensorboard import TensorBoard, confusion_picture
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_monitors import EVALUATION, Modelled
+from tests.step_rows import telemetry_of
 
 EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 
@@ -42,7 +43,7 @@ def telemetry(start: int, steps: int) -> Telemetry:
     """Loss = step, rate = step / 8, gradient norm = step / 4, scale 128: exact in float32."""
     numbers = np.arange(start + 1, start + steps + 1)
     columns = [numbers, numbers / 8, numbers / 4, np.full(steps, 128), np.zeros(steps)]
-    return Telemetry.from_rows(start, np.stack(columns, axis=1))
+    return telemetry_of(start, np.stack(columns, axis=1))
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -70,7 +71,7 @@ def test_every_step_is_there(tmp_path: Path) -> None:
 def test_skipped_steps_are_marked(tmp_path: Path) -> None:
     rows = np.array([[1, 0.1, 2.5, 8, 0], [1, 0.1, np.inf, 8, 1], [1, 0.1, 2.5, 4, 0]])
     with board(tmp_path) as writer:
-        writer.on_steps(Telemetry.from_rows(10, rows), 1.0)
+        writer.on_steps(telemetry_of(10, rows), 1.0)
     assert scalars(tmp_path, "train/skipped") == {12: 1.0}
     assert scalars(tmp_path, "train/loss_scale") == {11: 8.0, 12: 8.0, 13: 4.0}
 

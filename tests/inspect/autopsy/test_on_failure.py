@@ -27,6 +27,7 @@ from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.engine.test_bad_steps import VICTIM, poisoned_data
+from tests.step_rows import telemetry_of
 
 pytestmark = pytest.mark.slow
 
@@ -144,7 +145,7 @@ class Healthy:
         return state
 
     def run(self, state: Any, start: int, stop: int, mechanism: str) -> tuple[Any, Telemetry]:
-        return state, Telemetry.from_rows(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
+        return state, telemetry_of(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
 
 
 def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline import run
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint, saved_steps
 from pipeline.cli.dump import main
 from pipeline.config.recipe import Recipe
@@ -40,7 +41,7 @@ def plain(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(run_dir: Path) -> dict[str, np.ndarray]:
-    return dict(read_checkpoint(run_dir / "checkpoints" / "12").arrays)
+    return dict(read_checkpoint(checkpoint_path(run_dir / "checkpoints", 12)).arrays)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
 from pipeline.core.registry import parts
@@ -152,7 +153,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
     keys += ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
     run(tiny(*keys), whole)
     shutil.copytree(whole, broken)
-    shutil.rmtree(broken / "checkpoints" / "12")
+    shutil.rmtree(checkpoint_path(broken / "checkpoints", 12))
     run(tiny(*keys, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.cli.export import main as export
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
@@ -37,7 +38,7 @@ def test_every_checkpoint_has_epoch_and_step_in_its_name(trained: Path, tmp_path
 
 
 def test_the_optimizers_state_follows_on_request(trained: Path, tmp_path: Path) -> None:
-    one = trained / "checkpoints" / "20"
+    one = checkpoint_path(trained / "checkpoints", 20)
     assert export([str(one), str(tmp_path), "to=ckpt", "optimizer=true", "prefix=net"]) == 0
     (file,) = tmp_path.iterdir()
     assert file.name == "net-2_10.ckpt"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.weights.files.weight_files import read_weights
@@ -90,7 +91,7 @@ def made(folder: Path) -> tuple[str, str]:
 def test_a_kill_between_a_checkpoint_and_its_file_is_made_good(tmp_path: Path) -> None:
     save(tmp_path, None, 5, 10)
     (tmp_path / "ckpt" / "net-1_5.ckpt").unlink()
-    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    shutil.rmtree(checkpoint_path(tmp_path / "checkpoints", 10))
     save(tmp_path, None)
     assert names(tmp_path / "ckpt") == ["net-1_5.ckpt"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_recipe
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.stages.run import run
 from tests import outcome
 from tests.forked import start_forked
@@ -88,7 +89,7 @@ def is_alive(pid: int) -> bool:
 
 def has_trained(folder: Path) -> bool:
     """Whether a checkpoint has been written."""
-    return (folder / "run/checkpoints/200/manifest.json").exists()
+    return (checkpoint_path(folder / "run/checkpoints", 200) / "manifest.json").exists()
 
 
 def normal(folder: Path) -> list[object]:

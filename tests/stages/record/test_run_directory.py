@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from pipeline.backends.ascend.estimate import PICTURE, PRICE, TRACE
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.restore import FOLDER as CHECKPOINTS
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
@@ -391,7 +392,7 @@ def test_runs_of_others_that_may_not_be_written_are_passed_over(
 
 def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
-    for path in (run_dir, run_dir / "checkpoints", run_dir / "checkpoints" / "40"):
+    for path in (run_dir, run_dir / "checkpoints", checkpoint_path(run_dir / "checkpoints", 40)):
         assert run_of(path) == run_dir
     assert run_of(tmp_path) is None
 

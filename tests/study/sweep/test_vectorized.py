@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.host.signals import Signals
 from pipeline.study.population import shared_program
 from pipeline.study.population.places import run_in_places
@@ -71,7 +72,10 @@ def test_a_member_writes_what_it_writes_alone(
     assert found["metrics"] == expected["metrics"]
     assert found.keys() == expected.keys()
     assert {f.name for f in one.iterdir()} == {f.name for f in other.iterdir()}
-    manifests = [json.loads((d / "checkpoints/12/manifest.json").read_text()) for d in (one, other)]
+    manifests = [
+        json.loads((checkpoint_path(d / "checkpoints", 12) / "manifest.json").read_text())
+        for d in (one, other)
+    ]
     assert manifests[0].keys() == manifests[1].keys()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.checkpoint.archive import set_aside_autopsy
+from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 
 
 def leave(run_dir: Path, text: str) -> None:

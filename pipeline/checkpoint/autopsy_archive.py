@@ -10,7 +10,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pipeline.stages.record.run_directory import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
+AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
+"""The findings about a bad step that ended the run, and the files that repeat it."""
+EARLIER_AUTOPSY = "earlier_autopsy"
+"""Both, of the last bad step that ended the run before it was resumed."""
 
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:

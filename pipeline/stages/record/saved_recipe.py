@@ -1,0 +1,99 @@
+"""Recipe of a checkpoint: how it differs from the recipe that its state or weights go on with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.restore import (
+    Checkpoint,
+    Warn,
+    fill,
+    listed,
+    read_saved,
+    read_to_resume,
+)
+from pipeline.config.defaults import normalised
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.files.error_text import show
+from pipeline.core.files.tree_diff import Difference, differences, leaves
+from pipeline.stages.record.run_directory import decides
+from pipeline.training.state import TrainState
+
+
+def recipe_digest(recipe: Mapping[str, Any]) -> str:
+    """SHA-256 over the keys of a resolved recipe that decide the numbers of a run."""
+    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides(where)}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
+    """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
+    return list(map(_line, _differences(saved, recipe)))
+
+
+def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
+    """Return the keys that decide what the weights compute and differ in `recipe`.
+
+    These are the layers, and the map ops of evaluation if the dataset is the same: another
+    dataset has other map ops. How weights are trained on is up to `recipe`.
+    """
+    changes = _differences(saved, recipe)
+    sections: list[tuple[str, ...]] = [("model",)]
+    if not any(changed.where == ("dataset", "name") for changed in changes):
+        sections.append(("dataset", "eval", "ops"))
+    return [
+        _line(changed)
+        for changed in changes
+        if any(changed.where[: len(section)] == section for section in sections)
+        and changed.where[:2] != ("model", "init")
+    ]
+
+
+def restore_state(
+    run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
+) -> tuple[TrainState, HostState] | None:
+    """Read the newest sound checkpoint of a run, state and host state; None if there is none.
+
+    Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read or it is
+    of another network, RecipeError if it is of a recipe that would have had other losses.
+    """
+    saved = read_to_resume(run_dir, warn)
+    if saved is None:
+        return None
+    if changes := list_changes(saved, recipe):
+        raise RecipeError([f"{change} in {saved.where}" for change in changes])
+    return fill(saved.where, saved.arrays, like), saved.host
+
+
+def restore_weights(
+    folder: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
+) -> tuple[TrainState, Checkpoint]:
+    """Return `like` with the weights and batch statistics of a checkpoint, and the checkpoint.
+
+    `folder` is as in `read_saved`. Raises DataError if there is none, or of another network; the
+    keys of `recipe` that differ are in its message.
+    """
+    saved = read_saved(folder, warn)
+    wanted = {"params": like.params, "batch_stats": like.batch_stats}
+    try:
+        return replace(like, **fill(saved.where, saved.weights(), wanted)), saved
+    except DataError as error:
+        changes = listed(list_changes(saved, recipe))
+        raise DataError(f"{error}; {changes}" if changes else str(error)) from error
+
+
+def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
+    if saved.recipe is None or recipe_digest(saved.recipe) == recipe_digest(recipe):
+        return []
+    changes = differences(recipe, normalised(saved.recipe))
+    return [changed for changed in changes if decides(changed.where)]
+
+
+def _line(changed: Difference) -> str:
+    return f"{changed.key} = {show(changed.one)}: was {show(changed.other)}"

@@ -1,0 +1,53 @@
+"""Microbatches: equal parts of a batch, one after the other, whose gradients are summed.
+
+The one place of the rule. A step, the dump and the autopsy of one, and the checks of a recipe call
+these functions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax import Array
+
+
+def batch_multiple(num_microbatches: int, num_parts: int = 1) -> int:
+    """Return the number that a batch size must be a multiple of.
+
+    Each of `num_parts` devices or shards computes its part of the batch in microbatches.
+    """
+    return num_microbatches * num_parts
+
+
+def microbatch_size(batch_size: int, num_microbatches: int, num_parts: int = 1) -> int:
+    """Return the number of samples of a microbatch."""
+    return batch_size // batch_multiple(num_microbatches, num_parts)
+
+
+def first_sample(index: int, batch_size: int, num_microbatches: int) -> int:
+    """Return the position in the batch of the first sample of a microbatch.
+
+    The batch is the only microbatch if there is one; its `index` doesn't count then.
+    """
+    if num_microbatches == 1:
+        return 0
+    return index * microbatch_size(batch_size, num_microbatches)
+
+
+def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> tuple[Any, Array]:
+    """Cut a batch into microbatches.
+
+    Takes a tree of arrays (batch, ...) and the key of the batch's dropout. Returns the tree with
+    arrays (microbatches, samples, ...), and a key for each microbatch. A single one keeps the key.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def cut(array: Array) -> Array:
+        return array.reshape(num_microbatches, -1, *array.shape[1:])
+
+    if num_microbatches == 1:
+        return jax.tree.map(cut, samples), dropout[None]
+    keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(num_microbatches))
+    return jax.tree.map(cut, samples), keys
