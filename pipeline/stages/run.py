@@ -18,7 +18,6 @@ from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.compose import for_processes
-from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.folder_lock import Lock
@@ -63,6 +62,7 @@ from pipeline.stages.record.summary import Summary, facts_of, new_summary, start
 from pipeline.stages.runner.context import RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import initial_state, read_restored
+from pipeline.stages.runner.observer_settings import observer_settings
 from pipeline.stages.runner.observers import Observers, open_observers
 from pipeline.stages.runner.open_profile import open_profile, to_profile
 from pipeline.stages.runner.open_training import (

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.checkpoint.host_state import HostState
-from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.history import History
 from pipeline.engine.loop import Training, exhaust, train
 from pipeline.engine.monitors.monitors import MonitorBase
 from pipeline.engine.schedule import RunSchedule
+from pipeline.stages.runner.observer_settings import observer_settings
 from pipeline.stages.runner.observers import Observers, open_observers
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry

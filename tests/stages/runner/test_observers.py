@@ -12,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
-from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
@@ -21,6 +20,7 @@ from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, MonitorBase, TimeMonitor
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.runner import observers
+from pipeline.stages.runner.observer_settings import observer_settings
 from pipeline.stages.runner.observers import Observers, open_observers
 from tests.engine.monitors.test_monitors import EVALUATION
 
