@@ -52,7 +52,7 @@ LEVELS = [
     "sink",
     "backends",
     "backends.ascend.chip",
-    "backends.ascend.frontend",
+    "backends.graph",
     "backends.ascend.compiler",
     "backends.ascend.cost",
     "backends.ascend.memory",

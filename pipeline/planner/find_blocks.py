@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.backends.ascend.frontend.graph import Node
+from pipeline.backends.graph.graph import Node
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.planner.blocks import (
     Array,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 from pipeline.planner.blocks import OperatorDim, Role
 from pipeline.planner.dimension_groups import free_dims
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
-from pipeline.backends.ascend.frontend.graph import Graph, Node
-from pipeline.backends.ascend.frontend.tracing import trace_graph
+from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.tracing import trace_graph
+from pipeline.host.item_sizes import stored_bytes
 from pipeline.planner.dimension_groups import PRODUCTS, REDUCTIONS
 
 VIEWS = frozenset(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from pipeline.backends.graph.hlo_program import CONTAINERS, CONVERSIONS, HloInstruction, HloProgram
 from pipeline.models.modules.name_stack import DATA, UPDATE, layer_of
-from pipeline.profiler.hlo_program import CONTAINERS, CONVERSIONS, HloInstruction, HloProgram
 from pipeline.profiler.trace import TracedOp
 
 StepPhase = Literal["data", "forward", "backward", "update", "other"]

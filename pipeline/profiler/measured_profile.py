@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
+from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed.feed import Feed
 from pipeline.profiler.compilations import Compilation
-from pipeline.profiler.hlo_program import HloProgram
 from pipeline.profiler.iterations import (
     PHASES,
     Operation,

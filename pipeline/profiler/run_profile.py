@@ -13,6 +13,7 @@ from pipeline.autosink.choose_sink import measured_bounds, mechanisms_of
 from pipeline.autosink.dispatch_costs import first_look, least_steps, measure
 from pipeline.autosink.timed_runs import TimedRuns
 from pipeline.backends.base import Backend, Estimate, Executable
+from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.cache import cache_root
 from pipeline.config.precision import level_of
 from pipeline.config.profile_spec import LEAST_STEPS
@@ -24,7 +25,6 @@ from pipeline.observe.monitors import writing
 from pipeline.observe.reporter import Reporter
 from pipeline.profiler.ascend_profile import modelled_profile
 from pipeline.profiler.compilations import Compilation, Compilations, watch_compilations
-from pipeline.profiler.hlo_program import FREE, HloProgram, parse_program
 from pipeline.profiler.measured_profile import (
     Measured,
     exceeds_peaks,

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.backends.graph.hlo_program import CONVERSIONS
 from pipeline.data.feed.feed_stats import FeedReport
 from pipeline.profiler.compilations import Compilation
-from pipeline.profiler.hlo_program import CONVERSIONS
 from pipeline.profiler.step_profile import (
     HostTime,
     OperatorTime,

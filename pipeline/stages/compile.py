@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 
 from pipeline.backends.base import Backend, CompileInputs, Executable, Program
+from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
@@ -18,7 +19,6 @@ from pipeline.files.compile_cache import enable_compile_cache, programs_by_names
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of
 from pipeline.parallel.shards import shards_of
-from pipeline.planner.hlo_collectives import read_collectives
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.build import Built
 from pipeline.stages.recomputation import (

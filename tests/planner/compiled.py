@@ -17,9 +17,9 @@ import jax
 from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pipeline.backends.graph.hlo_collectives import CompiledCollective, read_collectives
 from pipeline.models.layers.path_patterns import covers
 from pipeline.parallel.parallel_spec import AXES
-from pipeline.planner.hlo_collectives import CompiledCollective, read_collectives
 from pipeline.planner.parallel_plan import Axes, ParallelPlan
 from pipeline.planner.rates import LinkRates, host_rates
 from pipeline.planner.search import search

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import (
     CostClass,
@@ -39,8 +38,9 @@ from pipeline.backends.ascend.compiler.product_operands import (
     operand_permutation,
     result_permutation,
 )
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 from pipeline.errors import RunError
+from pipeline.host.item_sizes import stored_bytes
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from pipeline.backends.ascend.frontend.graph import (
+from pipeline.backends.graph.graph import (
     Graph,
     Marked,
     Node,
@@ -22,7 +22,7 @@ from pipeline.backends.ascend.frontend.graph import (
     Value,
     pruned,
 )
-from pipeline.backends.ascend.frontend.trip_count import trip_count
+from pipeline.backends.graph.trip_count import trip_count
 from pipeline.models.modules.control_flow import read_scan
 
 OPAQUE_CALLS = frozenset({"max_pool"})

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.planner.hlo_collectives import CompiledCollective, bytes_by_kind, read_collectives
+from pipeline.backends.graph.hlo_collectives import (
+    CompiledCollective,
+    bytes_by_kind,
+    read_collectives,
+)
 
 TEXT = """
 ENTRY %main (p: f32[8]) -> f32[8] {
