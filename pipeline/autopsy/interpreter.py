@@ -29,7 +29,7 @@ from pipeline.autopsy.values import (
     operands_of,
     stack_iterations,
 )
-from pipeline.models.modules.control_flow import called_jaxpr, read_scan, read_while
+from pipeline.host.jaxpr import called_jaxpr, read_scan, read_while
 from pipeline.models.modules.name_stack import layer_of
 
 BITS = "bitcast_convert_type"

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
+from pipeline.host.jaxpr import FLOW, called_jaxpr, compute_flow
 
 QUICK = {"xla_backend_optimization_level": "0"}
 """Options of a program for the CPU that runs once: optimising it takes longer than that saves."""

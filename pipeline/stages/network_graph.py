@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from pipeline.models.modules.control_flow import called_jaxpr
+from pipeline.host.jaxpr import called_jaxpr
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.observe.board_graph import BoardNode
 from pipeline.training.state import StepConfig, TrainState

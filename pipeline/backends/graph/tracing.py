@@ -23,7 +23,7 @@ from pipeline.backends.graph.graph import (
     pruned,
 )
 from pipeline.backends.graph.trip_count import trip_count
-from pipeline.models.modules.control_flow import read_scan
+from pipeline.host.jaxpr import read_scan
 
 OPAQUE_CALLS = frozenset({"max_pool"})
 """Jitted functions kept as one node, under their own name, forward and backward."""

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from pipeline.host.jaxpr import FLOW, called_jaxpr, compute_flow
 from pipeline.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
@@ -28,7 +29,6 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
-from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
 
 RULED = ("custom_jvp_call", "custom_vjp_call")
 """Primitives with a rule of their own for derivatives."""

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
-from pipeline.models.modules.control_flow import (
+from pipeline.host.jaxpr import (
     CALLS,
     called_jaxpr,
     compute_flow,
