@@ -20,7 +20,15 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from pipeline.host.jaxpr import FLOW, called_jaxpr, compute_flow
+from pipeline.host.jaxpr import (
+    FLOW,
+    called_jaxpr,
+    compute_flow,
+    equations_in,
+    inner_jaxprs,
+    scope_of,
+    walk,
+)
 from pipeline.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
@@ -68,7 +76,7 @@ def with_lowerings(
     def call(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         leaves = jax.tree.leaves(arguments)
-        results = _Evaluation(policy, root).run(closed.jaxpr, closed.consts, leaves)
+        results = _Evaluation(policy, root).run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return call
@@ -79,19 +87,20 @@ def list_kept(
 ) -> tuple[KeptOperation, ...]:
     """List the convolutions and max pooling that `with_lowerings` does not replace, by tracing."""
     closed = jax.make_jaxpr(function)(*arguments)
-    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, "", root)))
+    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, root)))
 
 
-def _kept_in(jaxpr: Any, around: str, root: str, ruled: bool = False) -> Iterator[KeptOperation]:
-    for equation in jaxpr.eqns:
-        name, scope = equation.primitive.name, _scope(equation, root)
-        scope = "/".join(part for part in (around, scope) if part)
-        if name in (CONVOLUTION, MAXIMA):
-            why = "has its own derivative" if ruled else why_kept(equation)
-            if why:
-                yield KeptOperation(name, scope, why)
-        for inner in _inner_jaxprs(equation):
-            yield from _kept_in(inner, scope, "", ruled or name in RULED)
+def _kept_in(jaxpr: core.Jaxpr, root: str) -> Iterator[KeptOperation]:
+    for equation, outer in equations_in(jaxpr):
+        name = equation.primitive.name
+        if name not in (CONVOLUTION, MAXIMA):
+            continue
+        is_ruled = any(call.primitive.name in RULED for call in outer)
+        why = "has its own derivative" if is_ruled else why_kept(equation)
+        if why:
+            first, *others = (*outer, equation)
+            scopes = (_scope(first, root), *map(scope_of, others))
+            yield KeptOperation(name, "/".join(filter(None, scopes)), why)
 
 
 @dataclass(frozen=True)
@@ -101,19 +110,13 @@ class _Evaluation:
     policy: LoweringPolicy
     root: str = ""
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr for its operands."""
-        values = dict(zip(jaxpr.constvars, consts, strict=True))
-        values |= dict(zip(jaxpr.invars, operands, strict=True))
+        return walk(jaxpr, operands, self._compute_in_scope, lambda _, constant: constant)
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-        for equation in jaxpr.eqns:
-            with _in_scope(_scope(equation, self.root)), equation.ctx.manager:
-                results = self._compute(equation, [read(atom) for atom in equation.invars])
-            values |= dict(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def _compute_in_scope(self, equation: Any, operands: list[Any]) -> list[Any]:
+        with _in_scope(_scope(equation, self.root)), equation.ctx.manager:
+            return self._compute(equation, operands)
 
     def _compute(self, equation: Any, operands: list[Any]) -> list[Any]:
         name, params = equation.primitive.name, equation.params
@@ -133,36 +136,30 @@ class _Evaluation:
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr that an equation holds, whose scopes don't begin with the root."""
-        return _Evaluation(self.policy).run(jaxpr.jaxpr, jaxpr.consts, operands)
+        return _Evaluation(self.policy).run(jaxpr, operands)
 
     def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
         return self._run_inner(jaxpr, operands)
 
 
-def _has_replaced(equation: Any) -> bool:
+def _has_replaced(equation: core.JaxprEqn) -> bool:
     """Whether an equation holds others that are replaced, and is no function with its own rule."""
-    name = equation.primitive.name
-    if name in RULED or (name not in FLOW and called_jaxpr(equation) is None):
-        return False
-    return any(
-        (inner.primitive.name in REPLACED and not why_kept(inner)) or _has_replaced(inner)
-        for jaxpr in _inner_jaxprs(equation)
-        for inner in jaxpr.eqns
+    return _is_repeated(equation) and any(
+        inner.primitive.name in REPLACED and all(map(_is_repeated, outer)) and not why_kept(inner)
+        for jaxpr in inner_jaxprs(equation)
+        for inner, outer in equations_in(jaxpr)
     )
 
 
-def _inner_jaxprs(equation: Any) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation."""
-    for value in equation.params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(each, "jaxpr", each)
-            if isinstance(inner, core.Jaxpr):
-                yield inner
+def _is_repeated(equation: core.JaxprEqn) -> bool:
+    """Whether an equation is a call without its own rule, a loop or branches."""
+    name = equation.primitive.name
+    return name not in RULED and (name in FLOW or called_jaxpr(equation) is not None)
 
 
 def _scope(equation: Any, root: str) -> str:
     """The named scopes around an equation, joined by slashes."""
-    scope = str(equation.source_info.name_stack)
+    scope = scope_of(equation)
     first, _, rest = scope.partition("/")
     return rest if root and first == root else scope
 
