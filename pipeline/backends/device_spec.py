@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.backends.rates import Rates
 from pipeline.models.layers.precision import Level
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.registry import Spec
@@ -26,6 +27,10 @@ class DeviceSpec(Spec):
 
     def refuses_devices(self, count: int) -> str | None:
         """Why a run can't have this number of such devices; None where it may."""
+        return None
+
+    def rates(self) -> Rates | None:
+        """Return the rates of its devices; None if they have those of the host, as measured."""
         return None
 
     @abstractmethod

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.backends.rates import DeviceGroup, Rates
 from pipeline.planner.blocks import Extent, Operator, Region, StepBlocks, Weight
 from pipeline.planner.layouts import (
     Collective,
@@ -25,7 +26,6 @@ from pipeline.planner.layouts import (
     seen_by,
     transfer,
 )
-from pipeline.planner.rates import DeviceGroup, Rates
 
 COPIES = 2
 """Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""

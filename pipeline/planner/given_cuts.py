@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from pipeline.backends.rates import Rates
 from pipeline.models.layers.path_patterns import covers
 from pipeline.parallel.parallel_spec import AXES
 from pipeline.planner.blocks import LayerOutput, OperatorUse, StepBlocks
@@ -20,7 +21,6 @@ from pipeline.planner.parallel_plan import (
     axes_of_samples,
     largest_region,
 )
-from pipeline.planner.rates import Rates
 from pipeline.planner.search import best_plan, data_parallel_plan
 from pipeline.planner.traced_loss import LossToPlan
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.rates import GroupError, Rates
 from pipeline.errors import RecipeError
 from pipeline.planner.blocks import StepBlocks
 from pipeline.planner.cut_prices import COPIES, CutPrices
@@ -16,7 +16,6 @@ from pipeline.planner.elimination import Choice, Eliminator, fastest_within
 from pipeline.planner.find_blocks import find_blocks
 from pipeline.planner.layouts import Mesh, meshes_of
 from pipeline.planner.parallel_plan import ParallelPlan, plan_of
-from pipeline.planner.rates import Rates
 from pipeline.planner.traced_loss import LossToPlan
 
 POINTS = 64
@@ -72,7 +71,7 @@ def search_blocks(
         try:
             decisions = Decisions(CutPrices(blocks, mesh, rates, ratio))
             plan = best_plan(decisions, memory_bytes)
-        except OptionError:  # devices that can't be joined so
+        except GroupError:  # devices that can't be joined so
             continue
         if plan is not None:
             found.append(plan)

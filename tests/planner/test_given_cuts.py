@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.rates import Rates
 from pipeline.planner.given_cuts import price_cuts
 from pipeline.planner.layouts import Mesh
 from pipeline.planner.parallel_plan import CutRule
-from pipeline.planner.rates import AscendRates, Rates
 from pipeline.planner.search import search
 from pipeline.planner.traced_loss import LossToPlan
 from tests.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.rates import Rates
 from pipeline.errors import RecipeError
 from pipeline.planner.blocks import OperatorUse, StepBlocks
 from pipeline.planner.cut_prices import CutPrices
@@ -19,7 +21,6 @@ from pipeline.planner.decisions import Decisions, cuts_samples_alone
 from pipeline.planner.find_blocks import find_blocks
 from pipeline.planner.layouts import Layout, Mesh, meshes_of
 from pipeline.planner.parallel_plan import ParallelPlan
-from pipeline.planner.rates import AscendRates, Rates
 from pipeline.planner.search import GIB, SIMPLER, best_plan, search, search_blocks
 from pipeline.planner.traced_loss import LossToPlan
 from tests.planner.networks import GPU_LIKE, MindSporeRates, conv_and_head, embedding, gpt, mlp

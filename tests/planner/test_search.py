@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.errors import RecipeError
 from pipeline.files.safe_yaml import parse_yaml
@@ -18,7 +19,6 @@ from pipeline.planner.find_blocks import find_blocks
 from pipeline.planner.layouts import Mesh
 from pipeline.planner.plan_file import check_plan, plan_text
 from pipeline.planner.plan_table import plan_table
-from pipeline.planner.rates import AscendRates
 from pipeline.planner.search import GIB, best_plan, search, search_blocks
 from tests.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
 from tests.planner.recipes import GPT2, network_to_plan

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import FIGURES, Hardware, hardware_of
+from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, chipset_of
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     MODES,
@@ -44,16 +44,6 @@ from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, tune
 from pipeline.backends.ascend.tune.bank_path import custom_bank
 
 DEFAULTS = ExecutionConfig()
-
-
-@dataclass(frozen=True)
-class PricedChip:
-    """A checked chip for pricing: its name, types and figures, and the source of each figure."""
-
-    name: str
-    dtypes: tuple[str, ...]
-    hardware: Hardware
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
 
 def price(
@@ -143,12 +133,6 @@ def chipset(name_or_path: str) -> PricedChip:
 def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
     """Return a chip by its file, cached until the file is written again."""
     return chipset_of(load_chip(name_or_path))
-
-
-def chipset_of(chip: Any) -> PricedChip:
-    """Return a checked chip for pricing."""
-    sources = {name: getattr(chip, name).source for name in FIGURES}
-    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip), sources)
 
 
 class Pricing:
