@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import jax
-from jax._src import distributed, xla_bridge
 from jax.extend.backend import clear_backends
 
 from pipeline.errors import RunError, first_line
 from pipeline.host.cuda import plugin, why_no_gpu
+from pipeline.host.jax_private import (
+    PLUGIN_LOGGER,
+    has_open_devices,
+    num_joined_processes,
+)
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.ranks import Ranks
@@ -73,8 +77,7 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
 
 def num_processes() -> int:
     """Return the processes of the run, without opening a device, which would fix their number."""
-    count: int | None = distributed.global_state.num_processes
-    return count or 1
+    return num_joined_processes()
 
 
 def num_devices(parallel: ParallelSpec, processes: int) -> int:
@@ -127,8 +130,7 @@ def leave_gpus_alone() -> None:
     """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
     takes most of a GPU's memory at once. What the user says of platforms is kept."""
     configured: Any = jax.config
-    opened = xla_bridge.backends_are_initialized()
-    if configured.jax_platforms or opened or plugin() is None:
+    if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
     jax.config.update(PLATFORMS, "cpu")
     _left_alone.append(True)
@@ -213,7 +215,7 @@ def _plugin_failures() -> Iterator[list[str]]:
         reasons.append(record.getMessage() if failure is None else first_line(failure))
         return False
 
-    log = logging.getLogger(xla_bridge.__name__)
+    log = logging.getLogger(PLUGIN_LOGGER)
     log.addFilter(keep)
     try:
         yield reasons
