@@ -16,6 +16,7 @@ from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
 from pipeline.data.columns import Split
 from pipeline.data.feed.feed import Feed, make_feed
 from pipeline.data.feed.window import Inputs, batch_at
+from pipeline.data.feed.window_buffer import FeedSource
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
 from pipeline.data.order import SampleOrder
@@ -80,6 +81,5 @@ def open_loader(work: Work) -> Windows:
         repeat=1,
     )
     kind: Literal["resident", "stream"] = "stream" if work.way == "stream" else "resident"
-    return Windows(
-        make_feed(split, order, DevicePlacement((jax.devices("cpu")[0],)), kind), work.batch_size
-    )
+    source = FeedSource(split, order, DevicePlacement((jax.devices("cpu")[0],)))
+    return Windows(make_feed(source, kind), work.batch_size)

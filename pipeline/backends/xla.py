@@ -124,21 +124,23 @@ class XlaBackend:
             init, train, evaluation = specs
             specs = init, replace(train, compiler_options=KEEP_RECOMPUTED), evaluation
         if work.eager:
-            programs, report = [spec.function for spec in specs], CompileReport(())
+            init, train, evaluation = (spec.function for spec in specs)
+            programs, report = Programs(init, train, evaluation), CompileReport(())
         else:
             init, *loops = (spec.with_options(self.options) for spec in specs)
             train, evaluation = (self._with_key(work, spec) for spec in loops)
             devices = self.placement.devices
-            compiled = [
-                _compile_initialisation(work, init, self.placement, watch),
-                compile_program(train, watch, devices),
-                compile_later(evaluation, watch, devices, work.when_evaluation_compiled),
-            ]
-            programs = [program for program, _ in compiled]
-            facts = tuple(facts for _, facts in compiled if facts is not None)
-            report = CompileReport(facts, work.single_steps)
+            init_program, init_facts = _compile_initialisation(work, init, self.placement, watch)
+            train_program, train_facts = compile_program(train, watch, devices)
+            eval_program, eval_facts = compile_later(
+                evaluation, watch, devices, work.when_evaluation_compiled
+            )
+            programs = Programs(init_program, train_program, eval_program)
+            facts = (init_facts, train_facts, eval_facts)
+            compiled = tuple(one for one in facts if one is not None)
+            report = CompileReport(compiled, work.single_steps)
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
-        return XlaExecutable(work, self.placement, report, Programs(*programs), rates, buffers)
+        return XlaExecutable(work, self.placement, report, programs, rates, buffers)
 
     def _with_key(self, work: CompileInputs, spec: ProgramSpec) -> ProgramSpec:
         """Return the program with its key, where it is one for the one processor of this host."""
@@ -209,8 +211,8 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
-                span = np.int32(position), np.int32(position + stride)
-                carry = self.programs.train(carry, inputs, self.rates, *span)
+                begin, end = np.int32(position), np.int32(position + stride)
+                carry = self.programs.train(carry, inputs, self.rates, begin, end)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
@@ -243,8 +245,8 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(feed, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
-                span = np.int32(position), np.int32(position + stride)
-                sums = self.programs.evaluate(state, sums, inputs, *span)
+                begin, end = np.int32(position), np.int32(position + stride)
+                sums = self.programs.evaluate(state, sums, inputs, begin, end)
         return jax.block_until_ready(sums)
 
 
@@ -269,8 +271,9 @@ def _program_specs(
         # Layers' results are cut as the recipe says.
         cut_step = _intercepted(step, work.cuts.constrain(placement))
         loops = train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
-        lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
-        return _specs_of_xla((step.init, *loops), args, shardings, LoopCarry(*lie), placement)
+        whole: Any = placement.whole
+        carried = LoopCarry(shardings, whole, whole)  # type: ignore[arg-type]
+        return _specs_of_xla((step.init, *loops), args, shardings, carried, placement)
     if work.jit_layers:
         step = _intercepted(step, compile_layers(work.jit_layers))
     loops = train_loop(step, repeat), _eval_loop(step, repeat)

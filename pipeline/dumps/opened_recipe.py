@@ -19,6 +19,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import make_feed
+from pipeline.data.feed.window_buffer import FeedSource
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.dumps.layer_programs import LayerPrograms
 from pipeline.errors import DataError, RecipeError
@@ -67,8 +68,8 @@ class OpenedRecipe:
     def batch(self, step: int) -> Batch:
         """Read the batch of the step after `step` steps, in numpy."""
         order, placement = self.dataset.train_order, self.backend.placement
-        kind = self.recipe.train.feed
-        feed = make_feed(self.dataset.train, order, placement, kind, stop=step + 1)
+        source = FeedSource(self.dataset.train, order, placement, step + 1)
+        feed = make_feed(source, self.recipe.train.feed)
         try:
             batch: Batch = jax.tree.map(np.array, batch_of(feed, step + 1))
         finally:

@@ -27,6 +27,7 @@ from pipeline.profiler.ascend_profile import modelled_profile
 from pipeline.profiler.compilations import Compilation, Compilations, watch_compilations
 from pipeline.profiler.measured_profile import (
     Measured,
+    ProfiledRun,
     exceeds_peaks,
     measured_profile,
     program_memory,
@@ -170,13 +171,14 @@ class RunProfiler:
             peaks = peaks_of(backend.device, cache_root(recipe.cache))
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
             compilations = self._later_compilations()
-            about = state, peaks, compilations, memory, self._program
-            found = measured_profile(recipe, device, self.executable, *about)
+            run = ProfiledRun(
+                recipe, device, self.executable, state, compilations, memory, self._program
+            )
+            found = measured_profile(run, peaks)
             if exceeds_peaks(found.profile):
                 # They were measured while the machine was busy.
                 peaks = peaks_of(backend.device, cache_root(recipe.cache), again=True)
-                about = state, peaks, compilations, memory, self._program
-                found = measured_profile(recipe, device, self.executable, *about)
+                found = measured_profile(run, peaks)
             evidence = self._evidence(found, dataset, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
         profiles = [evidence.profile]

@@ -20,6 +20,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
+from pipeline.data.feed.window_buffer import FeedSource
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
@@ -261,7 +262,7 @@ def compile_counting(step: TrainStep) -> Executable:
     rates = np.arange(100, dtype=np.float32) / 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "WINDOW_STEPS", 4)
-        feed = make_feed(Split({"label": LABELS}), order, placement, "resident")
+        feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
         return XlaBackend(placement).compile(
             CompileInputs(step, feed, feed, rates, seed_words(3)), watch
         )

@@ -15,6 +15,7 @@ from pipeline.backends.gpu.step_programs import Graphs, compiler_options
 from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
+from pipeline.data.feed.window_buffer import FeedSource
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.parallel.devices import find_device
@@ -39,7 +40,7 @@ def compile_counting(
     rates = np.arange(100, dtype=np.float32) / 4
     backend = GpuBackend(placement, graphs)
     backend.options = {}
-    feed = make_feed(Split({"label": LABELS}), order, placement, "resident")
+    feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
     work = CompileInputs(
         counting_step(bad), feed, feed, rates, seed_words(3), dispatch_steps=dispatch_steps
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.data.columns import Split
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed import window_buffer
-from pipeline.data.feed.window_buffer import ReadPlan
+from pipeline.data.feed.window_buffer import FeedSource, ReadPlan
 from pipeline.parallel.placement import DevicePlacement
 from tests.data.feed.feeding import DEVICE, CountedColumn, make, make_order, make_split, wait_until
 
@@ -25,8 +25,8 @@ def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
     placement = DevicePlacement((DEVICE,))
-    about = make_split(), make_order(), placement, window_steps, stop, lambda: 0.0
-    return ReadPlan(*about, short_first=True)
+    source = FeedSource(make_split(), make_order(), placement, stop, True, lambda: 0.0)
+    return ReadPlan(source, window_steps)
 
 
 def test_windows_double_until_they_are_full() -> None:
