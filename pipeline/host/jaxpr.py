@@ -7,10 +7,9 @@ equations hold the one or the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jax import lax
@@ -18,22 +17,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 T = TypeVar("T")
 
-CALLS: Mapping[str, str] = MappingProxyType(
+CALLS = frozenset(
     {
-        "jit": "jaxpr",
-        "pjit": "jaxpr",
-        "closed_call": "call_jaxpr",
-        "core_call": "call_jaxpr",
-        "eval_jaxpr": "call_jaxpr",
-        "composite": "jaxpr",
-        "checkpoint": "jaxpr",
-        "remat2": "jaxpr",
-        "custom_jvp_call": "call_jaxpr",
-        "custom_vjp_call": "call_jaxpr",
+        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "composite"),
+        *("checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"),
     }
 )
-"""Primitives that call a jaxpr once, with the parameter that holds it. Versions of JAX differ in
-the names: `closed_call` is `eval_jaxpr` since 0.12."""
+"""Primitives that call a jaxpr once. Versions of JAX differ in the names: `closed_call` is
+`eval_jaxpr` since 0.12."""
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
 
@@ -141,8 +132,10 @@ def scope_of(equation: JaxprEqn, outer: str = "") -> str:
 
 def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     """Return the jaxpr that an equation calls once; None for a loop, branches or an operation."""
-    parameter = CALLS.get(equation.primitive.name)
-    return None if parameter is None else as_closed(equation.params[parameter])
+    if equation.primitive.name not in CALLS:
+        return None
+    params = equation.params
+    return as_closed(params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"])
 
 
 def per_device_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
