@@ -19,6 +19,12 @@ class DeviceSpec(Spec):
 
     auto_precision: ClassVar[Level] = "O0"
     """The level that `train.precision: auto` stands for on this device."""
+    is_emulated: ClassVar[bool] = False
+    """Whether a model computes the time of its steps, in one process."""
+    uses_cuda: ClassVar[bool] = False
+    """Whether its runs are on NVIDIA's GPUs, all of them in one process."""
+    runs_populations: ClassVar[bool] = False
+    """Whether runs of a sweep can share a program on it."""
     name: str
 
     def refuses(self, dtype: str) -> str | None:

@@ -40,6 +40,7 @@ from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
 from pipeline.backends.later_program import LaterProgram, compile_later
 from pipeline.data.feed.feed import Feed
 from pipeline.data.feed.window import Inputs, batch_at
+from pipeline.host.platforms import Platform, platform_of
 from pipeline.lowerings.problem.lowering import Problem
 from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
@@ -83,6 +84,11 @@ class XlaBackend:
         self.options = dict(options or {})
         """Options of the compiler, for every program."""
 
+    @property
+    def platform(self) -> Platform:
+        """Facts about the platform of the device."""
+        return platform_of(self.device.platform)
+
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers."""
         import jaxlib
@@ -120,7 +126,7 @@ class XlaBackend:
         """
         rates = self.placement.put(in_blocks(work.learning_rates))
         specs = _program_specs(work, rates, self.placement)
-        if work.recomputes and self.device.platform == "cpu":
+        if work.recomputes and self.platform.removes_recomputation:
             init, train, evaluation = specs
             specs = init, replace(train, compiler_options=KEEP_RECOMPUTED), evaluation
         if work.eager:
@@ -144,7 +150,7 @@ class XlaBackend:
 
     def _with_key(self, work: CompileInputs, spec: ProgramSpec) -> ProgramSpec:
         """Return the program with its key, where it is one for the one processor of this host."""
-        if work.key is None or self.placement.mesh is not None or self.device.platform != "cpu":
+        if work.key is None or self.placement.mesh is not None or not self.platform.keeps_programs:
             return spec
         # A loop gives what it was given, of which the next call consumes the memory.
         return replace(spec, key=work.key, gives=spec.donated)
@@ -308,7 +314,7 @@ def _specs_on_mesh(
         _on_mesh(function, placement, specs)
         for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
     )
-    options = UNOPTIMIZED if placement.device.platform == "cpu" else None
+    options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
     return (
         ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
         ProgramSpec("training step", train_on, args[1], donated=0),
@@ -443,7 +449,7 @@ def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, Program]:
     """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
-    if work.cuts is not None or placement.device.platform != "cpu":
+    if work.cuts is not None or not platform_of(placement.device.platform).optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
     temporary_bytes = [0]
 

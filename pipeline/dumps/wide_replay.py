@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.host.jaxpr import FLOW, called_jaxpr, compute_flow, walk
+from pipeline.host.platforms import CPU
 
 QUICK = {"xla_backend_optimization_level": "0"}
 """Options of a program for the CPU that runs once: optimising it takes longer than that saves."""
@@ -32,7 +33,7 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
     def compute(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = jax.tree.leaves(args)
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
             program = jax.jit(lambda operands: _run(closed, operands), compiler_options=QUICK)
             results = program(leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)

@@ -31,6 +31,7 @@ from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.errors import RunError
 from pipeline.forecast.part_times import measure_us, rough_us
 from pipeline.forecast.step_parts import Kind, StepPart, parts_of
+from pipeline.host.platforms import platform_of
 from pipeline.sink.schedule import RunSchedule
 from pipeline.training.state import Record, TrainState
 
@@ -115,7 +116,7 @@ def forecast_step(
 
 
 def _platform(device: jax.Device) -> str:
-    return "cuda" if device.platform == "gpu" else device.platform
+    return platform_of(device.platform).lowering_name or device.platform
 
 
 def _traced(work: CompileInputs, state: TrainState) -> Any:

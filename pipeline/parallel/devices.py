@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.extend.backend import clear_backends
@@ -18,12 +18,12 @@ from pipeline.host.jax_private import (
     has_open_devices,
     num_joined_processes,
 )
+from pipeline.host.platforms import CPU, platform_of
 from pipeline.parallel.parallel_spec import ParallelSpec
 from pipeline.parallel.placement import DevicePlacement
 from pipeline.parallel.ranks import Ranks
 from pipeline.parallel.shards import DEFAULT_SHARDS, shards_of
 
-Platform = Literal["cpu", "gpu"]
 PLATFORMS = "jax_platforms"
 ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "jax_disable_jit": (False,),
@@ -35,7 +35,7 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 """Settings of JAX, from the environment or `jax.config`, with the values that a run works with."""
 
 
-def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlacement:
+def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     """Return the devices of a run; one run of one device has that of number `index`.
 
     Where several are asked for, each process has as many. Raises RunError that names the devices
@@ -51,7 +51,7 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlace
             f"parallel.devices = {wanted}: must be a multiple of the {processes} processes"
         )
     own = wanted // processes
-    if platform == "cpu":
+    if platform_of(platform).is_host:
         provide_cpu_devices(own)
     devices = []
     for process in range(processes):
@@ -72,7 +72,7 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
-    return DevicePlacement((find_device("cpu", 0),))
+    return DevicePlacement((find_device(CPU.name, 0),))
 
 
 def num_processes() -> int:
@@ -132,7 +132,7 @@ def leave_gpus_alone() -> None:
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
-    jax.config.update(PLATFORMS, "cpu")
+    jax.config.update(PLATFORMS, CPU.name)
     _left_alone.append(True)
 
 
@@ -148,10 +148,10 @@ def _take_gpus() -> None:
         clear_backends()
 
 
-def find_device(platform: Platform, index: int) -> jax.Device:
+def find_device(platform: str, index: int) -> jax.Device:
     """Return a device of this process. Raises RunError that names the devices there are, and why
     there is no GPU."""
-    if platform == "gpu":
+    if platform_of(platform).is_cuda:
         _take_gpus()
     with _plugin_failures() as failures:
         everywhere = _open_devices()
@@ -189,8 +189,8 @@ def _require_settings() -> None:
             raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
 
 
-def _devices(platform: Platform) -> list[jax.Device]:
-    if platform == "gpu":
+def _devices(platform: str) -> list[jax.Device]:
+    if platform_of(platform).is_cuda:
         _take_gpus()
     _open_devices()
     try:
@@ -199,8 +199,8 @@ def _devices(platform: Platform) -> list[jax.Device]:
         return []
 
 
-def _hint(platform: Platform, said: str) -> str:
-    return f"; {why_no_gpu(said)}" if platform == "gpu" else ""
+def _hint(platform: str, said: str) -> str:
+    return f"; {why_no_gpu(said)}" if platform_of(platform).is_cuda else ""
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from pipeline.errors import RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_text
 from pipeline.host.memory import available_bytes
+from pipeline.host.platforms import platform_of
 from pipeline.observe.reporter import Reporter
 from pipeline.population.groups import flat, numbers_of
 from pipeline.population.varied_number import CompiledInError, Values
@@ -218,9 +219,9 @@ class SharedProgram:
             return compiled.programs.init
         if about not in self._inits:
             seed = backend.placement.put(built.seed)
-            cpu = backend.device.platform == "cpu"
+            options = UNOPTIMIZED if platform_of(backend.device.platform).optimizes_slowly else None
             program = jax.jit(built.step.init).lower(seed)
-            self._inits[about] = program.compile(compiler_options=UNOPTIMIZED if cpu else None)
+            self._inits[about] = program.compile(compiler_options=options)
         return self._inits[about]
 
 

@@ -21,6 +21,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.errors import RecipeError, RunError
+from pipeline.host.platforms import platform_of
 from pipeline.observe.monitors import writing
 from pipeline.observe.reporter import Reporter
 from pipeline.profiler.ascend_profile import modelled_profile
@@ -58,13 +59,12 @@ SHORT_MS = 20.0
 """Steps that take longer lose nothing to their dispatch."""
 SINKS_S = 1.0
 EVALUATED_S = 1.0
-TRACEABLE = ("cpu", "gpu", "cuda", "rocm", "tpu")
 
 
 def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
     """Raise RecipeError where a profile can't be made of a run."""
     problems = []
-    if platform not in TRACEABLE:
+    if not platform_of(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
     if processes > 1:
         problems.append(f"profile: must be off in a run of {processes} processes")

@@ -25,6 +25,7 @@ from pipeline.errors import RunError
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json
 from pipeline.files.knowledge_bank import write_result
+from pipeline.host.platforms import platform_of
 from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.lowerings.tune.layouts import find_layout
@@ -106,7 +107,8 @@ def _runs_single_steps(
     shown = "; ".join(map(str, kept[:SHOWN_KEPT]))
     more = f"; {len(kept) - SHOWN_KEPT} more" if len(kept) > SHOWN_KEPT else ""
     reporter.stage("lower", f"left to XLA: {shown}{more}")
-    slow = any(one.is_convolution for one in kept) and backend.device.platform == "cpu"
+    has_slow_loops = platform_of(backend.device.platform).has_slow_loops
+    slow = has_slow_loops and any(one.is_convolution for one in kept)
     if slow and recipe.train.mechanism == "loop":
         reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
     elif slow:

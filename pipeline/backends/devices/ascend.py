@@ -31,6 +31,7 @@ class Ascend(Chip, DeviceSpec):
     """An Ascend 910: XLA computes its numbers on the host, a model of the chip its time."""
 
     auto_precision: ClassVar[Level] = "O3"
+    is_emulated: ClassVar[bool] = True
     name: Literal["ascend"] = "ascend"
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
