@@ -18,8 +18,8 @@ from typing import Any
 import jax
 
 from pipeline.backends.base import Program
-from pipeline.files.compile_cache import ProgramFiles, opened_cache
-from pipeline.host.jax_private import (
+from pipeline.core.files.compile_cache import ProgramFiles, opened_cache
+from pipeline.core.host.jax_private import (
     ExecutablePickler,
     ExecutableUnpickler,
     is_machine_code,

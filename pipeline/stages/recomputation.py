@@ -13,8 +13,8 @@ import jax
 from flax import linen as nn
 
 from pipeline.backends.base import Executable
-from pipeline.host.memory import available_bytes
-from pipeline.host.platforms import platform_of
+from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.platforms import platform_of
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built

@@ -18,9 +18,9 @@ from pipeline.backends.ascend.cost.collectives import check_devices
 from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.backends.rates import Rates
+from pipeline.core.registry import FilePath, Seq, part
 from pipeline.models.layers.precision import Level
-from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.registry import FilePath, Seq, part
+from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend

@@ -24,7 +24,7 @@ from pipeline.backends.graph.graph import (
     pruned,
 )
 from pipeline.backends.graph.trip_count import trip_count
-from pipeline.host.jaxpr import per_device_jaxpr, read_scan, read_while, scope_of, walk
+from pipeline.core.host.jaxpr import per_device_jaxpr, read_scan, read_while, scope_of, walk
 
 OPAQUE_CALLS = frozenset({"max_pool"})
 """Jitted functions kept as one node, under their own name, forward and backward."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
-from pipeline.host.jaxpr import While, read_while
+from pipeline.core.host.jaxpr import While, read_while
 
 
 def trip_count(eqn: Any) -> int | None:

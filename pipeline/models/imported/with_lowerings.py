@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from pipeline.host.jaxpr import (
+from pipeline.core.host.jaxpr import (
     FLOW,
     called_jaxpr,
     compute_flow,
@@ -29,7 +29,6 @@ from pipeline.host.jaxpr import (
     scope_of,
     walk,
 )
-from pipeline.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
@@ -37,6 +36,7 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
 RULED = ("custom_jvp_call", "custom_vjp_call")
 """Primitives with a rule of their own for derivatives."""

@@ -15,7 +15,7 @@ from pipeline.backends.ascend.compiler.device_formats import (
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.graph.graph import Graph
-from pipeline.host.item_sizes import stored_bytes
+from pipeline.core.host.item_sizes import stored_bytes
 
 
 @dataclass(frozen=True)

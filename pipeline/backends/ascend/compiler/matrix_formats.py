@@ -23,7 +23,7 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
 )
 from pipeline.backends.ascend.compiler.device_formats import is_aligned
-from pipeline.host.item_sizes import stored_bytes
+from pipeline.core.host.item_sizes import stored_bytes
 
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""

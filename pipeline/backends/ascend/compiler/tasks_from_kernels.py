@@ -40,8 +40,8 @@ from pipeline.backends.ascend.compiler.product_operands import (
     result_permutation,
 )
 from pipeline.backends.graph.graph import Graph, Node
-from pipeline.errors import RunError
-from pipeline.host.item_sizes import stored_bytes
+from pipeline.core.errors import RunError
+from pipeline.core.host.item_sizes import stored_bytes
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",

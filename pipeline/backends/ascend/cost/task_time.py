@@ -39,7 +39,7 @@ from pipeline.backends.ascend.cost.vector_work import (
     vector_product,
     vector_work,
 )
-from pipeline.host.item_sizes import item_bytes
+from pipeline.core.host.item_sizes import item_bytes
 
 CUBE_CLASSES = frozenset(("conv", "conv_input_grad", "conv_kernel_grad", "matmul"))
 DEPTHWISE_CLASSES = frozenset(("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"))

@@ -20,7 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
-from pipeline.host.item_sizes import item_bytes
+from pipeline.core.host.item_sizes import item_bytes
 
 Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
 BLOCK_BYTES = 32

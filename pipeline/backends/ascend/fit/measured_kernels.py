@@ -23,8 +23,8 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     VectorWork,
 )
-from pipeline.errors import RunError
-from pipeline.host.item_sizes import item_bytes
+from pipeline.core.errors import RunError
+from pipeline.core.host.item_sizes import item_bytes
 
 KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
 

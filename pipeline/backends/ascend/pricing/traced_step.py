@@ -21,8 +21,8 @@ from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.graph.graph import Graph
 from pipeline.backends.graph.tracing import trace_with_result
-from pipeline.errors import RunError
-from pipeline.host.item_sizes import stored_bytes
+from pipeline.core.errors import RunError
+from pipeline.core.host.item_sizes import stored_bytes
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 TRACES_KEPT = 16

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.simulate.timeline import STREAMS, Span, Stream, Timeline
-from pipeline.files.trace_file import TraceEvent, TraceRow, write_trace_file
+from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
 
 HOST_PID, DEVICE_PID = 1, 2
 ITERATION_TID = 1

@@ -1,0 +1,84 @@
+"""Compilations while a run trains: JAX's own events, with the shapes that were new."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import jax
+
+from pipeline.core.host.jax_private import COMPILE_LOGGER
+
+COMPILES = "/jax/core/compile/"
+"""Prefix of JAX's events: tracing, lowering and compiling."""
+EVENT = "/jax/core/compile/backend_compile_duration"
+"""The last one of a program, which has its name."""
+PAUSE_S = 0.01
+"""Longest time between two events of one program."""
+_COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A program that was compiled: its name, when that ended by `perf_counter`, how long tracing,
+    lowering and compiling took, and the shapes of its arguments where they are known."""
+
+    name: str
+    ended_s: float
+    seconds: float
+    shapes: str = ""
+
+
+class Compilations(logging.Handler):
+    """The compilations while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: list[Compilation] = []
+        self._shapes: dict[str, str] = {}
+        self._first_s = self._last_s = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the shapes of a line that JAX logs before it compiles."""
+        if line := _COMPILING.match(record.getMessage()):
+            self._shapes[line[1]] = line[2]
+
+    def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Keep a compilation."""
+        if not event.startswith(COMPILES):
+            return
+        ended_s = time.perf_counter()
+        began_s = ended_s - duration_secs
+        # A function may have been traced long before, and for something else.
+        follows = began_s - self._last_s < PAUSE_S
+        self._first_s = min(self._first_s, began_s) if follows else began_s
+        self._last_s = ended_s
+        if event == EVENT:
+            seconds, self._last_s = ended_s - self._first_s, -math.inf
+            name = str(kwargs.get("fun_name", ""))
+            shapes = self._shapes.get(name, "")
+            self.found.append(Compilation(name, ended_s, seconds, shapes))
+
+
+@contextmanager
+def watch_compilations() -> Iterator[Compilations]:
+    """Yield the compilations of the body, from its begin."""
+    watch, logger = Compilations(), logging.getLogger(COMPILE_LOGGER)
+    level, propagates = logger.level, logger.propagate
+    jax.monitoring.register_event_duration_secs_listener(watch.note)
+    logger.addHandler(watch)
+    # The lines are for this handler alone.
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield watch
+    finally:
+        logger.removeHandler(watch)
+        logger.setLevel(level)
+        logger.propagate = propagates
+        jax.monitoring.unregister_event_duration_listener(watch.note)

@@ -1,0 +1,66 @@
+"""Traced steps as the events of a trace file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.core.files.trace_file import TraceEvent, TraceRow
+from pipeline.inspect.profiler.iterations import Iteration, Traced
+from pipeline.inspect.profiler.step_profile import StepProfile
+
+PID, ITERATIONS_TID = 1, 0
+MOST_SHOWN = 30_000
+"""Operations in the file, the first ones: 6 MB, which a browser opens at once."""
+
+
+def trace_events(traced: Traced, profile: StepProfile) -> list[TraceEvent]:
+    """Return events in us from the first operation on: iterations with their parts, operations."""
+    if not traced.events:
+        return []
+    zero = traced.events[0].begin_ns
+    return [
+        *_thread_names(traced, profile),
+        *(event for one in _iterations(traced.iterations, zero) for event in one),
+        *_operations(traced, zero),
+    ]
+
+
+def _thread_names(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
+    process = f"{profile.recipe} on {profile.device}, measured"
+    yield TraceRow(PID, 0).name("process_name", process)
+    yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
+    for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
+        yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")
+
+
+def _iterations(points: tuple[Iteration, ...], zero: float) -> Iterator[tuple[TraceEvent, ...]]:
+    before = None
+    for number, point in enumerate(points, 1):
+        begin = before.end if before is not None else point.begin
+        parts = (
+            ("data tail", begin, point.fp_begin),
+            ("FP and BP", point.fp_begin, point.bp_end),
+            ("update tail", point.bp_end, point.end),
+        )
+        yield tuple(
+            _complete(name, "iteration", begin - zero, end - zero, ITERATIONS_TID)
+            | {"args": {"iteration": number}}
+            for name, begin, end in parts
+            if end > begin
+        )
+        before = point
+
+
+def _operations(traced: Traced, zero: float) -> Iterator[TraceEvent]:
+    for event in traced.events[:MOST_SHOWN]:
+        operation = traced.operations[event.name]
+        args: TraceEvent = {"kind": operation.kind, "phase": operation.phase}
+        args |= {"layer": operation.layer} if operation.layer else {}
+        args |= {"scope": operation.instruction.scope} if operation.instruction.scope else {}
+        yield _complete(
+            event.name, operation.phase, event.begin_ns - zero, event.end_ns - zero, event.thread
+        ) | {"args": args}
+
+
+def _complete(name: str, category: str, begin_ns: float, end_ns: float, tid: int) -> TraceEvent:
+    return TraceRow(PID, tid).span(name, category, begin_ns / 1e3, end_ns / 1e3)
