@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
 from pipeline.backends.feed.feed import Feed, make_feed
 from pipeline.backends.feed.window import Inputs, batch_at
+from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.data.columns import Split
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
@@ -80,6 +81,5 @@ def open_loader(work: Work) -> Windows:
         repeat=1,
     )
     kind: Literal["resident", "stream"] = "stream" if work.way == "stream" else "resident"
-    return Windows(
-        make_feed(split, order, DevicePlacement((jax.devices("cpu")[0],)), kind), work.batch_size
-    )
+    source = FeedSource(split, order, DevicePlacement((jax.devices("cpu")[0],)))
+    return Windows(make_feed(source, kind), work.batch_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.backends.rates import Rates
 from pipeline.core.registry import Spec
 from pipeline.models.layers.precision import Level
 from pipeline.training.parallel.parallel_spec import ParallelSpec
@@ -18,6 +19,12 @@ class DeviceSpec(Spec):
 
     auto_precision: ClassVar[Level] = "O0"
     """The level that `train.precision: auto` stands for on this device."""
+    is_emulated: ClassVar[bool] = False
+    """Whether a model computes the time of its steps, in one process."""
+    uses_cuda: ClassVar[bool] = False
+    """Whether its runs are on NVIDIA's GPUs, all of them in one process."""
+    runs_populations: ClassVar[bool] = False
+    """Whether runs of a sweep can share a program on it."""
     name: str
 
     def refuses(self, dtype: str) -> str | None:
@@ -26,6 +33,10 @@ class DeviceSpec(Spec):
 
     def refuses_devices(self, count: int) -> str | None:
         """Why a run can't have this number of such devices; None where it may."""
+        return None
+
+    def rates(self) -> Rates | None:
+        """Return the rates of its devices; None if they have those of the host, as measured."""
         return None
 
     @abstractmethod

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
-from pipeline.models.modules.control_flow import called_jaxpr
+from pipeline.core.host.jaxpr import called_jaxpr
 
 BITS, CONSTANT = "bits", "constant"
 """The random bits, and a number, in a `Formula`."""

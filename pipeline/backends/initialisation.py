@@ -126,7 +126,7 @@ def _sampler(
     apply = compile_(partial(apply_formula, formula), (bits,), UNOPTIMIZED)
     if total <= WORTH_A_TABLE or not _keeps_few_bits(formula):
         random = compile_(random_bits, keys, None)
-        return lambda: lambda *of_rows: apply(random(*of_rows))
+        return lambda: lambda keys, first: apply(random(keys, first))
     table = np.zeros(TABLE_VALUES, np.float32)
     look_up = compile_(_look_up, (table, *keys), None)
     # On the device once, or every call would copy it there.

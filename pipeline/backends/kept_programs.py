@@ -16,11 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax._src import compilation_cache
-from jax.experimental import serialize_executable
 
 from pipeline.backends.base import Program
 from pipeline.core.files.compile_cache import ProgramFiles, opened_cache
+from pipeline.core.host.jax_private import (
+    ExecutablePickler,
+    ExecutableUnpickler,
+    is_machine_code,
+    machine_code,
+)
 
 
 def find_program(
@@ -78,7 +82,7 @@ def keep_program(
     cache.put(_name(key, args), content.getvalue())
 
 
-class _Writer(serialize_executable._JaxPjrtPickler):
+class _Writer(ExecutablePickler):  # type: ignore[misc]
     """Writes the key of JAX's cache in place of machine code. XLA writes that of a program which it
     has read itself without some of its functions (jaxlib 0.10.2)."""
 
@@ -88,10 +92,10 @@ class _Writer(serialize_executable._JaxPjrtPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """Return what stands for an object of the device's client."""
-        return ("exec", self._code) if _is_code(obj) else super().persistent_id(obj)
+        return ("exec", self._code) if is_machine_code(obj) else super().persistent_id(obj)
 
 
-class _Reader(serialize_executable._JaxPjrtUnpickler):
+class _Reader(ExecutableUnpickler):  # type: ignore[misc]
     """Reads what `_Writer` wrote, and machine code from JAX's cache."""
 
     def __init__(self, content: bytes, cache: ProgramFiles, device: jax.Device) -> None:
@@ -105,14 +109,8 @@ class _Reader(serialize_executable._JaxPjrtUnpickler):
             kept = self._cache.get(of_kind[0])
             if kept is None:
                 raise KeyError(of_kind[0])
-            unpacked = compilation_cache.decompress_executable(kept)
-            code, _ = compilation_cache.extract_executable_and_time(unpacked)
-            pid = kind, code
+            pid = kind, machine_code(kept)
         return super().persistent_load(pid)
-
-
-def _is_code(obj: Any) -> bool:
-    return isinstance(obj, jax._src.lib.xla_client.LoadedExecutable)
 
 
 def _structure(tree: Any) -> Any:

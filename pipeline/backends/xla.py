@@ -40,6 +40,7 @@ from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
 from pipeline.backends.later_program import LaterProgram, compile_later
+from pipeline.core.host.platforms import Platform, platform_of
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
@@ -84,6 +85,11 @@ class XlaBackend:
         self.options = dict(options or {})
         """Options of the compiler, for every program."""
 
+    @property
+    def platform(self) -> Platform:
+        """Facts about the platform of the device."""
+        return platform_of(self.device.platform)
+
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that decide its numbers."""
         import jaxlib
@@ -121,29 +127,31 @@ class XlaBackend:
         """
         rates = self.placement.put(in_blocks(work.learning_rates))
         specs = _program_specs(work, rates, self.placement)
-        if work.recomputes and self.device.platform == "cpu":
+        if work.recomputes and self.platform.removes_recomputation:
             init, train, evaluation = specs
             specs = init, replace(train, compiler_options=KEEP_RECOMPUTED), evaluation
         if work.eager:
-            programs, report = [spec.function for spec in specs], CompileReport(())
+            init, train, evaluation = (spec.function for spec in specs)
+            programs, report = Programs(init, train, evaluation), CompileReport(())
         else:
             init, *loops = (spec.with_options(self.options) for spec in specs)
             train, evaluation = (self._with_key(work, spec) for spec in loops)
             devices = self.placement.devices
-            compiled = [
-                _compile_initialisation(work, init, self.placement, watch),
-                compile_program(train, watch, devices),
-                compile_later(evaluation, watch, devices, work.when_evaluation_compiled),
-            ]
-            programs = [program for program, _ in compiled]
-            facts = tuple(facts for _, facts in compiled if facts is not None)
-            report = CompileReport(facts, work.single_steps)
+            init_program, init_facts = _compile_initialisation(work, init, self.placement, watch)
+            train_program, train_facts = compile_program(train, watch, devices)
+            eval_program, eval_facts = compile_later(
+                evaluation, watch, devices, work.when_evaluation_compiled
+            )
+            programs = Programs(init_program, train_program, eval_program)
+            facts = (init_facts, train_facts, eval_facts)
+            compiled = tuple(one for one in facts if one is not None)
+            report = CompileReport(compiled, work.single_steps)
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
-        return XlaExecutable(work, self.placement, report, Programs(*programs), rates, buffers)
+        return XlaExecutable(work, self.placement, report, programs, rates, buffers)
 
     def _with_key(self, work: CompileInputs, spec: ProgramSpec) -> ProgramSpec:
         """Return the program with its key, where it is one for the one processor of this host."""
-        if work.key is None or self.placement.mesh is not None or self.device.platform != "cpu":
+        if work.key is None or self.placement.mesh is not None or not self.platform.keeps_programs:
             return spec
         # A loop gives what it was given, of which the next call consumes the memory.
         return replace(spec, key=work.key, gives=spec.donated)
@@ -210,8 +218,8 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
-                span = np.int32(position), np.int32(position + stride)
-                carry = self.programs.train(carry, inputs, self.rates, *span)
+                begin, end = np.int32(position), np.int32(position + stride)
+                carry = self.programs.train(carry, inputs, self.rates, begin, end)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
@@ -244,8 +252,8 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(feed, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
-                span = np.int32(position), np.int32(position + stride)
-                sums = self.programs.evaluate(state, sums, inputs, *span)
+                begin, end = np.int32(position), np.int32(position + stride)
+                sums = self.programs.evaluate(state, sums, inputs, begin, end)
         return jax.block_until_ready(sums)
 
 
@@ -270,8 +278,9 @@ def _program_specs(
         # Layers' results are cut as the recipe says.
         cut_step = _intercepted(step, work.cuts.constrain(placement))
         loops = train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
-        lie: tuple[Any, ...] = (shardings, placement.whole, placement.whole)
-        return _specs_of_xla((step.init, *loops), args, shardings, LoopCarry(*lie), placement)
+        whole: Any = placement.whole
+        carried = LoopCarry(shardings, whole, whole)  # type: ignore[arg-type]
+        return _specs_of_xla((step.init, *loops), args, shardings, carried, placement)
     if work.jit_layers:
         step = _intercepted(step, compile_layers(work.jit_layers))
     loops = train_loop(step, repeat), _eval_loop(step, repeat)
@@ -306,7 +315,7 @@ def _specs_on_mesh(
         _on_mesh(function, placement, specs)
         for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
     )
-    options = UNOPTIMIZED if placement.device.platform == "cpu" else None
+    options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
     return (
         ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
         ProgramSpec("training step", train_on, args[1], donated=0),
@@ -441,7 +450,7 @@ def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, Program]:
     """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
-    if work.cuts is not None or placement.device.platform != "cpu":
+    if work.cuts is not None or not platform_of(placement.device.platform).optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
     temporary_bytes = [0]
 

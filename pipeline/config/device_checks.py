@@ -13,7 +13,6 @@ from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.shards import num_shards
 
-EMULATED = "ascend"
 COMPILING = ("data", "build", "compile")
 """Stages that run nothing on a device."""
 
@@ -113,7 +112,7 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
     mode = f"parallel.mode = {parallel.mode}"
     if train.optimizer.observes_layers and parallel.mode != "data":
         yield f"{mode}: must be none or data with {train.optimizer.name}, which looks into layers"
-    if train.optimizer.observes_layers and recipe.device.name == EMULATED:
+    if train.optimizer.observes_layers and recipe.device.is_emulated:
         yield (
             f"{mode}: must be none with {train.optimizer.name} on an emulated device, where the "
             "exchange of curvature is not modelled"
@@ -169,16 +168,16 @@ def processes_are_several(recipe: Recipe) -> Iterator[str]:
 
 def processes_know_features(recipe: Recipe, processes: int) -> Iterator[str]:
     """Every feature that the recipe uses works in several processes."""
-    parallel, device = recipe.parallel, recipe.device.name
+    parallel, device = recipe.parallel, recipe.device
     several = f"with {processes} processes"
     if parallel.mode in ("semi_auto", "auto"):
         yield f"parallel.mode = {parallel.mode}: must be data {several}"
-    if device == EMULATED:
-        yield f"device = {device}: is emulated by one process; must be cpu or gpu {several}"
-    if device == "gpu" and recipe.launch.name == "local":
+    if device.is_emulated:
+        yield f"device = {device.name}: is emulated by one process; must be cpu or gpu {several}"
+    if device.uses_cuda and recipe.launch.name == "local":
         yield (
-            "launch = local: must be none with device=gpu; one process computes on all GPUs, as in "
-            f"parallel.devices={processes}"
+            f"launch = local: must be none with device={device.name}; one process computes on all "
+            f"GPUs, as in parallel.devices={processes}"
         )
     if recipe.train.on_nan.name == "rollback":
         yield f"train.on_nan = rollback: must be stop or skip {several}"

@@ -10,7 +10,8 @@ import jax
 
 from pipeline.backends.base import Backend, CompileInputs, Executable, Program
 from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.planner.hlo_collectives import read_collectives
+from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.config.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -189,11 +190,9 @@ def _feeds(
 
     kind, placement = recipe.train.feed, backend.placement
     stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
-    train = dataset.train, dataset.train_order, placement, kind
-    return (
-        make_feed(*train, stop=stop, notify=report, short_first=True),
-        make_feed(dataset.eval, dataset.eval_order, placement, kind, stop=eval_stop),
-    )
+    train = FeedSource(dataset.train, dataset.train_order, placement, stop, short_first=True)
+    evaluated = FeedSource(dataset.eval, dataset.eval_order, placement, eval_stop)
+    return make_feed(train, kind, report), make_feed(evaluated, kind)
 
 
 def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
@@ -203,8 +202,8 @@ def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
     if sample.specs() != dataset.eval.specs():
         problem = "training and evaluation samples differ in shape or type; must be false"
         raise RecipeError([f"eval.on_train = true: {problem}"])
-    stop = order.steps_per_pass
-    return make_feed(sample, order, backend.placement, recipe.train.feed, stop=stop)
+    source = FeedSource(sample, order, backend.placement, order.steps_per_pass)
+    return make_feed(source, recipe.train.feed)
 
 
 def _line(program: Program) -> str:

@@ -24,6 +24,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.knowledge_bank import write_result
+from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.lowerings.problem.image_layout import Layout
@@ -107,7 +108,8 @@ def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter:
     shown = "; ".join(map(str, kept[:SHOWN_KEPT]))
     more = f"; {len(kept) - SHOWN_KEPT} more" if len(kept) > SHOWN_KEPT else ""
     reporter.stage("lower", f"left to XLA: {shown}{more}")
-    slow = any(one.is_convolution for one in kept) and backend.device.platform == "cpu"
+    has_slow_loops = platform_of(backend.device.platform).has_slow_loops
+    slow = has_slow_loops and any(one.is_convolution for one in kept)
     if slow and recipe.train.mechanism == "loop":
         reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
     elif slow:

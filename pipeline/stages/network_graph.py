@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
+from pipeline.core.host.jaxpr import called_jaxpr, scope_of, walk
 from pipeline.engine.monitors.board_graph import BoardNode
-from pipeline.models.modules.control_flow import called_jaxpr
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
@@ -37,7 +38,7 @@ def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
     *own, shown = closed.jaxpr.invars
     inputs = [trace.add(path, "parameter", (), var) for path, var in zip(paths, own, strict=True)]
     inputs.append(trace.add(INPUT, "placeholder", (), shown))
-    (result,) = trace.run(closed.jaxpr, inputs, "")
+    (result,) = trace.run(closed, inputs, "")
     trace.add(OUTPUT, "identity", (result,) if result else (), closed.jaxpr.outvars[0])
     return trace.nodes
 
@@ -63,25 +64,17 @@ class _Trace:
         self.nodes.append(BoardNode(own, op, tuple(dict.fromkeys(inputs)), shape, dtype))
         return own
 
-    def run(self, jaxpr: Any, inputs: Sequence[str], around: str) -> list[str]:
+    def run(self, jaxpr: core.ClosedJaxpr, inputs: Sequence[str], scope: str) -> list[str]:
         """Add the operations of a jaxpr; return the names of what its results come from, empty for
         a constant. Calls are replaced by what they call; a loop or branches are one operation."""
-        source: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
+        return walk(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 
-        def read(atom: Any) -> str:
-            return "" if isinstance(atom, core.Literal) else source.get(atom, "")
-
-        for eqn in jaxpr.eqns:
-            kind = eqn.primitive.name
-            stack = "/".join(filter(None, (around, str(eqn.source_info.name_stack))))
-            given = [read(atom) for atom in eqn.invars]
-            called = called_jaxpr(eqn)
-            if called is not None:
-                results = self.run(called.jaxpr, given, stack)
-            else:
-                layer = layer_of(stack)
-                name = "/".join(filter(None, (layer, kind)))
-                node = self.add(name, kind, [one for one in given if one], eqn.outvars[0])
-                results = [node] * len(eqn.outvars)
-            source.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def _add_equation(self, outer: str, equation: Any, inputs: list[str]) -> list[str]:
+        kind = equation.primitive.name
+        scope = scope_of(equation, outer)
+        called = called_jaxpr(equation)
+        if called is not None:
+            return self.run(called, inputs, scope)
+        name = "/".join(filter(None, (layer_of(scope), kind)))
+        node = self.add(name, kind, list(filter(None, inputs)), equation.outvars[0])
+        return [node] * len(equation.outvars)

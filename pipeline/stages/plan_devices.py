@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,16 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
 from pipeline.backends.planner.given_cuts import price_cuts
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan
 from pipeline.backends.planner.plan_file import load_plan, save_plan
 from pipeline.backends.planner.plan_table import moved_text, plan_table
-from pipeline.backends.planner.rates import AscendRates, Rates, host_rates
+from pipeline.backends.planner.rates import host_rates
 from pipeline.backends.planner.search import GIB, SearchedPlans, search
 from pipeline.backends.planner.step_loss import loss_of_step
 from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.rates import Rates
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.reporter import Reporter
@@ -83,7 +82,8 @@ def _mesh_size(file: Path) -> int | None:
 def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
     """Search for the fastest plan of a recipe's step on its devices."""
     step = step_to_plan(recipe, dataset, built)
-    rates, memory_bytes = _rates_of(recipe)
+    rates = _rates_of(recipe)
+    memory_bytes = rates.memory_bytes
     if recipe.parallel.memory_gib is not None:
         memory_bytes = recipe.parallel.memory_gib * GIB
     return search(step, num_devices(recipe.parallel, num_processes()), rates, memory_bytes)
@@ -107,7 +107,7 @@ def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     parallel = recipe.parallel
     devices = num_devices(parallel, num_processes())
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
-    mesh, rates = Mesh(sizes.data, sizes.model), _rates_of(recipe)[0]
+    mesh, rates = Mesh(sizes.data, sizes.model), _rates_of(recipe)
     specs, constraints = (
         tuple(CutRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
         for rules in (parallel.specs, parallel.constraints)
@@ -123,13 +123,9 @@ def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     return f"{said}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
 
 
-def _rates_of(recipe: Recipe) -> tuple[Rates, float]:
-    """Return the rates of the recipe's devices, and the bytes of memory of one."""
-    if isinstance(recipe.device, Chip):
-        hardware = hardware_of(recipe.device)
-        gib = hardware.parameter_memory_gib + hardware.feature_map_memory_gib
-        return AscendRates(hardware), gib * GIB
-    return host_rates(), math.inf
+def _rates_of(recipe: Recipe) -> Rates:
+    """Return the rates of the recipe's devices."""
+    return recipe.device.rates() or host_rates()
 
 
 def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:

@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from pipeline.backends.base import Executable
 from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.platforms import platform_of
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
@@ -61,7 +62,7 @@ def training_temporaries(executable: Executable) -> int:
 
 def device_memory(device: jax.Device) -> int:
     """Bytes of memory that a step may take: of the device, or what is available on the host."""
-    statistics = device.memory_stats() if device.platform != "cpu" else None
+    statistics = None if platform_of(device.platform).is_host else device.memory_stats()
     if not statistics or "bytes_limit" not in statistics:
         return available_bytes()
     return int(statistics["bytes_limit"]) - int(statistics.get("bytes_in_use", 0))

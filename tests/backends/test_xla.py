@@ -16,6 +16,7 @@ import pytest
 from pipeline.backends.base import CompileInputs, Executable, Mechanism
 from pipeline.backends.feed import feed as feeds
 from pipeline.backends.feed.feed import make_feed
+from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
@@ -262,7 +263,7 @@ def compile_counting(step: TrainStep) -> Executable:
     rates = np.arange(100, dtype=np.float32) / 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeds, "WINDOW_STEPS", 4)
-        feed = make_feed(Split({"label": LABELS}), order, placement, "resident")
+        feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
         return XlaBackend(placement).compile(
             CompileInputs(step, feed, feed, rates, seed_words(3)), watch
         )

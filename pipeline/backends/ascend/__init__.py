@@ -2,7 +2,7 @@
 
     from pipeline.backends.ascend import price
 
-Data flow: a function and its shapes -> `Graph` (frontend) -> `TaskGraph` (compiler) -> one
+Data flow: a function and its shapes -> `Graph` (backends/graph) -> `TaskGraph` (compiler) -> one
 `TaskTime` per task (cost) -> `Timeline` under a launch mode (simulate) -> `Report`.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.backends.ascend.pricing.pricing import PricedChip, chipset, price
+    from pipeline.backends.ascend.chip.hardware import PricedChip
+    from pipeline.backends.ascend.pricing.pricing import chipset, price
     from pipeline.backends.ascend.report.report import Report
 
 __all__ = ["PricedChip", "Report", "chipset", "price"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import jax
 
+from pipeline.backends.ascend.chip.options import EmulatedDevice
 from pipeline.backends.ascend.report.text import several
 from pipeline.backends.base import (
     CompileInputs,
@@ -22,15 +23,12 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.parallel.devices import num_devices, place_host
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
-if TYPE_CHECKING:
-    from pipeline.backends.devices.ascend import Ascend
-
 
 class AscendBackend:
     """Emulated devices. Their numbers are, bit for bit, those of the host's processor."""
 
-    def __init__(self, spec: Ascend, parallel: ParallelSpec) -> None:
-        self.spec, self.parallel = spec, parallel
+    def __init__(self, emulated: EmulatedDevice, parallel: ParallelSpec) -> None:
+        self.emulated, self.parallel = emulated, parallel
         self._host = XlaBackend(place_host(parallel))
         self.placement, self.device = self._host.placement, self._host.device
 
@@ -42,13 +40,13 @@ class AscendBackend:
     @property
     def _emulated(self) -> str:
         if self.parallel.mode == "none":
-            return self.spec.chip
-        return several(num_devices(self.parallel, jax.process_count()), self.spec.chip)
+            return self.emulated.chip.name
+        return several(num_devices(self.parallel, jax.process_count()), self.emulated.chip.name)
 
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return how the host runs steps; `spec.mode` is how the chip would launch them."""
+        """Return how the host runs steps; `emulated.mode` is how the chip would launch them."""
         return self._host.mechanism(requested, sink=sink)
 
     def choose_lowerings(
@@ -65,4 +63,4 @@ class AscendBackend:
         """Price a run on the chip. Raises RunError, RecipeError."""
         from pipeline.backends.ascend.estimate import AscendEstimate
 
-        return AscendEstimate(proposal, self.spec)
+        return AscendEstimate(proposal, self.emulated)

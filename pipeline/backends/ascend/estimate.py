@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.backends.ascend.chip.options import (
     EAGER,
+    EmulatedDevice,
     ExecutionConfig,
     Mode,
     OptionError,
@@ -18,7 +19,7 @@ from pipeline.backends.ascend.chip.options import (
 )
 from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
 from pipeline.backends.ascend.pricing.advice import advise
-from pipeline.backends.ascend.pricing.pricing import Pricing, chipset_of
+from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
     no_garbage_collection,
@@ -35,9 +36,6 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.knowledge_bank import write_result
 from pipeline.training.state import TrainState
-
-if TYPE_CHECKING:
-    from pipeline.backends.devices.ascend import Ascend
 
 SHOWN_CHANGES = 3
 PRICE, TRACE, PICTURE = "price.json", "trace.json", "timeline.html"
@@ -56,8 +54,8 @@ KEYS = {
 class AscendEstimate:
     """A price and recommendations. Raises RunError where the device's memory is too small."""
 
-    def __init__(self, proposal: StepToPrice, spec: Ascend) -> None:
-        self._proposal, self._spec = proposal, spec
+    def __init__(self, proposal: StepToPrice, emulated: EmulatedDevice) -> None:
+        self._proposal, self._emulated = proposal, emulated
         self.choice: SinkChoice | None = None
         with no_garbage_collection():
             pricing, self.report = self._priced()
@@ -80,18 +78,18 @@ class AscendEstimate:
 
     def _config(self, pricing: Pricing) -> ExecutionConfig:
         """Return how the recipe runs its steps; under `sink: auto`, the sink is chosen by price."""
-        proposal, spec = self._proposal, self._spec
+        proposal, emulated = self._proposal, self._emulated
         if proposal.choose_sink is None:
-            return config_of(proposal, spec)
+            return config_of(proposal, emulated)
 
         def price(sink_steps: int | None) -> float:
-            return pricing.step(config_of(_in_sinks(proposal, sink_steps), spec)).step_ms
+            return pricing.step(config_of(_in_sinks(proposal, sink_steps), emulated)).step_ms
 
         self.choice = proposal.choose_sink(price)
-        return config_of(_in_sinks(proposal, self.choice.size), spec)
+        return config_of(_in_sinks(proposal, self.choice.size), emulated)
 
     def _pricing(self, batch_size: int) -> Pricing:
-        return Pricing(trace_proposal(self._proposal, batch_size), chipset_of(self._spec))
+        return Pricing(trace_proposal(self._proposal, batch_size), self._emulated.chip)
 
     def _in_recipe(self, change: Recommendation) -> Recommendation:
         """Return a change with the keys that the recipe uses."""
@@ -111,7 +109,7 @@ class AscendEstimate:
     @property
     def device(self) -> str:
         """The chip, and the number of devices."""
-        return several(self.report.config.devices, self._spec.chip)
+        return several(self.report.config.devices, self._emulated.chip.name)
 
     @property
     def step_ms(self) -> float:
@@ -209,30 +207,24 @@ def _in_sinks(proposal: StepToPrice, sink_steps: int | None) -> StepToPrice:
     return replace(proposal, sink=sink_steps is not None, sink_steps=size)
 
 
-def config_of(proposal: StepToPrice, spec: Ascend) -> ExecutionConfig:
+def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfig:
     """Return how a recipe would run its steps on the chip.
 
     `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
     one, without them every step is one launch of the graph with a batch from the host. In eager
     mode the host launches every operation.
     """
+    config = emulated.config
     auto: Mode = "loop_sink" if proposal.sink else "graph_sink"
-    if proposal.eager or spec.software in EAGER:
+    if proposal.eager or config.software in EAGER:
         auto = "op_by_op"
-    mode = auto if spec.mode == "auto" else spec.mode
-    return ExecutionConfig(
-        precision=spec.precision,
-        mode=mode_of(spec.software, mode),
-        software=spec.software,
+    return replace(
+        config,
+        mode=mode_of(config.software, emulated.mode or auto),
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
-        fusion=spec.all_reduce_fusion,
-        host_workers=spec.host_workers,
         data_sink=proposal.sink,
-        auto_tune=spec.auto_tune,
-        tune_bank=custom_bank(spec.tune_bank),
-        repeat_tune=spec.repeat_tune,
-        strict=spec.strict,
+        tune_bank=custom_bank(config.tune_bank),
     )
 
 

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
-from pipeline.backends.ascend.chip.options import MAX_DEVICES, OptionError
+from pipeline.backends.ascend.chip.hardware import Chip, chipset_of, hardware_of
+from pipeline.backends.ascend.chip.options import (
+    MAX_DEVICES,
+    EmulatedDevice,
+    ExecutionConfig,
+    OptionError,
+)
 from pipeline.backends.ascend.cost.collectives import check_devices
+from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.device_spec import DeviceSpec
+from pipeline.backends.rates import Rates
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.models.layers.precision import Level
 from pipeline.training.parallel.parallel_spec import ParallelSpec
@@ -24,6 +31,7 @@ class Ascend(Chip, DeviceSpec):
     """An Ascend 910: XLA computes its numbers on the host, a model of the chip its time."""
 
     auto_precision: ClassVar[Level] = "O3"
+    is_emulated: ClassVar[bool] = True
     name: Literal["ascend"] = "ascend"
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
@@ -71,8 +79,23 @@ class Ascend(Chip, DeviceSpec):
             return str(error).removeprefix("devices: ")
         return None
 
+    def rates(self) -> Rates:
+        """The rates of the chip."""
+        return AscendRates(hardware_of(self))
+
     def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on the host's processor, under the name of the chip."""
         from pipeline.backends.ascend.backend import AscendBackend
 
-        return AscendBackend(self, parallel)
+        config = ExecutionConfig(
+            precision=self.precision,
+            software=self.software,
+            fusion=self.all_reduce_fusion,
+            host_workers=self.host_workers,
+            auto_tune=self.auto_tune,
+            tune_bank=None if self.tune_bank is None else str(self.tune_bank),
+            repeat_tune=self.repeat_tune,
+            strict=self.strict,
+        )
+        mode = None if self.mode == "auto" else self.mode
+        return AscendBackend(EmulatedDevice(chipset_of(self), config, mode), parallel)

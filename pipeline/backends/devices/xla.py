@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Cpu(DeviceSpec):
     """The host's processor."""
 
+    runs_populations: ClassVar[bool] = True
     name: Literal["cpu"] = "cpu"
 
     def open(self, parallel: ParallelSpec) -> Backend:
@@ -27,7 +28,7 @@ class Cpu(DeviceSpec):
         from pipeline.training.parallel.devices import leave_gpus_alone, place
 
         leave_gpus_alone()
-        return XlaBackend(place("cpu", 0, parallel))
+        return XlaBackend(place(self.name, 0, parallel))
 
 
 @part("device")
@@ -35,6 +36,7 @@ class Gpu(DeviceSpec):
     """NVIDIA GPUs, or one that is described and not there."""
 
     auto_precision: ClassVar[Level] = "bf16"
+    uses_cuda: ClassVar[bool] = True
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
     """Index among the visible GPUs, where one is used."""
@@ -64,5 +66,5 @@ class Gpu(DeviceSpec):
                 self.graphs,
                 deterministic=self.deterministic,
             )
-        devices = place("gpu", self.index, parallel)
+        devices = place(self.name, self.index, parallel)
         return GpuBackend(devices, self.graphs, deterministic=self.deterministic)

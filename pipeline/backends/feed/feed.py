@@ -19,9 +19,8 @@ from pipeline.backends.feed.feed_stats import (
 from pipeline.backends.feed.resident import ResidentWindows
 from pipeline.backends.feed.stream import StreamedWindows
 from pipeline.backends.feed.window import Window
-from pipeline.backends.feed.window_buffer import Clock
+from pipeline.backends.feed.window_buffer import Clock, FeedSource
 from pipeline.data.columns import LazyColumn, Split
-from pipeline.data.order import SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement
 
 RESIDENT_LIMIT_BYTES = 2 << 30
@@ -111,28 +110,21 @@ class Feed:
 
 
 def make_feed(
-    split: Split,
-    order: SampleOrder,
-    placement: DevicePlacement,
-    kind: Literal["auto", "resident", "stream"],
-    *,
-    stop: int | None = None,
+    source: FeedSource,
+    kind: Literal["auto", "resident", "stream"] = "auto",
     notify: Notify | None = None,
-    clock: Clock = time.perf_counter,
-    short_first: bool = False,
 ) -> Feed:
-    """Make a feed of the kind; `auto` is resident where the split fits.
+    """Make a feed of the kind; `auto` is resident if the split fits.
 
-    No step from boundary `stop` on is prepared ahead; `notify` is called when training has to wait.
-    `short_first` begins with short windows, each of which costs the transfer of a full one.
+    `notify` is called when training has to wait.
     """
-    fits = split_bytes(split) <= resident_limit_bytes(split, placement)
+    split = source.split
+    fits = split_bytes(split) <= resident_limit_bytes(split, source.placement)
     if kind == "resident" or (kind == "auto" and fits):
-        return Feed(ResidentWindows(split, order, placement, WINDOW_STEPS, stop), notify, clock)
-    batch_bytes = max(1, split.sample_bytes * order.batch_size)
+        return Feed(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
+    batch_bytes = max(1, split.sample_bytes * source.order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
-    windows = StreamedWindows(split, order, placement, steps, stop, clock, short_first=short_first)
-    return Feed(windows, notify, clock)
+    return Feed(StreamedWindows(source, steps), notify, source.clock)
 
 
 def resident_limit_bytes(split: Split, placement: DevicePlacement) -> float:

@@ -8,9 +8,7 @@ from typing import Literal
 
 from pipeline.backends.feed.feed_stats import PrepareTime
 from pipeline.backends.feed.window import Window, put_inputs
-from pipeline.data.columns import Split
-from pipeline.data.order import SampleOrder
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.backends.feed.window_buffer import FeedSource
 
 Prepared = tuple[Window, PrepareTime]
 
@@ -23,17 +21,10 @@ class ResidentWindows:
 
     kind: Literal["resident", "stream"] = "resident"
 
-    def __init__(
-        self,
-        split: Split,
-        order: SampleOrder,
-        placement: DevicePlacement,
-        window_steps: int,
-        stop: int | None,
-    ) -> None:
-        self._order, self._placement = order, placement
-        self._steps, self._stop = window_steps, stop
-        self._columns = {name: placement.put(column[:]) for name, column in split.columns.items()}
+    def __init__(self, source: FeedSource, window_steps: int) -> None:
+        self._source, self._steps = source, window_steps
+        columns, put = source.split.columns, source.placement.put
+        self._columns = {name: put(column[:]) for name, column in columns.items()}
         self.device_bytes = sum(column.nbytes for column in self._columns.values())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="order")
         self._ahead: tuple[int, Future[Prepared]] | None = None
@@ -50,7 +41,7 @@ class ResidentWindows:
         else:
             prepared = self._prepare(step)
         following = step + self._steps
-        if self._stop is None or following < self._stop:
+        if self._source.stop is None or following < self._source.stop:
             self._ahead = following, self._thread.submit(self._prepare, following)
         return prepared
 
@@ -60,9 +51,9 @@ class ResidentWindows:
 
     def _prepare(self, step: int) -> Prepared:
         started_at = time.perf_counter()
-        batches = self._order.batches(step, self._steps)
+        batches = self._source.order.batches(step, self._steps)
         ordered = time.perf_counter()
-        placement, seed = self._placement, self._order.seed
+        placement, seed = self._source.placement, self._source.order.seed
         inputs = put_inputs(self._columns, batches, seed, placement, resident=True)
         seconds = {"order": ordered - started_at, "transfer": time.perf_counter() - ordered}
         return Window(step, step + self._steps, inputs), PrepareTime(seconds)

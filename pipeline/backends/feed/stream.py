@@ -18,11 +18,8 @@ from typing import Literal
 from pipeline.backends.feed.feed_stats import PrepareTime
 from pipeline.backends.feed.reading_threads import ReadingThreads
 from pipeline.backends.feed.window import Window
-from pipeline.backends.feed.window_buffer import Clock, ReadPlan, WindowBuffer
+from pipeline.backends.feed.window_buffer import FeedSource, ReadPlan, WindowBuffer
 from pipeline.core.errors import PipelineError
-from pipeline.data.columns import Split
-from pipeline.data.order import SampleOrder
-from pipeline.training.parallel.placement import DevicePlacement
 
 
 class StreamedWindows:
@@ -30,19 +27,8 @@ class StreamedWindows:
 
     kind: Literal["resident", "stream"] = "stream"
 
-    def __init__(
-        self,
-        split: Split,
-        order: SampleOrder,
-        placement: DevicePlacement,
-        window_steps: int,
-        stop: int | None,
-        clock: Clock,
-        *,
-        short_first: bool = False,
-    ) -> None:
-        about = split, order, placement, window_steps, stop, clock
-        self._plan = ReadPlan(*about, short_first=short_first)
+    def __init__(self, source: FeedSource, window_steps: int) -> None:
+        self._plan = ReadPlan(source, window_steps)
         self._threads = ReadingThreads(self._plan.threads)
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
@@ -97,7 +83,7 @@ class Reader:
         self._source.claim(len(parts))
         self._taken += 1
         (window,) = (part.window for part in parts if part.window is not None)
-        self.step = window.stop if window.stop != self._plan.stop else None
+        self.step = window.stop if window.stop != self._plan.source.stop else None
         return window, PrepareTime.total(part.prepare_time for part in parts)
 
     def _part(self) -> Part:
@@ -135,10 +121,10 @@ class PartSource:
     def __len__(self) -> int:
         """Up to the window that reaches the last step; where that is passed, without end."""
         plan = self._plan
-        if plan.stop is None or self._step >= plan.stop:
+        if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize
-        numbers = range(plan.stop - self._step)
-        last = bisect_left(numbers, plan.stop, key=lambda n: plan.span(self._step, n).stop)
+        numbers = range(plan.source.stop - self._step)
+        last = bisect_left(numbers, plan.source.stop, key=lambda n: plan.span(self._step, n).stop)
         return (last + 1) * plan.parts
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,26 +29,30 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class ReadPlan:
-    """The split to read, its cut into windows and the devices that they go to.
-
-    A process reads its own rows of every batch.
-    """
+class FeedSource:
+    """The split that a feed reads, in its order, and the devices that it goes to."""
 
     split: Split
     order: SampleOrder
     placement: DevicePlacement
-    window_steps: int
-    stop: int | None
+    stop: int | None = None
     """No window that starts here or later is read ahead, and of the last no sample after it."""
-    clock: Clock
     short_first: bool = False
-    """Whether windows after a jump are short at first."""
+    """Whether windows after a jump are short at first; each costs the transfer of a full one."""
+    clock: Clock = time.perf_counter
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What a feed reads, cut into windows. A process reads its own rows of every batch."""
+
+    source: FeedSource
+    window_steps: int
 
     @property
     def rows(self) -> slice:
         """Rows of a batch that are read."""
-        return self.placement.rows(self.order.batch_size)
+        return self.source.placement.rows(self.source.order.batch_size)
 
     @property
     def batch_rows(self) -> int:
@@ -57,12 +62,12 @@ class ReadPlan:
     @property
     def batch_bytes(self) -> int:
         """Bytes that are read of a batch, all columns."""
-        return self.batch_rows * self.split.sample_bytes
+        return self.batch_rows * self.source.split.sample_bytes
 
     @property
     def threads(self) -> int:
         """The most reader threads: for columns in memory one is fast enough."""
-        lazy = any(isinstance(column, LazyColumn) for column in self.split.columns.values())
+        lazy = any(isinstance(column, LazyColumn) for column in self.source.split.columns.values())
         return min(DECODING_THREADS if lazy else 1, self.parts)
 
     @property
@@ -78,9 +83,8 @@ class ReadPlan:
         early = min(number, doublings)
         start = jump + first * (2**early - 1) + (number - early) * self.window_steps
         stop = start + min(self.window_steps, first * 2**early)
-        return range(
-            start, stop if self.stop is None or start >= self.stop else min(stop, self.stop)
-        )
+        last = self.source.stop
+        return range(start, stop if last is None or start >= last else min(stop, last))
 
     def is_early(self, number: int) -> bool:
         """Whether a window after a jump is read while a short one is in use, or is the first."""
@@ -88,7 +92,7 @@ class ReadPlan:
 
     @property
     def _first_steps(self) -> int:
-        share = FIRST_SHARE if self.short_first else 1
+        share = FIRST_SHARE if self.source.short_first else 1
         return max(1, self.window_steps // share)
 
 
@@ -96,16 +100,16 @@ class WindowBuffer:
     """The host buffers of a window, filled by several threads at once."""
 
     def __init__(self, plan: ReadPlan, span: range, *, early: bool) -> None:
-        started_at = plan.clock()
+        started_at = plan.source.clock()
         self._plan, self._span, self._early = plan, span, early
-        self._batches: Batches = plan.order.batches(span.start, plan.window_steps)
+        self._batches: Batches = plan.source.order.batches(span.start, plan.window_steps)
         self._indices = self._batches.rows[:, plan.rows].ravel()
         self._columns = {
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
-            for name, column in plan.split.columns.items()
+            for name, column in plan.source.split.columns.items()
         }
         self._missing, self._lock = plan.parts, threading.Lock()
-        self._order_s = plan.clock() - started_at
+        self._order_s = plan.source.clock() - started_at
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
         """Read one part; the last one to complete also returns the window."""
@@ -116,9 +120,9 @@ class WindowBuffer:
             complete = self._missing == 0
         if not complete:
             return PrepareTime.total(times), None
-        started_at = self._plan.clock()
+        started_at = self._plan.source.clock()
         window = self._on_device()
-        seconds = {"order": self._order_s, "transfer": self._plan.clock() - started_at}
+        seconds = {"order": self._order_s, "transfer": self._plan.source.clock() - started_at}
         return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
     def size(self, part: int) -> int:
@@ -133,19 +137,20 @@ class WindowBuffer:
         return slice(first, last)
 
     def _read_column(self, name: str, rows: slice) -> PrepareTime:
-        plan, column, out = self._plan, self._plan.split.columns[name], self._columns[name][rows]
-        started_at = plan.clock()
-        slowest = read_into(name, column, self._indices[rows], out, plan.clock)
-        return PrepareTime({name: plan.clock() - started_at}, slowest)
+        source, out = self._plan.source, self._columns[name][rows]
+        started_at = source.clock()
+        column = source.split.columns[name]
+        slowest = read_into(name, column, self._indices[rows], out, source.clock)
+        return PrepareTime({name: source.clock() - started_at}, slowest)
 
     def _on_device(self) -> Window:
-        plan = self._plan
-        shape = plan.window_steps, plan.batch_rows
+        placement, seed = self._plan.source.placement, self._plan.source.order.seed
+        shape = (self._plan.window_steps, self._plan.batch_rows)
         columns = {
-            name: plan.placement.put_batches(values.reshape(*shape, *values.shape[1:]))
+            name: placement.put_batches(values.reshape(shape + values.shape[1:]))
             for name, values in self._columns.items()
         }
-        inputs = put_inputs(columns, self._batches, plan.order.seed, plan.placement, resident=False)
+        inputs = put_inputs(columns, self._batches, seed, placement, resident=False)
         return Window(self._span.start, self._span.stop, inputs, self._early)
 
 

@@ -22,6 +22,7 @@ from pipeline.backends.gpu.program_figures import compile_and_look
 from pipeline.backends.gpu.step_programs import Chip, Graphs, compile_for_gpu, compiler_options
 from pipeline.backends.xla import XlaBackend, empty_buffers, in_blocks
 from pipeline.core.host.cuda import cuda_versions
+from pipeline.core.host.platforms import CPU
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.parallel.placement import DevicePlacement
@@ -133,6 +134,6 @@ class CompiledOnly:
 def _host() -> jax.Device | None:
     """The host's processor; None where JAX may not use it, as with JAX_PLATFORMS=cuda."""
     try:
-        return jax.local_devices(backend="cpu")[0]
+        return jax.local_devices(backend=CPU.name)[0]
     except RuntimeError:
         return None

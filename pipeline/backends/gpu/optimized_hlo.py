@@ -6,14 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.$-]+) \(.*\) -> .* \{")
-_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)$")
-_ARRAY = re.compile(r"([a-z]+\d*)(?:e\dm\d\w*)?\[([\d,]*)\]")
-_OPERAND = re.compile(r"%([\w.$-]+)")
-_CALLED = re.compile(r"calls=%?([\w.$-]+)")
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
+
 _TRITON = re.compile(r'"kind":"(__triton\w*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
@@ -23,28 +18,6 @@ VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "parameter", "reshap
 HOST = frozenset({"infeed", "outfeed", "send", "recv"})
 CALLBACK = "callback"
 CONVOLUTION = "__cudnn$conv"
-
-
-@dataclass(frozen=True)
-class Line:
-    """An instruction: its arrays as (type, sizes), what it reads, and the rest of its text."""
-
-    name: str
-    opcode: str
-    arrays: tuple[tuple[str, tuple[int, ...]], ...]
-    operands: tuple[str, ...]
-    rest: str
-    is_root: bool
-
-    @property
-    def rank(self) -> int:
-        """Dimensions of its first array; 0 where it has none."""
-        return len(self.arrays[0][1]) if self.arrays else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return sum(_item_bytes(kind) * prod(sizes) for kind, sizes in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -70,19 +43,19 @@ class HloFacts:
 
 def read_hlo(text: str) -> HloFacts:
     """Read the facts of a program; lines that are not understood are left out."""
-    computations, entry = _read(text)
-    lines = [line for inside in computations.values() for line in inside.values()]
+    program = read_hlo_text(text)
+    computations, lines = program.computations, list(program.lines())
     pure = {name for name, inside in computations.items() if _only_moves(inside.values())}
-    main = computations.get(entry, {})
+    main = computations.get(program.entry, {})
     bodies = _bodies(computations)
     in_loops = [
         line for name in bodies for line in computations[name].values() if _moves(line, pure)
     ]
-    donated = {int(found[1]) for found in _ALIAS.findall(_header(text))}
+    donated = {int(found[1]) for found in _ALIAS.findall(_aliases(program.header))}
     of_state = [
         line for line in main.values() if _moves(line, pure) and _is_border(line, main, donated)
     ]
-    trips = [found[1] for line in main.values() if (found := _TRIPS.search(line.rest))]
+    trips = [found[1] for line in main.values() if (found := _TRIPS.search(line.arguments))]
     return HloFacts(
         donated=len(donated),
         body_moves=len(in_loops),
@@ -91,61 +64,40 @@ def read_hlo(text: str) -> HloFacts:
         state_moved_bytes=sum(line.nbytes for line in of_state),
         known_steps=int(trips[0]) if trips else None,
         calls_by_library=_count(_calls(lines)),
-        triton=_count(found[1] for line in lines if (found := _TRITON.search(line.rest))),
+        triton=_count(found[1] for line in lines if (found := _TRITON.search(line.arguments))),
         callbacks=sum(_is_callback(line) for line in lines),
     )
 
 
-def _header(text: str) -> str:
-    first = text.partition("\n")[0]
-    _, _, after = first.partition("input_output_alias={")
+def _aliases(header: str) -> str:
+    _, _, after = header.partition("input_output_alias={")
     return after.partition("entry_computation_layout")[0]
 
 
-def _read(text: str) -> tuple[dict[str, dict[str, Line]], str]:
-    """Return the instructions of each computation by name, and the name of the first to run."""
-    computations: dict[str, dict[str, Line]] = {}
-    current: dict[str, Line] = {}
-    entry = ""
-    for line in text.splitlines():
-        if begins := _COMPUTATION.match(line):
-            current = computations.setdefault(begins[2], {})
-            entry = begins[2] if begins[1] else entry
-        elif found := _INSTRUCTION.match(line):
-            root, name, shape, opcode, rest = found.groups()
-            arrays = tuple(
-                (kind, tuple(int(size) for size in sizes.split(",") if size))
-                for kind, sizes in _ARRAY.findall(shape)
-            )
-            operands = tuple(_OPERAND.findall(rest.partition("), ")[0]))
-            current[name] = Line(name, opcode, arrays, operands, rest, bool(root))
-    return computations, entry
-
-
-def _only_moves(lines: Iterable[Line]) -> bool:
+def _only_moves(lines: Iterable[HloLine]) -> bool:
     opcodes = {line.opcode for line in lines}
     return bool(opcodes & MOVES) and opcodes <= MOVES | VIEWS
 
 
-def _moves(line: Line, pure: set[str]) -> bool:
+def _moves(line: HloLine, pure: set[str]) -> bool:
     """Whether an instruction only moves an array of two dimensions or more."""
-    if line.rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
+    rank = len(line.arrays[0].sizes) if line.arrays else 0
+    if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
-    called = _CALLED.search(line.rest)
-    return line.opcode in MOVES or (called is not None and called[1] in pure)
+    return line.opcode in MOVES or line.called in pure
 
 
-def _bodies(computations: Mapping[str, Mapping[str, Line]]) -> set[str]:
+def _bodies(computations: Mapping[str, Mapping[str, HloLine]]) -> set[str]:
     """Return the computations that loops repeat."""
     found = set()
     for inside in computations.values():
         for line in inside.values():
-            if line.opcode == "while" and (body := re.search(r"body=%?([\w.$-]+)", line.rest)):
+            if line.opcode == "while" and (body := re.search(r"body=%?([\w.$-]+)", line.arguments)):
                 found.add(body[1])
     return found & set(computations)
 
 
-def _is_border(line: Line, main: Mapping[str, Line], donated: set[int]) -> bool:
+def _is_border(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
     """Whether a move reads an argument that is donated, or writes a result or a loop's start."""
     readers = [one for one in main.values() if line.name in one.operands]
     if any(one.opcode == "while" or one.is_root or _leads_out(one, main) for one in readers):
@@ -153,7 +105,7 @@ def _is_border(line: Line, main: Mapping[str, Line], donated: set[int]) -> bool:
     return any(_is_donated(operand, main, donated) for operand in line.operands)
 
 
-def _leads_out(one: Line, main: Mapping[str, Line]) -> bool:
+def _leads_out(one: HloLine, main: Mapping[str, HloLine]) -> bool:
     """Whether a tuple or a view is a result, or what a loop starts from."""
     if one.opcode not in ("tuple", "bitcast"):
         return False
@@ -163,12 +115,12 @@ def _leads_out(one: Line, main: Mapping[str, Line]) -> bool:
     )
 
 
-def _is_donated(name: str, main: Mapping[str, Line], donated: set[int]) -> bool:
+def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bool:
     line = main.get(name)
     if line is None:
         return False
     if line.opcode == "parameter":
-        number = line.rest.partition(")")[0]
+        number = line.arguments.partition(")")[0]
         return number.isdigit() and int(number) in donated
     if line.opcode in ("bitcast", "get-tuple-element"):
         return any(_is_donated(one, main, donated) for one in line.operands)
@@ -176,23 +128,16 @@ def _is_donated(name: str, main: Mapping[str, Line], donated: set[int]) -> bool:
     return line.opcode == "while"
 
 
-def _calls(lines: Iterable[Line]) -> Iterator[str]:
+def _calls(lines: Iterable[HloLine]) -> Iterator[str]:
     """Yield the calls of cuDNN and of other libraries, each with the type of its result."""
     for line in lines:
-        target = _TARGET.search(line.rest)
-        if line.opcode == "custom-call" and target is not None and line.arrays:
-            yield f"{target[1].lstrip('_')} {line.arrays[0][0]}"
+        if line.opcode == "custom-call" and line.target is not None and line.arrays:
+            yield f"{line.target.lstrip('_')} {line.arrays[0].dtype}"
 
 
-def _is_callback(line: Line) -> bool:
-    target = _TARGET.search(line.rest)
-    return line.opcode in HOST or (target is not None and CALLBACK in target[1])
+def _is_callback(line: HloLine) -> bool:
+    return line.opcode in HOST or CALLBACK in (line.target or "")
 
 
 def _count(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
-
-
-def _item_bytes(kind: str) -> int:
-    bits = "".join(filter(str.isdigit, kind))
-    return max(1, int(bits or 8) // 8)

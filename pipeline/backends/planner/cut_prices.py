@@ -25,7 +25,7 @@ from pipeline.backends.planner.layouts import (
     seen_by,
     transfer,
 )
-from pipeline.backends.planner.rates import DeviceGroup, Rates
+from pipeline.backends.rates import DeviceGroup, Rates
 
 COPIES = 2
 """Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 
 REDUCTIONS = frozenset(
     {

@@ -310,7 +310,7 @@ def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
     shape = [1] * rank
     for place, size in zip(places, array.shape[:-1], strict=True):
         shape[place] = size
-    return array.reshape(*shape, array.shape[-1])
+    return array.reshape([*shape, array.shape[-1]])
 
 
 def _states(total: Factor, point: int) -> dict[int, int]:

@@ -11,8 +11,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from pipeline.backends.ascend.frontend.graph import Node
+from pipeline.backends.graph.graph import Node
 from pipeline.backends.planner.blocks import (
     Array,
     BatchInput,
@@ -67,7 +68,10 @@ class _RegionItems:
                 for groups in sorted({*self.moved, *self.flops})
             ),
             saved=_extents(self.saved),
-            sums=tuple(PartialSum(*key, sum(n), len(n)) for key, n in sorted(self.sums.items())),
+            sums=tuple(
+                PartialSum(left, right, sum(n), len(n))
+                for (left, right), n in sorted(self.sums.items())
+            ),
             parameters=_extents(self.parameters),
         )
 
@@ -208,7 +212,7 @@ class _Finder:
     def _add_product(self, node: Node, items: _RegionItems) -> None:
         values = (*node.inputs[:2], node.outputs[0])
         cuts = [set(_cut(self.regions.local(value))) for value in values]
-        every = set().union(*cuts)
+        every = set(chain.from_iterable(cuts))
         (summed, _), _ = node.params["dimension_numbers"]
         depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
         flops = 2 * self.graph.values[values[2]].size * depth

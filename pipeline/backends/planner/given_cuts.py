@@ -18,9 +18,9 @@ from pipeline.backends.planner.parallel_plan import (
     axes_of_samples,
     largest_region,
 )
-from pipeline.backends.planner.rates import Rates
 from pipeline.backends.planner.search import best_plan, data_parallel_plan
 from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.rates import Rates
 from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Literal
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+from pipeline.backends.rates import CollectiveKind
+
 Layout = tuple[int | None, ...]
 """For each axis of a mesh the dimension (or group) that it cuts; None: copies along the axis."""
 
@@ -51,7 +51,7 @@ class Collective:
     """One collective along some axes: `nbytes` is the size of the whole array of one device, which
     an all-gather ends with and a reduce-scatter starts with."""
 
-    kind: Kind
+    kind: CollectiveKind
     nbytes: float
     axes: tuple[int, ...]
 

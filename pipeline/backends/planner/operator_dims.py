@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from pipeline.backends.ascend.frontend.graph import Graph, Node
-from pipeline.backends.planner.blocks import OperatorDim, Role
+from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.planner.blocks import OperatorDim
 from pipeline.backends.planner.dimension_groups import free_dims
 
 
@@ -62,19 +62,16 @@ def _dot_dims(
     common = len(batches[0])
     dims: list[OperatorDim] = []
 
-    def add(role: Role, size: int, *positions: int | None) -> None:
-        dims.append(OperatorDim(size, role, *positions))
-
     for position, (a, b) in enumerate(zip(batches[mine], batches[its], strict=True)):
-        add("both", shape[a], a, b, position)
+        dims.append(OperatorDim(shape[a], "both", a, b, position))
     first = common + (len(free[0]) if weight_first else 0)
     for position, dim in enumerate(free[mine]):
-        add("batch", shape[dim], dim, None, first + position)
+        dims.append(OperatorDim(shape[dim], "batch", dim, None, first + position))
     for a, b in zip(sums[mine], sums[its], strict=True):
-        add("contracted", shape[a], a, b, None)
+        dims.append(OperatorDim(shape[a], "contracted", a, b, None))
     first = common + (0 if weight_first else len(free[0]))
     for position, dim in enumerate(free[its]):
-        add("output", weight[dim], None, dim, first + position)
+        dims.append(OperatorDim(weight[dim], "output", None, dim, first + position))
     return _cuttable(dims)
 
 

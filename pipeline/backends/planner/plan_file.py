@@ -119,7 +119,8 @@ class _Reader:
         if math.prod(sizes) != devices:
             self.refuse("mesh", given, f"is of {math.prod(sizes)} devices; should be of {devices}")
             return None
-        return Mesh(*sizes)
+        data, model = sizes
+        return Mesh(data, model)
 
     def names(self, key: str, given: Any) -> tuple[str, ...] | None:
         """Axes of the mesh that cut one dimension, the outermost first."""

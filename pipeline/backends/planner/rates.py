@@ -1,4 +1,4 @@
-"""Rates of a device: how long it computes, and how long collectives take."""
+"""Measured rates of a CPU or GPU, and of the links between devices."""
 
 from __future__ import annotations
 
@@ -12,53 +12,16 @@ from typing import Any, Protocol
 
 import yaml
 
-from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.cost.collectives import Group, collective_us
-from pipeline.backends.planner.layouts import Kind
+from pipeline.backends.rates import CollectiveKind, DeviceGroup
 from pipeline.core.errors import RunError
 
 HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceGroup:
-    """Devices that communicate with one another: `size` of them, `stride` apart."""
-
-    size: int
-    stride: int = 1
-
-
-class Rates(Protocol):
-    """Times of one device and of the links between devices. All of them grow with their sizes."""
-
-    @property
-    def exposed_share(self) -> float:
-        """Share of the time of gradients' all-reduces that the backward pass does not hide.
-
-        MindSpore's gamma (`costmodel_context.h`).
-        """
-
-    @property
-    def scatters_sums(self) -> bool:
-        """Whether a sum of which each device keeps a piece is a reduce-scatter.
-
-        XLA for CPUs all-reduces and slices instead.
-        """
-
-    def slowdown(self, devices: int) -> float:
-        """Factor of all times where these devices compute at once, as they may share cores."""
-
-    def compute_us(self, flops: float, nbytes: float) -> float:
-        """Microseconds of one kernel that computes `flops` and moves `nbytes`."""
-
-    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
-        """Microseconds of a collective; `nbytes` as in `layouts.Collective`."""
-
-
 class Links(Protocol):
     """Times of collectives between devices."""
 
-    def us(self, kind: Kind, nbytes: float, size: int) -> float:
+    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Microseconds of a collective over `size` devices."""
 
 
@@ -73,7 +36,7 @@ class LinkRates:
     message_us: float
     bytes_per_us: float
 
-    def us(self, kind: Kind, nbytes: float, size: int) -> float:
+    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Microseconds of a collective over `size` devices."""
         if size == 1:
             return 0.0
@@ -96,7 +59,7 @@ class LinkCurves:
     us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
     """By kind and number of devices, both ascending, the time of each of `nbytes`."""
 
-    def us(self, kind: Kind, nbytes: float, size: int) -> float:
+    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Microseconds of a collective over `size` devices; a reduce-scatter's, an all-reduce's."""
         if size == 1:
             return 0.0
@@ -137,6 +100,7 @@ class MeasuredRates:
     scatters_sums: bool = False
     cores: int | None = None
     """Cores that all devices share; None where each has its own."""
+    memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:
         """Devices for each core; a device alone uses all cores."""
@@ -146,46 +110,10 @@ class MeasuredRates:
         """Microseconds of one kernel."""
         return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
 
-    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
+    def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
         """Microseconds of a collective over the slowest links of its group."""
         near = group.size * group.stride <= self.per_server
         return (self.links if near else self.far_links).us(kind, nbytes, group.size)
-
-
-@dataclass(frozen=True, slots=True)
-class AscendRates:
-    """Rates of an Ascend chip: its cubes and memory, and HCCL's formulas for its links.
-
-    Sizes are those of float32 arrays, of which the chip computes and moves halves; gradients are
-    all-reduced in float32.
-    """
-
-    hardware: Hardware
-    cube_share: float = 0.5
-    """Share of the cubes' peak in products of a training step; assumed."""
-    exposed_share: float = 1.0
-    """1 for one all-reduce after the backward pass; 0.63 with MindSpore's [85, 160] on ResNet-50,
-    by its published 23.61 and 22.00 ms, of which 4.40 are the all-reduce."""
-    scatters_sums: bool = True
-
-    def slowdown(self, devices: int) -> float:
-        """Return 1: no two devices share a chip."""
-        return 1.0
-
-    def compute_us(self, flops: float, nbytes: float) -> float:
-        """Microseconds of one kernel in float16 on the cubes."""
-        hw = self.hardware
-        cube = flops / 2 / (hw.peak_fp16_macs_per_us * self.cube_share)
-        return max(cube, nbytes / 2 / hw.hbm_bytes_per_us)
-
-    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
-        """Microseconds of a collective. Raises OptionError for a group that servers can't hold."""
-        hw = self.hardware
-        if group.size == 1:
-            return 0.0
-        in_server = max(1, int(hw.devices_per_server_count) // group.stride)
-        linked = Group(group.size, min(group.size, in_server), group.stride)
-        return hw.collective_launch_us + collective_us(kind, nbytes, linked, hw)
 
 
 @cache

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.planner.blocks import StepBlocks
 from pipeline.backends.planner.cut_prices import COPIES, CutPrices
 from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
@@ -15,8 +14,8 @@ from pipeline.backends.planner.elimination import Choice, Eliminator, fastest_wi
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh, meshes_of
 from pipeline.backends.planner.parallel_plan import ParallelPlan, plan_of
-from pipeline.backends.planner.rates import Rates
 from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.rates import GroupError, Rates
 from pipeline.core.errors import RecipeError
 
 POINTS = 64
@@ -72,7 +71,7 @@ def search_blocks(
         try:
             decisions = Decisions(CutPrices(blocks, mesh, rates, ratio))
             plan = best_plan(decisions, memory_bytes)
-        except OptionError:  # devices that can't be joined so
+        except GroupError:  # devices that can't be joined so
             continue
         if plan is not None:
             found.append(plan)

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
-from pipeline.backends.ascend.frontend.graph import Graph, Node
-from pipeline.backends.ascend.frontend.tracing import trace_graph
+from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.tracing import trace_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
+from pipeline.core.host.item_sizes import stored_bytes
 
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}

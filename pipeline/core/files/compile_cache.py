@@ -18,11 +18,14 @@ from pathlib import Path
 
 import jax
 
-# JAX has no public interface to replace its own cache, or to switch it for one thread.
-from jax._src import compilation_cache, config
-
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
+from pipeline.core.host.jax_private import (
+    opened_program_files,
+    use_program_files,
+    with_least_compile_s,
+    with_names_in_cache_key,
+)
 
 _SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
 _SUFFIX = ".program"
@@ -42,9 +45,7 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update(_SHORTEST_S, 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.get_file_cache = partial(_open, report)  # type: ignore[assignment]
-    # JAX opens its cache only once, and may have compiled something before.
-    compilation_cache.reset_cache()
+    use_program_files(partial(_open, report))
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def programs_by_names() -> Iterator[None]:
     JAX leaves them out of its key else, so that a program of other layers that compute the same
     would be found, with their names.
     """
-    with config.compilation_cache_include_metadata_in_key(True):
+    with with_names_in_cache_key():
         yield
 
 
@@ -64,13 +65,13 @@ def no_compile_cache() -> Iterator[None]:
 
     Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
     """
-    with config.persistent_cache_min_compile_time_secs(float("inf")):
+    with with_least_compile_s(float("inf")):
         yield
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
     """Return the cache that programs for a device are kept in; None where none are."""
-    cache: object = compilation_cache._get_cache(device.client)
+    cache = opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.core.files.compile_cache import no_compile_cache
@@ -98,11 +99,11 @@ class _Replay:
         }
         # Hundreds of programs of one operation each, which no later run needs.
         with no_compile_cache():
-            (loss,) = self.interpreter.run(of_loss, closed.consts, inputs)
+            (loss,) = self.interpreter.run(core.ClosedJaxpr(of_loss, closed.consts), inputs)
             if loss.origin is not None:
                 return loss, None
-            self.interpreter = Interpreter()
-            loss, norm, *_ = self.interpreter.run(closed.jaxpr, closed.consts, inputs, names=names)
+            self.interpreter = Interpreter(names=names)
+            loss, norm, *_ = self.interpreter.run(closed, inputs)
         return loss, norm
 
     def finding(self, cause: Cause, *, of_loss: bool) -> Finding:

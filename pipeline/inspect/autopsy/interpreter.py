@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from types import MappingProxyType
+from functools import cache, partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from pipeline.core.host.jaxpr import called_jaxpr, read_scan, read_while, scope_of, walk
 from pipeline.inspect.autopsy.origins import COLUMN, MOVES, NamedTensor, Origin
 from pipeline.inspect.autopsy.ranges import is_float, largest, range_of
 from pipeline.inspect.autopsy.values import (
@@ -25,17 +25,14 @@ from pipeline.inspect.autopsy.values import (
     at_iteration,
     is_below,
     is_finite,
-    last_uses,
     operands_of,
     stack_iterations,
 )
-from pipeline.models.modules.control_flow import called_jaxpr, read_scan, read_while
 from pipeline.models.modules.name_stack import layer_of
 
 BITS = "bitcast_convert_type"
 
 Names = Mapping[Any, NamedTensor]
-"""Names of a jaxpr's variables."""
 
 
 @dataclass(frozen=True)
@@ -56,38 +53,28 @@ class Interpreter:
     layer_inputs: dict[str, list[ReplayValue]] = field(default_factory=dict)
     """Outputs of other layers that each layer read in the forward pass."""
     extreme: Extreme = field(default_factory=Extreme)
+    names: Names = field(default_factory=dict)
+    """Names of the variables of the jaxprs that it runs."""
     _equations: int = 0
     _iterations: list[int] = field(default_factory=list)
 
     def run(
-        self,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        inputs: Sequence[ReplayValue],
-        scope: str = "",
-        names: Names = MappingProxyType({}),
+        self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
     ) -> list[ReplayValue]:
         """Compute the outputs of a jaxpr for its inputs."""
-        env: dict[Any, ReplayValue] = {
-            var: as_constant(value) for var, value in zip(jaxpr.constvars, consts, strict=True)
-        }
-        env |= dict(zip(jaxpr.invars, inputs, strict=True))
+        return walk(jaxpr, inputs, partial(self._compute_named, scope), _read_constant)
 
-        def read(atom: Any) -> ReplayValue:
-            return as_constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
+    def _compute_named(
+        self, outer: str, eqn: Any, operands: list[ReplayValue]
+    ) -> list[ReplayValue]:
+        outputs = self._equation(eqn, operands, scope_of(eqn, outer))
+        return [
+            replace(output, named=self.names[var]) if var in self.names else output
+            for var, output in zip(eqn.outvars, outputs, strict=True)
+        ]
 
-        for eqn, dead in zip(jaxpr.eqns, last_uses(jaxpr), strict=True):
-            outputs = self._equation(eqn, [read(atom) for atom in eqn.invars], scope)
-            for var, output in zip(eqn.outvars, outputs, strict=True):
-                env[var] = replace(output, named=names[var]) if var in names else output
-            for var in dead:
-                del env[var]
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _equation(self, eqn: Any, operands: list[ReplayValue], around: str) -> list[ReplayValue]:
+    def _equation(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         name = eqn.primitive.name
-        stack = str(eqn.source_info.name_stack)
-        scope = "/".join(part for part in (around, stack) if part)
         if name == "scan":
             return self._scan(eqn, operands, scope)
         if name == "while":
@@ -95,10 +82,10 @@ class Interpreter:
         if name == "cond":
             branches, index = eqn.params["branches"], int(operands[0].array)
             chosen = branches[min(max(index, 0), len(branches) - 1)]
-            return self.run(chosen.jaxpr, chosen.consts, operands[1:], scope)
+            return self.run(chosen, operands[1:], scope)
         called = called_jaxpr(eqn)
         if called is not None:
-            return self.run(called.jaxpr, called.consts, operands, scope)
+            return self.run(called, operands, scope)
         return self._compute(eqn, operands, scope)
 
     def _scan(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
@@ -110,7 +97,7 @@ class Interpreter:
         for iteration in reversed(iterations) if scan.reverse else iterations:
             sliced = [at_iteration(value, iteration) for value in scanned]
             with self._in_iteration(iteration):
-                outputs = self.run(body.jaxpr, body.consts, [*consts, *carry, *sliced], scope)
+                outputs = self.run(body, [*consts, *carry, *sliced], scope)
             carry, results[iteration] = outputs[:carried], outputs[carried:]
         stacked = [
             stack_iterations([results[iteration][at] for iteration in iterations], var)
@@ -129,12 +116,10 @@ class Interpreter:
         condition, body = loop.condition, loop.body
         of_condition, of_body, carry = loop.split_operands(operands)
         while True:
-            (should_continue,) = self.run(
-                condition.jaxpr, condition.consts, [*of_condition, *carry], scope
-            )
+            (should_continue,) = self.run(condition, [*of_condition, *carry], scope)
             if not bool(should_continue.array):
                 return carry
-            carry = self.run(body.jaxpr, body.consts, [*of_body, *carry], scope)
+            carry = self.run(body, [*of_body, *carry], scope)
 
     def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         params = eqn.primitive.get_bind_params(eqn.params)
@@ -206,6 +191,10 @@ class Interpreter:
         if share > self.extreme.share and not all(operand.constant for operand in operands):
             source = ReplayValue(array, None, layer_named(scope), primitive).source
             self.extreme = Extreme(share, size, str(array.dtype), source)
+
+
+def _read_constant(_: Any, constant: Any) -> ReplayValue:
+    return as_constant(constant)
 
 
 @cache

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from pipeline.inspect.autopsy.origins import NamedTensor, Operand, Origin
 from pipeline.inspect.autopsy.ranges import is_float, largest, range_of
@@ -76,17 +75,3 @@ def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
     first = min(origins, key=lambda origin: origin.number) if origins else None
     array, constant = jnp.stack([part.array for part in parts]), all(p.constant for p in parts)
     return replace(parts[0], array=array, origin=first, constant=constant)
-
-
-def last_uses(jaxpr: Any) -> list[list[Any]]:
-    """For each equation of a jaxpr, the variables that no later equation reads."""
-    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
-    dead: list[list[Any]] = [[] for _ in jaxpr.eqns]
-    for index in reversed(range(len(jaxpr.eqns))):
-        eqn = jaxpr.eqns[index]
-        named = [atom for atom in (*eqn.invars, *eqn.outvars) if not isinstance(atom, core.Literal)]
-        for var in named:
-            if var not in kept:
-                kept.add(var)
-                dead[index].append(var)
-    return dead

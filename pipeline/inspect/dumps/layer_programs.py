@@ -17,6 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax import Array
 
+from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.inspect.dumps.layer_observer import GivenTensors, LayerForm, LayerObserver, is_inexact
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, widened
@@ -119,7 +120,7 @@ class LayerPrograms:
     ) -> LayerTensors:
         """Compute as `forced` does, in float64 on the CPU."""
         program = self._program("float64", _forced_pass, weights, portion, given)
-        return self._call_forced(program, weights, portion, given, jax.devices("cpu")[0])
+        return self._call_forced(program, weights, portion, given, jax.devices(CPU.name)[0])
 
     def _call_forced(
         self,
@@ -154,7 +155,7 @@ class LayerPrograms:
                 tensors = GivenTensors(given.outputs, given.input_gradients)
             shapes = _trace(self.config, _tree(weights), portion, tensors)
             compute = partial(function, self.config, shapes)
-            options = QUICK if self.device.platform == "cpu" else None
+            options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
             call = widened(compute) if wide else jax.jit(compute, compiler_options=options)
             self._programs[key] = _Program(call, shapes.forms)

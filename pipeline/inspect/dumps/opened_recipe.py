@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeline.backends.base import Backend
 from pipeline.backends.feed.feed import make_feed
+from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import fill, read_checkpoint
@@ -66,8 +67,8 @@ class OpenedRecipe:
     def batch(self, step: int) -> Batch:
         """Read the batch of the step after `step` steps, in numpy."""
         order, placement = self.dataset.train_order, self.backend.placement
-        kind = self.recipe.train.feed
-        feed = make_feed(self.dataset.train, order, placement, kind, stop=step + 1)
+        source = FeedSource(self.dataset.train, order, placement, step + 1)
+        feed = make_feed(source, self.recipe.train.feed)
         try:
             batch: Batch = jax.tree.map(np.array, batch_of(feed, step + 1))
         finally:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
+from pipeline.core.host.jaxpr import FLOW, called_jaxpr, compute_flow, walk
+from pipeline.core.host.platforms import CPU
 
 QUICK = {"xla_backend_optimization_level": "0"}
 """Options of a program for the CPU that runs once: optimising it takes longer than that saves."""
@@ -32,41 +33,35 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
     def compute(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = jax.tree.leaves(args)
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            program = jax.jit(
-                lambda *given: _run(closed.jaxpr, closed.consts, given), compiler_options=QUICK
-            )
-            results = program(*leaves)
+        with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
+            program = jax.jit(lambda operands: _run(closed, operands), compiler_options=QUICK)
+            results = program(leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return compute
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+def _run(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Compute the outputs of a jaxpr, with all floating-point numbers in float64."""
-    env: dict[Any, Any] = {
-        var: _wide(value) for var, value in zip(jaxpr.constvars, consts, strict=True)
-    }
-    env |= {var: _wide(value) for var, value in zip(jaxpr.invars, inputs, strict=True)}
-
-    def read(atom: Any) -> Any:
-        if isinstance(atom, core.Literal):
-            return _wide(np.asarray(atom.val, _dtype_of(atom)))
-        return env[atom]
-
-    for eqn in jaxpr.eqns:
-        outputs = _equation(eqn, [read(atom) for atom in eqn.invars])
-        env |= dict(zip(eqn.outvars, map(_wide, outputs), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return walk(jaxpr, list(map(_wide, operands)), _compute_wide, _read_wide)
 
 
-def _equation(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+def _read_wide(atom: Any, constant: Any) -> Any:
+    is_literal = isinstance(atom, core.Literal)
+    return _wide(np.asarray(constant, _dtype_of(atom)) if is_literal else constant)
+
+
+def _compute_wide(eqn: Any, operands: list[Any]) -> list[Any]:
+    return list(map(_wide, _compute(eqn, operands)))
+
+
+def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     called = called_jaxpr(eqn)
     if called is not None:
-        return _run_closed(called, operands)
+        return _run(called, operands)
     if name in FLOW:
-        return compute_flow(eqn, operands, _run_closed)
+        return compute_flow(eqn, operands, _run)
     if name == "convert_element_type":
         return [operands[0].astype(_wide_type(params["new_dtype"]))]
     if name == "reduce_precision":
@@ -80,10 +75,6 @@ def _equation(eqn: Any, operands: list[Any]) -> Sequence[Any]:
             params = {**params, "preferred_element_type": _wide_type(preferred)}
     result = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
     return result if eqn.primitive.multiple_results else [result]
-
-
-def _run_closed(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-    return _run(jaxpr.jaxpr, jaxpr.consts, operands)
 
 
 def _dtype_of(atom: Any) -> Any:

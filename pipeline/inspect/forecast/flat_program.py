@@ -11,13 +11,11 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from pipeline.core.host.jaxpr import per_device_jaxpr, read_scan, walk
+
 Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
 
-CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-"""Parameters of an equation that hold the function that it calls."""
-LOOPS = ("scan", "while")
-"""Equations with a function that stays apart, since it runs more than once."""
 IDENTITIES = ("sharding_constraint",)
 """Equations that give what they were given."""
 
@@ -66,28 +64,22 @@ class _Flattening:
 
     def add(self, program: ClosedJaxpr, inputs: list[Atom]) -> list[Atom]:
         """Append a program's equations on these inputs, and return its results."""
-        jaxpr = program.jaxpr
-        known: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
-        constants = {v: Var(v.aval) for v in jaxpr.constvars}
-        known |= constants
-        values = zip(jaxpr.constvars, program.consts, strict=False)
-        self.constants |= {constants[v]: value for v, value in values}
+        return walk(program, inputs, self._add_equation, self._add_constant)
 
-        def read(atom: Atom) -> Atom:
-            return atom if isinstance(atom, Literal) else known[atom]
-
-        for equation in jaxpr.eqns:
-            results = self._add_equation(equation, [read(atom) for atom in equation.invars])
-            known |= dict(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def _add_constant(self, atom: Atom, value: Any) -> Atom:
+        if isinstance(atom, Literal):
+            return atom
+        constant = Var(atom.aval)
+        self.constants[constant] = value
+        return constant
 
     def _add_equation(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
-        name, called = equation.primitive.name, _called(equation)
+        name, called = equation.primitive.name, per_device_jaxpr(equation)
         if name in IDENTITIES:
             return inputs
         if name == "cond":
             return self.add(self._branch(equation, inputs[0]), inputs[1:])
-        if called is not None and name not in LOOPS:
+        if called is not None:
             with self._own_function(equation):
                 return self.add(called, inputs)
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
@@ -117,22 +109,12 @@ class _Flattening:
         return max(branches, key=lambda branch: _values(branch.jaxpr))
 
 
-def _called(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """Return the function that an equation calls, None where it is an operation of its own."""
-    for name in CALLED:
-        called = equation.params.get(name)
-        if isinstance(called, ClosedJaxpr):
-            return called
-        if isinstance(called, Jaxpr):
-            return ClosedJaxpr(called, ())
-    return None
-
-
 def _values(jaxpr: Jaxpr) -> int:
     """Return the number of values that the equations of a function compute."""
     total = 0
     for equation in jaxpr.eqns:
-        called = _called(equation)
+        is_scan = equation.primitive.name == "scan"
+        called = read_scan(equation).body if is_scan else per_device_jaxpr(equation)
         total += _values(called.jaxpr) if called is not None else values_of(*equation.outvars)
     return total
 
@@ -144,11 +126,7 @@ def values_of(*atoms: Atom) -> int:
 
 def bytes_of(*atoms: Atom) -> int:
     """Return the bytes of arrays; a key of random numbers has those of its words."""
-    return sum(math.prod(a.aval.shape) * _item_bytes(a.aval.dtype) for a in atoms)
-
-
-def _item_bytes(dtype: Any) -> int:
-    return int(jax.numpy.dtype(dtype).itemsize) if not is_key(dtype) else dtype.itemsize
+    return sum(math.prod(a.aval.shape) * a.aval.dtype.itemsize for a in atoms)
 
 
 def is_key(dtype: Any) -> bool:

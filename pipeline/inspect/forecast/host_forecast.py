@@ -27,6 +27,7 @@ from pipeline.backends.xla import (
 )
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
+from pipeline.core.host.platforms import platform_of
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.forecast.part_times import measure_us, rough_us
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
@@ -116,7 +117,7 @@ def forecast_step(
 
 
 def _platform(device: jax.Device) -> str:
-    return "cuda" if device.platform == "gpu" else device.platform
+    return platform_of(device.platform).lowering_name or device.platform
 
 
 def _traced(work: CompileInputs, state: TrainState) -> Any:

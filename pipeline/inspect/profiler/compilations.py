@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import jax
 
+from pipeline.core.host.jax_private import COMPILE_LOGGER
+
 COMPILES = "/jax/core/compile/"
 """Prefix of JAX's events: tracing, lowering and compiling."""
 EVENT = "/jax/core/compile/backend_compile_duration"
 """The last one of a program, which has its name."""
 PAUSE_S = 0.01
 """Longest time between two events of one program."""
-LOGGER = "jax._src.interpreters.pxla"
 _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")
 
 
@@ -67,7 +68,7 @@ class Compilations(logging.Handler):
 @contextmanager
 def watch_compilations() -> Iterator[Compilations]:
     """Yield the compilations of the body, from its begin."""
-    watch, logger = Compilations(), logging.getLogger(LOGGER)
+    watch, logger = Compilations(), logging.getLogger(COMPILE_LOGGER)
     level, propagates = logger.level, logger.propagate
     jax.monitoring.register_event_duration_secs_listener(watch.note)
     logger.addHandler(watch)

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from pipeline.inspect.profiler.hlo_program import (
-    CONTAINERS,
-    CONVERSIONS,
-    HloInstruction,
-    HloProgram,
-)
+from pipeline.backends.graph.hlo_program import CONTAINERS, CONVERSIONS, HloInstruction, HloProgram
 from pipeline.inspect.profiler.trace import TracedOp
 from pipeline.models.modules.name_stack import DATA, UPDATE, layer_of
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from pipeline.backends.feed.feed import Feed
+from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.hlo_program import HloProgram
 from pipeline.inspect.profiler.iterations import (
     PHASES,
     Operation,
@@ -52,20 +52,27 @@ class Measured:
     compilations: tuple[Compilation, ...]
 
 
-def measured_profile(
-    recipe: Recipe,
-    device: str,
-    executable: ProfiledExecutable,
-    state: TrainState,
-    peaks: Peaks,
-    compilations: Sequence[Compilation],
-    memory: Mapping[str, int],
-    program: HloProgram,
-) -> Measured:
-    """Put a profile together. `state` gives sizes, `memory` bytes of the compiled program."""
+@dataclass(frozen=True)
+class ProfiledRun:
+    """What is known of a run that was traced."""
+
+    recipe: Recipe
+    device: str
+    executable: ProfiledExecutable
+    state: TrainState
+    """Only its sizes matter."""
+    compilations: tuple[Compilation, ...]
+    memory: Mapping[str, int]
+    """Bytes of the compiled program."""
+    program: HloProgram
+
+
+def measured_profile(run: ProfiledRun, peaks: Peaks) -> Measured:
+    """Put a profile together."""
+    recipe, executable, compilations = run.recipe, run.executable, run.compilations
     spec, steps = recipe.profile, executable.last - executable.first
     events = executable.traced or ()
-    traced = divide(events, program, steps, spec.fp_point, spec.bp_point)
+    traced = divide(events, run.program, steps, spec.fp_point, spec.bp_point)
     own = [one for one in executable.dispatches if one.traced]
     traced_ms = 1000 * _clock_s(own, executable) / steps
     host = host_time(executable, compilations)
@@ -79,7 +86,7 @@ def measured_profile(
     named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
     profile = StepProfile(
         source="measured",
-        device=device,
+        device=run.device,
         recipe=recipe.name,
         batch_size=recipe.train.batch_size,
         steps=steps,
@@ -91,7 +98,7 @@ def measured_profile(
         iteration=typical(iteration_times(traced.iterations)) if spec.training_trace else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
-        memory={**memory, **_memory(state, executable.feed)},
+        memory={**run.memory, **_memory(run.state, executable.feed)},
         host=host,
         feed=asdict(executable.feed.report()),
         coverage=Coverage(
@@ -102,7 +109,7 @@ def measured_profile(
         flops=sum(one.flops for one in operators),
         nbytes=sum(one.nbytes for one in operators),
     )
-    return Measured(profile, traced, tuple(compilations))
+    return Measured(profile, traced, compilations)
 
 
 def _clock_s(own: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
@@ -245,8 +252,9 @@ def _layers(
     rows = []
     for layer, own in spent.items():
         ms = sum(own[phase] for phase in PHASES)
-        times = ms, ms / span_ms, own["forward"], own["backward"]
-        rows.append(LayerTime(layer, *times, own["flops"], own["bytes"]))
+        forward, backward = own["forward"], own["backward"]
+        flops, nbytes = own["flops"], own["bytes"]
+        rows.append(LayerTime(layer, ms, ms / span_ms, forward, backward, flops, nbytes))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
 

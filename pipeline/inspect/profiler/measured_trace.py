@@ -1,14 +1,13 @@
-"""Traced steps as a file that Perfetto and chrome://tracing open (Trace Event Format)."""
+"""Traced steps as the events of a trace file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from pipeline.core.files.trace_file import TraceEvent, TraceRow
 from pipeline.inspect.profiler.iterations import Iteration, Traced
 from pipeline.inspect.profiler.step_profile import StepProfile
 
-TraceEvent = dict[str, Any]
 PID, ITERATIONS_TID = 1, 0
 MOST_SHOWN = 30_000
 """Operations in the file, the first ones: 6 MB, which a browser opens at once."""
@@ -27,14 +26,11 @@ def trace_events(traced: Traced, profile: StepProfile) -> list[TraceEvent]:
 
 
 def _thread_names(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
-    yield _name("process_name", 0, f"{profile.recipe} on {profile.device}, measured")
-    yield _name("thread_name", ITERATIONS_TID, "Iterations")
+    process = f"{profile.recipe} on {profile.device}, measured"
+    yield TraceRow(PID, 0).name("process_name", process)
+    yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
     for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
-        yield _name("thread_name", thread, f"Thread {place}")
-
-
-def _name(kind: str, tid: int, name: str) -> TraceEvent:
-    return {"ph": "M", "name": kind, "pid": PID, "tid": tid, "args": {"name": name}}
+        yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")
 
 
 def _iterations(points: tuple[Iteration, ...], zero: float) -> Iterator[tuple[TraceEvent, ...]]:
@@ -67,7 +63,4 @@ def _operations(traced: Traced, zero: float) -> Iterator[TraceEvent]:
 
 
 def _complete(name: str, category: str, begin_ns: float, end_ns: float, tid: int) -> TraceEvent:
-    # Both ends are rounded alike, so that neighbours don't overlap by a rounding error.
-    begin, end = round(begin_ns / 1e3, 3), round(end_ns / 1e3, 3)
-    about = {"ts": begin, "dur": round(end - begin, 3), "pid": PID, "tid": tid}
-    return {"ph": "X", "name": name, "cat": category, **about}
+    return TraceRow(PID, tid).span(name, category, begin_ns / 1e3, end_ns / 1e3)

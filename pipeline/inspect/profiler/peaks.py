@@ -15,12 +15,11 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.limits import read_limits
+from pipeline.core.host.platforms import platform_of
 from pipeline.core.host.shortest_time import shortest_s
 
 FILE = "peaks.json"
 BUDGET_S = 0.5
-SIZES = {"cpu": 1024}
-OTHER_SIZE = 8192
 TRIAD = 1 << 24
 """Elements of each array of the triad, more than any cache holds."""
 
@@ -81,7 +80,7 @@ def _known(file: Path | None) -> dict[str, Any]:
 
 def measure_peaks(device: jax.Device) -> Peaks:
     """Measure for about half a second; the best of several runs counts."""
-    size = SIZES.get(device.platform, OTHER_SIZE)
+    size = platform_of(device.platform).product_size
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
         half = matrix.astype(jnp.bfloat16)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.trace_file import write_trace_file
 from pipeline.inspect.profiler.iterations import Traced
 from pipeline.inspect.profiler.measured_trace import trace_events
 from pipeline.inspect.profiler.profile_picture import profile_picture
@@ -50,7 +50,6 @@ def write_profile(report: ProfileReport, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / JSON, json_text(report.to_dict(), indent=1) + "\n")
     write_whole(folder / TABLE, profile_table(report.profiles, report.verdict, rows=None) + "\n")
-    events: Sequence[dict[str, Any]] = trace_events(report.traced, report.profiles[0])
-    write_whole(folder / TRACE, json_text({"displayTimeUnit": "ms", "traceEvents": events}) + "\n")
+    write_trace_file(folder / TRACE, trace_events(report.traced, report.profiles[0]))
     write_whole(folder / PICTURE, profile_picture(report.traced, report.profiles, report.verdict))
     return folder

@@ -39,7 +39,8 @@ def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: St
     foot += 14
     one = _typical(traced)
     if one is not None:
-        drawn, foot = _iteration(traced, *one, foot)
+        before, point = one
+        drawn, foot = _iteration(traced, before, point, foot)
         marks += drawn
     for profile in profiles:
         drawn, foot = _bars(profile, foot + 16)

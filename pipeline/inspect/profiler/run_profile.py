@@ -11,12 +11,14 @@ from typing import Any
 
 from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.backends.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
+from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.sink_choice import choose, predict
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import level_of
 from pipeline.config.profile_spec import LEAST_STEPS
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.event_periods import event_periods
@@ -24,9 +26,9 @@ from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.schedule import Event
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.compilations import Compilation, Compilations, watch_compilations
-from pipeline.inspect.profiler.hlo_program import FREE, HloProgram, parse_program
 from pipeline.inspect.profiler.measured_profile import (
     Measured,
+    ProfiledRun,
     exceeds_peaks,
     measured_profile,
     program_memory,
@@ -57,13 +59,12 @@ SHORT_MS = 20.0
 """Steps that take longer lose nothing to their dispatch."""
 SINKS_S = 1.0
 EVALUATED_S = 1.0
-TRACEABLE = ("cpu", "gpu", "cuda", "rocm", "tpu")
 
 
 def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
     """Raise RecipeError where a profile can't be made of a run."""
     problems = []
-    if platform not in TRACEABLE:
+    if not platform_of(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
     if processes > 1:
         problems.append(f"profile: must be off in a run of {processes} processes")
@@ -170,13 +171,14 @@ class RunProfiler:
             peaks = peaks_of(backend.device, cache_root(recipe.cache))
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
             compilations = self._later_compilations()
-            about = state, peaks, compilations, memory, self._program
-            found = measured_profile(recipe, device, self.executable, *about)
+            run = ProfiledRun(
+                recipe, device, self.executable, state, compilations, memory, self._program
+            )
+            found = measured_profile(run, peaks)
             if exceeds_peaks(found.profile):
                 # They were measured while the machine was busy.
                 peaks = peaks_of(backend.device, cache_root(recipe.cache), again=True)
-                about = state, peaks, compilations, memory, self._program
-                found = measured_profile(recipe, device, self.executable, *about)
+                found = measured_profile(run, peaks)
             evidence = self._evidence(found, dataset, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
         profiles = [evidence.profile]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.backends.feed.feed_stats import FeedReport
+from pipeline.backends.graph.hlo_program import CONVERSIONS
 from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.hlo_program import CONVERSIONS
 from pipeline.inspect.profiler.step_profile import (
     HostTime,
     OperatorTime,

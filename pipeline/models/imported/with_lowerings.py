@@ -24,6 +24,15 @@ from typing import Any, TypeVar, cast
 import jax
 from jax.extend import core
 
+from pipeline.core.host.jaxpr import (
+    FLOW,
+    called_jaxpr,
+    compute_flow,
+    equations_in,
+    inner_jaxprs,
+    scope_of,
+    walk,
+)
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
@@ -32,7 +41,6 @@ from pipeline.models.imported.replaced_equations import (
     why_kept,
 )
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
-from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -82,7 +90,7 @@ def with_lowerings(function: Function, policy: LoweringPolicy, root: str = "") -
     def call(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         leaves = jax.tree.leaves(arguments)
-        results = _Evaluation(policy, root).run(closed.jaxpr, closed.consts, leaves)
+        results = _Evaluation(policy, root).run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return cast(Function, call)
@@ -93,19 +101,20 @@ def list_kept(
 ) -> tuple[KeptOperation, ...]:
     """List the convolutions and max pooling that `with_lowerings` does not replace, by tracing."""
     closed = jax.make_jaxpr(function)(*arguments)
-    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, "", root)))
+    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, root)))
 
 
-def _kept_in(jaxpr: Any, outer: str, root: str, ruled: bool = False) -> Iterator[KeptOperation]:
-    for equation in jaxpr.eqns:
-        name, scope = equation.primitive.name, str(equation.source_info.name_stack)
-        scope = "/".join(part for part in (outer, _without_root(scope, root, "")) if part)
-        if name in (CONVOLUTION, MAXIMA):
-            why = "has its own derivative" if ruled else why_kept(equation)
-            if why:
-                yield KeptOperation(name, scope, why)
-        for inner in _inner_jaxprs(equation):
-            yield from _kept_in(inner, scope, "", ruled or name in RULED)
+def _kept_in(jaxpr: core.Jaxpr, root: str) -> Iterator[KeptOperation]:
+    for equation, outer in equations_in(jaxpr):
+        name = equation.primitive.name
+        if name not in (CONVOLUTION, MAXIMA):
+            continue
+        is_ruled = any(call.primitive.name in RULED for call in outer)
+        why = "has its own derivative" if is_ruled else why_kept(equation)
+        if why:
+            first, *others = (*outer, equation)
+            scopes = (_scope(first, root, ""), *map(scope_of, others))
+            yield KeptOperation(name, "/".join(filter(None, scopes)), why)
 
 
 @dataclass(frozen=True)
@@ -115,21 +124,14 @@ class _Evaluation:
     policy: LoweringPolicy
     root: str = ""
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr for its operands."""
-        values = dict(zip(jaxpr.constvars, consts, strict=True))
-        values |= dict(zip(jaxpr.invars, operands, strict=True))
+        return walk(jaxpr, operands, self._compute_in_scope, lambda _, constant: constant)
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-        for equation in jaxpr.eqns:
-            scope = str(equation.source_info.name_stack)
-            scope = _without_root(scope, self.root, self.root.partition("/")[0])
-            with _in_scope(scope), equation.ctx.manager:
-                results = self._compute(equation, [read(atom) for atom in equation.invars])
-            values |= dict(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def _compute_in_scope(self, equation: Any, operands: list[Any]) -> list[Any]:
+        scope = _scope(equation, self.root, self.root.partition("/")[0])
+        with _in_scope(scope), equation.ctx.manager:
+            return self._compute(equation, operands)
 
     def _compute(self, equation: Any, operands: list[Any]) -> list[Any]:
         name, params = equation.primitive.name, equation.params
@@ -149,35 +151,30 @@ class _Evaluation:
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr that an equation holds, whose scopes don't begin with the root."""
-        return _Evaluation(self.policy).run(jaxpr.jaxpr, jaxpr.consts, operands)
+        return _Evaluation(self.policy).run(jaxpr, operands)
 
     def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
         return self._run_inner(jaxpr, operands)
 
 
-def _has_replaced(equation: Any) -> bool:
+def _has_replaced(equation: core.JaxprEqn) -> bool:
     """Whether an equation holds others that are replaced, and is no function with its own rule."""
-    name = equation.primitive.name
-    if name in RULED or (name not in FLOW and called_jaxpr(equation) is None):
-        return False
-    return any(
-        (inner.primitive.name in REPLACED and not why_kept(inner)) or _has_replaced(inner)
-        for jaxpr in _inner_jaxprs(equation)
-        for inner in jaxpr.eqns
+    return _is_repeated(equation) and any(
+        inner.primitive.name in REPLACED and all(map(_is_repeated, outer)) and not why_kept(inner)
+        for jaxpr in inner_jaxprs(equation)
+        for inner, outer in equations_in(jaxpr)
     )
 
 
-def _inner_jaxprs(equation: Any) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation."""
-    for value in equation.params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(each, "jaxpr", each)
-            if isinstance(inner, core.Jaxpr):
-                yield inner
+def _is_repeated(equation: core.JaxprEqn) -> bool:
+    """Whether an equation is a call without its own rule, a loop or branches."""
+    name = equation.primitive.name
+    return name not in RULED and (name in FLOW or called_jaxpr(equation) is not None)
 
 
-def _without_root(scope: str, root: str, replacement: str) -> str:
-    """Return the scopes around an equation, with those of the root replaced."""
+def _scope(equation: Any, root: str, replacement: str) -> str:
+    """Return the named scopes around an equation, with those of the root replaced."""
+    scope = scope_of(equation)
     if root and f"{scope}/".startswith(f"{root}/"):
         return f"{replacement}{scope[len(root) :]}".removeprefix("/")
     return scope

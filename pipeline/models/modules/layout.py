@@ -12,6 +12,7 @@ from math import prod
 
 from jax import Array
 
+from pipeline.core.host.platforms import platform_of
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.image_layout import Layout
@@ -99,7 +100,8 @@ def best_layout(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platf
 def has_choice(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> bool:
     """Whether both layouts are possible: on the CPU, with convolutions and layers of both."""
     slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
-    return platform == "cpu" and slides and first_without_batch_last(stack) is None
+    chooses = platform_of(platform).chooses_lowerings
+    return chooses and slides and first_without_batch_last(stack) is None
 
 
 def _patches_bytes(problem: ConvolutionProblem) -> int:

@@ -65,7 +65,7 @@ def spare_gpus(folder: Path) -> None:
     Else JAX would take most of a GPU's memory, beside a run that is on it.
     """
     run_dir = run_of(folder)
-    if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.name == "gpu":
+    if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.uses_cuda:
         return
     leave_gpus_alone()
 

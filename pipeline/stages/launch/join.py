@@ -60,7 +60,8 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
-    from jax._src import distributed
+
+    from pipeline.core.host.jax_private import coordination_client
 
     how: dict[str, Any] = {"cluster_detection_method": place.launcher}
     if place.address is not None:
@@ -90,8 +91,7 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
     finally:
         limit.cancel()
         os.environ.update(proxies)
-    client = distributed.global_state.client
-    return Ranks(place.rank, place.size, launch.stuck_seconds, client)
+    return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client())
 
 
 def _give_up(place: RankPlace, limit_s: float) -> None:

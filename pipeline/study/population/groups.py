@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.core.registry import parts
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.models.networks.torch_module import TorchModule
 
@@ -101,10 +102,14 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
         )
 
 
+def _devices() -> tuple[str, ...]:
+    return tuple(name for name, device in parts("device").items() if device.runs_populations)
+
+
 def refusals(recipe: Recipe) -> list[str]:
     """Why a run can be no member of a population; empty where it can."""
     must = (
-        ("device", recipe.device.name, ("cpu",)),
+        ("device", recipe.device.name, _devices()),
         ("parallel.mode", recipe.parallel.mode, ("none",)),
         ("launch", recipe.launch.name, ("none", "auto")),
         ("train.mode", recipe.train.mode, ("graph",)),

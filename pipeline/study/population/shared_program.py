@@ -24,6 +24,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built, build
@@ -217,9 +218,9 @@ class SharedProgram:
             return compiled.programs.init
         if about not in self._inits:
             seed = backend.placement.put(built.seed)
-            cpu = backend.device.platform == "cpu"
+            options = UNOPTIMIZED if platform_of(backend.device.platform).optimizes_slowly else None
             program = jax.jit(built.step.init).lower(seed)
-            self._inits[about] = program.compile(compiler_options=UNOPTIMIZED if cpu else None)
+            self._inits[about] = program.compile(compiler_options=options)
         return self._inits[about]
 
 

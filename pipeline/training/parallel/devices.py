@@ -6,20 +6,24 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge
 from jax.extend.backend import clear_backends
 
 from pipeline.core.errors import RunError, first_line
 from pipeline.core.host.cuda import plugin, why_no_gpu
+from pipeline.core.host.jax_private import (
+    PLUGIN_LOGGER,
+    has_open_devices,
+    num_joined_processes,
+)
+from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.shards import DEFAULT_SHARDS, shards_of
 
-Platform = Literal["cpu", "gpu"]
 PLATFORMS = "jax_platforms"
 ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "jax_disable_jit": (False,),
@@ -31,7 +35,7 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 """Settings of JAX, from the environment or `jax.config`, with the values that a run works with."""
 
 
-def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlacement:
+def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     """Return the devices of a run; one run of one device has that of number `index`.
 
     Where several are asked for, each process has as many. Raises RunError that names the devices
@@ -47,7 +51,7 @@ def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlace
             f"parallel.devices = {wanted}: must be a multiple of the {processes} processes"
         )
     own = wanted // processes
-    if platform == "cpu":
+    if platform_of(platform).is_host:
         provide_cpu_devices(own)
     devices = []
     for process in range(processes):
@@ -68,13 +72,12 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
-    return DevicePlacement((find_device("cpu", 0),))
+    return DevicePlacement((find_device(CPU.name, 0),))
 
 
 def num_processes() -> int:
     """Return the processes of the run, without opening a device, which would fix their number."""
-    count: int | None = distributed.global_state.num_processes
-    return count or 1
+    return num_joined_processes()
 
 
 def num_devices(parallel: ParallelSpec, processes: int) -> int:
@@ -127,10 +130,9 @@ def leave_gpus_alone() -> None:
     """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
     takes most of a GPU's memory at once. What the user says of platforms is kept."""
     configured: Any = jax.config
-    opened = xla_bridge.backends_are_initialized()
-    if configured.jax_platforms or opened or plugin() is None:
+    if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
-    jax.config.update(PLATFORMS, "cpu")
+    jax.config.update(PLATFORMS, CPU.name)
     _left_alone.append(True)
 
 
@@ -146,10 +148,10 @@ def _take_gpus() -> None:
         clear_backends()
 
 
-def find_device(platform: Platform, index: int) -> jax.Device:
+def find_device(platform: str, index: int) -> jax.Device:
     """Return a device of this process. Raises RunError that names the devices there are, and why
     there is no GPU."""
-    if platform == "gpu":
+    if platform_of(platform).is_cuda:
         _take_gpus()
     with _plugin_failures() as failures:
         everywhere = _open_devices()
@@ -187,8 +189,8 @@ def _require_settings() -> None:
             raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
 
 
-def _devices(platform: Platform) -> list[jax.Device]:
-    if platform == "gpu":
+def _devices(platform: str) -> list[jax.Device]:
+    if platform_of(platform).is_cuda:
         _take_gpus()
     _open_devices()
     try:
@@ -197,8 +199,8 @@ def _devices(platform: Platform) -> list[jax.Device]:
         return []
 
 
-def _hint(platform: Platform, said: str) -> str:
-    return f"; {why_no_gpu(said)}" if platform == "gpu" else ""
+def _hint(platform: str, said: str) -> str:
+    return f"; {why_no_gpu(said)}" if platform_of(platform).is_cuda else ""
 
 
 @contextmanager
@@ -213,7 +215,7 @@ def _plugin_failures() -> Iterator[list[str]]:
         reasons.append(record.getMessage() if failure is None else first_line(failure))
         return False
 
-    log = logging.getLogger(xla_bridge.__name__)
+    log = logging.getLogger(PLUGIN_LOGGER)
     log.addFilter(keep)
     try:
         yield reasons

@@ -18,6 +18,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from pipeline.core.host.platforms import platform_of
 from pipeline.training.parallel.parallel_spec import AXES, DATA, MODEL
 
 
@@ -55,8 +56,8 @@ class DevicePlacement:
     def free_bytes(self) -> int | None:
         """Bytes that JAX may still take on the fullest GPU of this process; None for other devices,
         which don't tell."""
-        own = [device for device in self.devices if device.platform == "gpu"]
-        own = [device for device in own if device.process_index == jax.process_index()]
+        here = (d for d in self.devices if d.process_index == jax.process_index())
+        own = [device for device in here if platform_of(device.platform).reports_free_memory]
         stats = [known for device in own if (known := device.memory_stats())]
         free = (known.get("bytes_limit", 0) - known.get("bytes_in_use", 0) for known in stats)
         return max(0, min(free)) if stats else None

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.feed.feed import Feed, make_feed
+from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
@@ -40,11 +41,15 @@ def make_split(samples: int = SAMPLES) -> Split:
 
 
 def make(
-    kind: str, split: Split | None = None, order: SampleOrder | None = None, **more: Any
+    kind: Any,
+    split: Split | None = None,
+    order: SampleOrder | None = None,
+    notify: Any = None,
+    **options: Any,
 ) -> Feed:
-    return make_feed(
-        split or make_split(), order or make_order(), DevicePlacement((DEVICE,)), kind, **more
-    )
+    placement = DevicePlacement((DEVICE,))
+    source = FeedSource(split or make_split(), order or make_order(), placement, **options)
+    return make_feed(source, kind, notify)
 
 
 def wait_until(true: Callable[[], bool]) -> None:

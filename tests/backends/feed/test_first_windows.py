@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.backends.feed import feed as feeds
 from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.window_buffer import ReadPlan
+from pipeline.backends.feed.window_buffer import FeedSource, ReadPlan
 from pipeline.data.columns import Split
 from pipeline.training.parallel.placement import DevicePlacement
 from tests.backends.feed.feeding import (
@@ -32,8 +32,8 @@ def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
     placement = DevicePlacement((DEVICE,))
-    about = make_split(), make_order(), placement, window_steps, stop, lambda: 0.0
-    return ReadPlan(*about, short_first=True)
+    source = FeedSource(make_split(), make_order(), placement, stop, True, lambda: 0.0)
+    return ReadPlan(source, window_steps)
 
 
 def test_windows_double_until_they_are_full() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pipeline.backends.base import CompileInputs, Mechanism
 from pipeline.backends.feed import feed as feeds
 from pipeline.backends.feed.feed import make_feed
+from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend
 from pipeline.backends.gpu.gpu_executable import GpuExecutable
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
@@ -39,7 +40,7 @@ def compile_counting(
     rates = np.arange(100, dtype=np.float32) / 4
     backend = GpuBackend(placement, graphs)
     backend.options = {}
-    feed = make_feed(Split({"label": LABELS}), order, placement, "resident")
+    feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
     work = CompileInputs(
         counting_step(bad), feed, feed, rates, seed_words(3), dispatch_steps=dispatch_steps
     )

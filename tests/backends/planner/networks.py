@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.planner.layouts import Kind
-from pipeline.backends.planner.rates import DeviceGroup, LinkRates, MeasuredRates
+from pipeline.backends.planner.rates import LinkRates, MeasuredRates
 from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.rates import CollectiveKind, DeviceGroup
 
 Array = jax.Array
 
@@ -150,7 +150,7 @@ class MindSporeRates:
         """Bytes that an operator reads, a quarter of those that are moved."""
         return nbytes / 4
 
-    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
+    def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
         """Bytes that are communicated."""
         halved = kind in ("all_gather", "reduce_scatter")
         return self.beta * nbytes * (group.size > 1) * (0.5 if halved else 1.0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.blocks import OperatorUse, StepBlocks
 from pipeline.backends.planner.cut_prices import CutPrices
@@ -18,9 +19,9 @@ from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of
 from pipeline.backends.planner.parallel_plan import ParallelPlan
-from pipeline.backends.planner.rates import AscendRates, Rates
 from pipeline.backends.planner.search import GIB, SIMPLER, best_plan, search, search_blocks
 from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.rates import Rates
 from pipeline.core.errors import RecipeError
 from tests.backends.planner.networks import (
     GPU_LIKE,

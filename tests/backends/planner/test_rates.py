@@ -10,19 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.cost.collectives import all_reduce_us
+from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Kind
 from pipeline.backends.planner.rates import (
     HOST_RATES_FILE,
-    AscendRates,
-    DeviceGroup,
     LinkCurves,
     LinkRates,
     MeasuredRates,
     host_rates,
 )
 from pipeline.backends.planner.search import search_blocks
+from pipeline.backends.rates import CollectiveKind, DeviceGroup
 from pipeline.core.errors import RunError
 from tests.backends.planner.networks import mlp
 
@@ -58,7 +57,9 @@ def test_a_kernel_takes_the_longer_of_its_operations_and_its_bytes() -> None:
     assert rates.compute_us(0.0, 4.0) == 2
 
 
-KINDS: st.SearchStrategy[Kind] = st.sampled_from(["all_reduce", "all_gather", "all_to_all"])
+KINDS: st.SearchStrategy[CollectiveKind] = st.sampled_from(
+    ["all_reduce", "all_gather", "all_to_all"]
+)
 CURVES = LinkCurves(
     (100.0, 1000.0, 10_000.0),
     {
@@ -83,7 +84,7 @@ CURVES = LinkCurves(
     ],
 )
 def test_a_collective_s_time_lies_on_a_curve_of_those_measured(
-    kind: Kind, nbytes: float, size: int, us: float
+    kind: CollectiveKind, nbytes: float, size: int, us: float
 ) -> None:
     assert CURVES.us(kind, nbytes, size) == pytest.approx(us)
 
@@ -95,7 +96,7 @@ def test_a_collective_s_time_lies_on_a_curve_of_those_measured(
     KINDS,
 )
 def test_times_of_this_host_don_t_fall_where_bytes_grow(
-    nbytes: float, factor: float, size: int, kind: Kind
+    nbytes: float, factor: float, size: int, kind: CollectiveKind
 ) -> None:
     links = host_rates().links
     assert links.us(kind, nbytes * factor, size) >= links.us(kind, nbytes, size) * (1 - 1e-12) > 0

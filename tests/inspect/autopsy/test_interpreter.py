@@ -19,7 +19,7 @@ from pipeline.inspect.autopsy.values import ReplayValue
 def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:
     closed, interpreter = jax.make_jaxpr(function)(*args), Interpreter()
     inputs = [ReplayValue(leaf) for leaf in jax.tree.leaves(args)]
-    return interpreter.run(closed.jaxpr, closed.consts, inputs), interpreter
+    return interpreter.run(closed, inputs), interpreter
 
 
 def cause_of(function: Callable[..., Any], *args: Any) -> Cause:
@@ -190,6 +190,6 @@ def test_an_input_is_a_cause_when_it_is_first_read() -> None:
     bad = Origin(-1, "", "", has_nan=True)
     closed = jax.make_jaxpr(lambda x, y: (jnp.exp(x * 1e30) + 1) * y)(1.0, 1.0)
     inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=bad)]
-    (value,) = Interpreter().run(closed.jaxpr, closed.consts, inputs)
+    (value,) = Interpreter().run(closed, inputs)
     assert value.origin is not None
     assert first_cause(value.origin).origin.primitive == "exp"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.inspect.profiler.hlo_program import parse_program
+from pipeline.backends.graph.hlo_program import parse_program
 from pipeline.inspect.profiler.iterations import (
     MOVING,
     divide,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
@@ -182,7 +182,7 @@ def unit_of(name: str) -> str:
 
 
 LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 4096
-FIGURES = tuple(field.name for field in fields(Hardware))
+FIGURES = tuple(figure.name for figure in fields(Hardware))
 _FIELDS: dict[str, Any] = {
     name: (_figure_type(name), Field(json_schema_extra={"unit": unit_of(name)})) for name in FIGURES
 }
@@ -199,3 +199,19 @@ Chip: Any = create_model(
 def hardware_of(chip: Any) -> Hardware:
     """Return the plain numbers of a checked chip."""
     return Hardware(**{name: getattr(chip, name).value for name in FIGURES})
+
+
+@dataclass(frozen=True)
+class PricedChip:
+    """A checked chip for pricing: its name, types and figures, and the source of each figure."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    hardware: Hardware
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+
+def chipset_of(chip: Any) -> PricedChip:
+    """Return a checked chip for pricing."""
+    sources = {name: getattr(chip, name).source for name in FIGURES}
+    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip), sources)

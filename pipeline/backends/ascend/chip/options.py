@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, get_args
 
+from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.core.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
@@ -53,6 +54,18 @@ class ExecutionConfig:
     without: frozenset[str] = frozenset()
     software: Software | None = None
     keep_batchnorm_fp32: bool = False
+
+
+@dataclass(frozen=True)
+class EmulatedDevice:
+    """A chip, and how it runs steps; sinks and devices are those of a run.
+
+    `mode` is None if it depends on the sink of a run, else that of `config`.
+    """
+
+    chip: PricedChip
+    config: ExecutionConfig
+    mode: Mode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.tasks import Buffer, Layout, Role
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.device_formats import (
@@ -15,7 +14,8 @@ from pipeline.backends.ascend.compiler.device_formats import (
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.ascend.frontend.graph import Graph
+from pipeline.backends.graph.graph import Graph
+from pipeline.core.host.item_sizes import stored_bytes
 
 
 @dataclass(frozen=True)

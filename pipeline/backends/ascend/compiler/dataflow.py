@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import kind_of
 from pipeline.backends.ascend.compiler.product_operands import absorbed_transposes
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 
 ROW_ELEMENTS = 32768
 """The longest row that stays in the unified buffer with what is computed from it: 256 KiB hold

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Layout
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
-from pipeline.backends.ascend.frontend.graph import Graph, Node, Value
+from pipeline.backends.graph.graph import Graph, Node, Value
 
 
 def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:

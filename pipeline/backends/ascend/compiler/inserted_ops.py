@@ -16,7 +16,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.buffers import Buffers
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.frontend.graph import Graph
+from pipeline.backends.graph.graph import Graph
 
 
 class InsertedOps:

@@ -22,7 +22,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import VIRTUAL
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 from pipeline.models.modules.name_stack import layer_of
 
 RECOMPUTE_RATIO = 1.3

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pipeline.backends.ascend.chip.tasks import CostClass, CubeWork
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 
 ConvRole = Literal["forward", "input_grad", "kernel_grad"]
 

@@ -15,7 +15,6 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.tasks import (
     CHANNEL_BLOCK,
     Buffer,
@@ -24,6 +23,7 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
 )
 from pipeline.backends.ascend.compiler.device_formats import is_aligned
+from pipeline.core.host.item_sizes import stored_bytes
 
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""

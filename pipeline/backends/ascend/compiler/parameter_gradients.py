@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.backends.ascend.compiler.buffers import Signature
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.ascend.frontend.graph import Graph
+from pipeline.backends.graph.graph import Graph
 
 
 def find_gradients(

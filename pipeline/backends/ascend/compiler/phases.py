@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import Phase
 from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.ascend.frontend.graph import VIEWS_OF_SCAN, Graph, Node
+from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """Kinds of nodes that a gradient passes through on its way to the optimizer."""

@@ -6,7 +6,7 @@ from pipeline.backends.ascend.chip.tasks import CostClass, VectorWork
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.inserted_ops import InsertedOps
 from pipeline.backends.ascend.compiler.matmul_work import window_area
-from pipeline.backends.ascend.frontend.graph import Node
+from pipeline.backends.graph.graph import Node
 
 
 def lower_window(kernel: Kernel, node: Node, inserted: InsertedOps) -> None:

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Permutation, permutation_of
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 
 
 def absorbed_transposes(graph: Graph) -> frozenset[int]:

@@ -7,8 +7,8 @@ TransData where a value changes its layout; MemSet before accumulation; GetNext.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import (
     CostClass,
@@ -39,8 +39,9 @@ from pipeline.backends.ascend.compiler.product_operands import (
     operand_permutation,
     result_permutation,
 )
-from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
+from pipeline.core.host.item_sizes import stored_bytes
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",
@@ -56,49 +57,42 @@ class UnsupportedError(RunError):
     """A primitive that the emulated device doesn't know."""
 
 
-def lower(
-    graph: Graph,
-    signature: Signature,
-    precision: Precision | None,
-    patterns: Patterns,
-    *,
-    by_op: bool = False,
-    strict: bool = False,
-    keep_batchnorm_fp32: bool = False,
-) -> TaskGraph:
-    """Return the tasks of one step. `by_op` runs every op of the framework on its own, unfused.
+@dataclass(frozen=True)
+class LoweringOptions:
+    """Options of the compiler; `precision` and `keep_batchnorm_fp32` are MindSpore's amp levels."""
 
-    `keep_batchnorm_fp32` is that of MindSpore's amp levels.
+    precision: Precision | None
+    patterns: Patterns
+    by_op: bool = False
+    """Whether every op of the framework runs on its own, unfused."""
+    strict: bool = False
+    """Whether an unknown primitive is an error."""
+    keep_batchnorm_fp32: bool = False
 
-    Raises UnsupportedError on unknown primitives when `strict`.
-    """
+
+def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskGraph:
+    """Return the tasks of one step. Raises UnsupportedError on unknown primitives if `strict`."""
     unsupported = Counter(
         node.primitive for node in graph.nodes if kind_of(node.primitive) == "unsupported"
     )
-    if strict and unsupported:
+    if options.strict and unsupported:
         names = ", ".join(sorted(unsupported))
         raise UnsupportedError(
             f"no rule for {names}; price with strict = false to count them by their bytes"
         )
-    lowered = _Lowering(graph, signature, precision, patterns, by_op).run(unsupported)
-    if keep_batchnorm_fp32:
+    lowered = _Lowering(graph, signature, options).run(unsupported)
+    if options.keep_batchnorm_fp32:
         lowered = keep_norms_in_float32(lowered)
-    fused = lowered if by_op else fuse(lowered, patterns)
-    return convert_formats(fused, op_by_op=by_op)
+    fused = lowered if options.by_op else fuse(lowered, options.patterns)
+    return convert_formats(fused, op_by_op=options.by_op)
 
 
 class _Lowering:
     """One lowering of a graph to tasks."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        signature: Signature,
-        precision: Precision | None,
-        patterns: Patterns,
-        by_op: bool,
-    ) -> None:
-        self.graph, self.signature, self.patterns = graph, signature, patterns
+    def __init__(self, graph: Graph, signature: Signature, options: LoweringOptions) -> None:
+        self.graph, self.signature, self.patterns = graph, signature, options.patterns
+        precision, by_op = options.precision, options.by_op
         self.precision, self.by_op = precision, by_op
         self.phases = find_phases(graph, set(signature.parameters))
         every_input = {*signature.parameters, *signature.state, *signature.inputs}

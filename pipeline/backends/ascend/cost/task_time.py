@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     CHANNEL_BLOCK,
     Buffer,
@@ -40,6 +39,7 @@ from pipeline.backends.ascend.cost.vector_work import (
     vector_product,
     vector_work,
 )
+from pipeline.core.host.item_sizes import item_bytes
 
 CUBE_CLASSES = frozenset(("conv", "conv_input_grad", "conv_kernel_grad", "matmul"))
 DEPTHWISE_CLASSES = frozenset(("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"))

@@ -9,7 +9,6 @@ from itertools import permutations
 from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     CHANNEL_BLOCK,
     Buffer,
@@ -21,6 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
+from pipeline.core.host.item_sizes import item_bytes
 
 Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
 BLOCK_BYTES = 32

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import hardware_of
 from pipeline.backends.ascend.fit.workloads import image_step
-from pipeline.backends.ascend.tune.autotune import BUILT_IN, check_tile_entry, tune
+from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneSettings, check_tile_entry, tune
 from pipeline.core.files.knowledge_bank import read_bank, write_bank
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     hardware = hardware_of(load_chip("ascend910"))
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "bank.json"
-        tune(graph, hardware, mode="exhaustive", bank_path=found)
+        tune(graph, hardware, TuneSettings(bank_path=found))
         entries = read_bank(found, check_tile_entry)
     write_bank(BUILT_IN, entries)
     print(f"{len(entries)} products in {BUILT_IN.name}")

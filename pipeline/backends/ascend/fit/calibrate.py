@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 from scipy.optimize import least_squares
 
+from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.chip.options import ExecutionConfig, Software
 from pipeline.backends.ascend.cost.calibration import (
     CALIBRATION_FILE,
@@ -26,7 +27,7 @@ from pipeline.backends.ascend.cost.calibration import (
     calibrate_with,
 )
 from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.pricing.pricing import PricedChip, Pricing, chipset
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from pipeline.backends.ascend.chip.item_sizes import item_bytes
 from pipeline.backends.ascend.chip.tasks import (
     Buffer,
     CostClass,
@@ -25,6 +24,7 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
 )
 from pipeline.core.errors import RunError
+from pipeline.core.host.item_sizes import item_bytes
 
 KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
 

@@ -267,9 +267,9 @@ def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Componen
 
 def _placements(chunk: _Chunk, offset: int, sizes: Mapping[int, int]) -> Iterator[Placement]:
     offset += chunk.guard_bytes
-    life = chunk.block.birth, chunk.block.death
+    birth, death = chunk.block.birth, chunk.block.death
     for index in chunk.members:
-        yield Placement(index, chunk.pool, chunk.component, offset, sizes[index], *life)
+        yield Placement(index, chunk.pool, chunk.component, offset, sizes[index], birth, death)
         offset += sizes[index]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypedDict, Unpack, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import FIGURES, Hardware, hardware_of
+from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, chipset_of
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     MODES,
@@ -40,20 +40,28 @@ from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.simulate.feeding import device_images_per_s
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
-from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, tune
+from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, TuneSettings, tune
 from pipeline.backends.ascend.tune.bank_path import custom_bank
 
 DEFAULTS = ExecutionConfig()
 
 
-@dataclass(frozen=True)
-class PricedChip:
-    """A checked chip for pricing: its name, types and figures, and the source of each figure."""
+class PriceOptions(TypedDict, total=False):
+    """Options of `price`; those of `ExecutionConfig` that are left out have its defaults."""
 
-    name: str
-    dtypes: tuple[str, ...]
-    hardware: Hardware
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    precision: Precision | None
+    keep_batchnorm_fp32: bool
+    mode: Mode | None
+    software: Software | None
+    sink_size: int
+    devices: int
+    all_reduce_fusion: Iterable[int] | None
+    host_workers: int | None
+    data_sink: bool
+    auto_tune: TuneMode | None
+    tune_bank: str | Path | None
+    repeat_tune: bool
+    strict: bool
 
 
 def price(
@@ -63,19 +71,7 @@ def price(
     *,
     hardware: str | Path | PricedChip = "ascend910",
     parameters: Callable[[Any], Any] | None = None,
-    precision: Precision | None = DEFAULTS.precision,
-    keep_batchnorm_fp32: bool = DEFAULTS.keep_batchnorm_fp32,
-    mode: Mode | None = None,
-    software: Software | None = DEFAULTS.software,
-    sink_size: int = DEFAULTS.sink_size,
-    devices: int = DEFAULTS.devices,
-    all_reduce_fusion: Iterable[int] | None = DEFAULTS.fusion,
-    host_workers: int | None = DEFAULTS.host_workers,
-    data_sink: bool = DEFAULTS.data_sink,
-    auto_tune: TuneMode | None = DEFAULTS.auto_tune,
-    tune_bank: str | Path | None = DEFAULTS.tune_bank,
-    repeat_tune: bool = DEFAULTS.repeat_tune,
-    strict: bool = DEFAULTS.strict,
+    **options: Unpack[PriceOptions],
 ) -> Report:
     """Price one step of training on an emulated device.
 
@@ -91,26 +87,38 @@ def price(
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
     arguments out of range. Errors that `step` itself raises when it is traced come through.
     """
-    config = ExecutionConfig(
-        precision=precision,
-        keep_batchnorm_fp32=switch("keep_batchnorm_fp32", keep_batchnorm_fp32),
-        mode=mode_of(software, mode),
-        software=software,
-        sink_size=whole("sink_size", sink_size),
-        devices=whole("devices", devices, most=MAX_DEVICES),
-        fusion=_points(all_reduce_fusion),
-        host_workers=whole("host_workers", host_workers) if host_workers is not None else None,
-        data_sink=switch("data_sink", data_sink),
-        auto_tune=_mode_of_tuning(auto_tune),
-        tune_bank=custom_bank(tune_bank),
-        repeat_tune=switch("repeat_tune", repeat_tune),
-        strict=switch("strict", strict),
-    )
+    config = _config_of(options)
     for name, function in (("step", step), ("parameters", parameters)):
         if not callable(function) and (name == "step" or function is not None):
             raise OptionError(f"{name}: {function!r} should be a function")
     chip = hardware if isinstance(hardware, PricedChip) else chipset(str(hardware))
     return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
+
+
+def _config_of(options: PriceOptions) -> ExecutionConfig:
+    """Check options. Raises OptionError, and TypeError for one that `price` doesn't have."""
+    for name in options:
+        if name not in PriceOptions.__annotations__:
+            raise TypeError(f"price() got an unexpected keyword argument {name!r}")
+    software, workers = options.get("software"), options.get("host_workers")
+    config = replace(DEFAULTS, precision=options.get("precision", DEFAULTS.precision))
+    config = replace(config, **_switches(options))
+    return replace(
+        config,
+        mode=mode_of(software, options.get("mode")),
+        software=software,
+        sink_size=whole("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
+        devices=whole("devices", options.get("devices", DEFAULTS.devices), most=MAX_DEVICES),
+        fusion=_points(options.get("all_reduce_fusion")),
+        host_workers=None if workers is None else whole("host_workers", workers),
+        auto_tune=_mode_of_tuning(options.get("auto_tune")),
+        tune_bank=custom_bank(options.get("tune_bank")),
+    )
+
+
+def _switches(options: PriceOptions) -> dict[str, bool]:
+    names = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
+    return {name: switch(name, options[name]) for name in names if name in options}
 
 
 def _mode_of_tuning(mode: Any) -> TuneMode | None:
@@ -143,12 +151,6 @@ def chipset(name_or_path: str) -> PricedChip:
 def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
     """Return a chip by its file, cached until the file is written again."""
     return chipset_of(load_chip(name_or_path))
-
-
-def chipset_of(chip: Any) -> PricedChip:
-    """Return a checked chip for pricing."""
-    sources = {name: getattr(chip, name).source for name in FIGURES}
-    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip), sources)
 
 
 class Pricing:
@@ -216,15 +218,13 @@ class Pricing:
             self._refuse_foreign_types(graph)
             hardware, efficiency = self.chip.hardware, self.calibration.efficiency
             if config.auto_tune or config.tune_bank:
-                self._tuned[key] = tune(
-                    graph,
-                    hardware,
+                settings = TuneSettings(
                     mode=config.auto_tune,
                     bank_path=Path(config.tune_bank) if config.tune_bank else None,
                     builtin_path=BUILT_IN,
                     repeat=config.repeat_tune,
-                    efficiency=efficiency,
                 )
+                self._tuned[key] = tune(graph, hardware, settings, efficiency)
             tiles = self._tuned[key].tiles if key in self._tuned else None
             times = price_tasks(graph, hardware, efficiency, tiles)
             priced[key] = graph, _without_data(graph, times)

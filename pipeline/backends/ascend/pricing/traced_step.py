@@ -11,18 +11,18 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.ascend.chip.item_sizes import stored_bytes
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.compiler.op_patterns import Patterns, vendor_patterns
+from pipeline.backends.ascend.compiler.op_patterns import vendor_patterns
 from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.ascend.compiler.tasks_from_kernels import Signature, lower
+from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, Signature, lower
 from pipeline.backends.ascend.cost.calibration import Calibration
-from pipeline.backends.ascend.frontend.graph import Graph
-from pipeline.backends.ascend.frontend.tracing import trace_with_result
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.simulate.timeline import Timeline
+from pipeline.backends.graph.graph import Graph
+from pipeline.backends.graph.tracing import trace_with_result
 from pipeline.core.errors import RunError
+from pipeline.core.host.item_sizes import stored_bytes
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 TRACES_KEPT = 16
@@ -91,16 +91,9 @@ class TracedStep:
         """Return the tasks of the step; `without` names fusions to skip."""
         key = (precision, by_op, strict, without, keep_batchnorm_fp32)
         if key not in self._lowered:
-            patterns: Patterns = vendor_patterns().without(without)
-            self._lowered[key] = lower(
-                self.graph,
-                self.signature,
-                precision,
-                patterns,
-                by_op=by_op,
-                strict=strict,
-                keep_batchnorm_fp32=keep_batchnorm_fp32,
-            )
+            patterns = vendor_patterns().without(without)
+            options = LoweringOptions(precision, patterns, by_op, strict, keep_batchnorm_fp32)
+            self._lowered[key] = lower(self.graph, self.signature, options)
         return self._lowered[key]
 
 

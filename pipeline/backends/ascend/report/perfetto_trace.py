@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,7 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.simulate.timeline import STREAMS, Span, Stream, Timeline
-from pipeline.core.files.atomic_write import write_whole
-
-Event = dict[str, Any]
+from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
 
 HOST_PID, DEVICE_PID = 1, 2
 ITERATION_TID = 1
@@ -38,22 +35,15 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
     if steps < 1:
         raise ValueError(f"a trace of {steps} steps: should be 1 or more")
     spans = tuple(_several(timeline, steps))
-    trace = {
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "what": "modelled, not measured",
-            "mode": timeline.mode,
-            "devices": timeline.devices,
-            "modelled_step_us": round(timeline.step_us, 3),
-            "bound": timeline.bound,
-        },
-        "traceEvents": [
-            *_names(spans),
-            *_iterations(timeline, steps),
-            *(_event(span, graph) for span in spans),
-        ],
+    about = {
+        "what": "modelled, not measured",
+        "mode": timeline.mode,
+        "devices": timeline.devices,
+        "modelled_step_us": round(timeline.step_us, 3),
+        "bound": timeline.bound,
     }
-    write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))
+    events = (_event(span, graph) for span in spans)
+    write_trace_file(path, (*_names(spans), *_iterations(timeline, steps), *events), about)
 
 
 def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
@@ -90,7 +80,7 @@ def _is_launch(span: Span) -> bool:
     return span.stream == "host" and span.task is None
 
 
-def _iterations(timeline: Timeline, steps: int) -> Iterator[Event]:
+def _iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
     """Return the step trace: interval, FP and BP, tail."""
     share_us = timeline.launch_us / timeline.steps_per_launch
     parts = (
@@ -98,19 +88,19 @@ def _iterations(timeline: Timeline, steps: int) -> Iterator[Event]:
         ("FP_BP", timeline.iteration.fp_bp_us),
         ("Tail", timeline.iteration.tail_us),
     )
+    row = TraceRow(DEVICE_PID, ITERATION_TID)
     for step in range(steps):
         at_us = _begin_us(timeline, step)
         for name, us in parts:
-            yield _complete(name, "ITERATION", at_us, us, ITERATION_TID) | {
-                "args": {"iteration": step + 1}
-            }
+            span = row.span(name, "ITERATION", at_us, at_us + us)
+            yield span | {"args": {"iteration": step + 1}}
             at_us += us
 
 
-def _event(span: Span, graph: TaskGraph) -> Event:
+def _event(span: Span, graph: TaskGraph) -> TraceEvent:
     category = CATEGORIES.get(span.stream, "HOST")
-    event = _complete(span.name, category, span.start_us, span.duration_us, _tid(span))
-    event["pid"] = _pid(span)
+    row, end_us = TraceRow(_pid(span), _tid(span)), span.start_us + span.duration_us
+    event = row.span(span.name, category, span.start_us, end_us)
     args: dict[str, Any] = {"kind": span.kind, "phase": span.phase}
     if span.task is not None:
         task = graph.tasks[span.task]
@@ -118,20 +108,6 @@ def _event(span: Span, graph: TaskGraph) -> Event:
         args |= {"bound": span.limit} if span.limit else {}
         args |= {"fused": list(task.fused)} if task.fused else {}
     return event | {"args": args}
-
-
-def _complete(name: str, category: str, at_us: float, us: float, tid: int) -> Event:
-    # Both ends are rounded alike, so that neighbours don't overlap by a rounding error.
-    start, end = round(at_us, 3), round(at_us + us, 3)
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "ts": start,
-        "dur": round(end - start, 3),
-        "pid": DEVICE_PID,
-        "tid": tid,
-    }
 
 
 def _pid(span: Span) -> int:
@@ -143,18 +119,16 @@ def _tid(span: Span) -> int:
     return number * LANES_PER_STREAM + span.lane
 
 
-def _names(spans: tuple[Span, ...]) -> Iterator[Event]:
+def _names(spans: tuple[Span, ...]) -> Iterator[TraceEvent]:
     """Return metadata: names of processes and threads, in the order of their numbers."""
     for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
-        yield _metadata("process_name", pid, 0, {"name": name})
-        yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+        row = TraceRow(pid, 0)
+        yield row.name("process_name", name)
+        yield row.metadata("process_sort_index", {"sort_index": pid})
     labels = dict(STREAMS)
     threads = {(_pid(span), _tid(span)): labels[span.stream] for span in spans}
     threads[DEVICE_PID, ITERATION_TID] = "Iterations"
     for (pid, tid), name in sorted(threads.items()):
-        yield _metadata("thread_name", pid, tid, {"name": name})
-        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
-
-
-def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+        row = TraceRow(pid, tid)
+        yield row.name("thread_name", name)
+        yield row.metadata("thread_sort_index", {"sort_index": tid})

@@ -104,35 +104,43 @@ class TuneResult:
         return {"mode": self.mode or "off", "result_data": totals, "operators": operators}
 
 
+@dataclass(frozen=True)
+class TuneSettings:
+    """How tilings are searched. Without a mode nothing is: the banks' tilings are used, and the
+    custom bank gets the default of every product that none has."""
+
+    mode: TuneMode | None = "exhaustive"
+    bank_path: Path | None = None
+    """The custom bank: read first, written after."""
+    builtin_path: Path | None = None
+    seed: int = 0
+    repeat: bool = False
+    """Whether what the custom bank has is tuned again."""
+
+
 def tune(
     graph: TaskGraph,
     hw: Hardware,
-    *,
-    mode: TuneMode | None = "exhaustive",
-    bank_path: Path | None = None,
-    builtin_path: Path | None = None,
-    seed: int = 0,
-    repeat: bool = False,
+    settings: TuneSettings,
     efficiency: Efficiency | None = None,
 ) -> TuneResult:
     """Return tilings for every product of the graph, none slower than the vendor's default.
 
-    `bank_path` is the custom bank: read first, written after; `repeat` tunes what it has again.
-    Without a mode nothing is searched: the banks' tilings are used, and the custom bank gets the
-    default of every product that none has. Raises RunError for an unknown mode and for a bank that
-    is not one.
+    Raises RunError for an unknown mode and for a bank that isn't one.
     """
+    mode = settings.mode
     if mode is not None and mode not in get_args(TuneMode):
         raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
-    banks = Banks(bank_path, builtin_path, check_tile_entry)
+    banks = Banks(settings.bank_path, settings.builtin_path, check_tile_entry)
     known = banks.read()
     outcomes: dict[str, _Outcome] = {}
     for index in tunable_tasks(graph):
         key, product = _product_at(graph, index, hw)
         if key not in outcomes:
-            outcomes[key] = _tune_one(key, known.get(key), product, hw, overlap, mode, seed, repeat)
+            objective = Objective(product, hw, overlap)
+            outcomes[key] = _tune_product(key, known.get(key), objective, settings)
     banks.add(
         {key: _entry(outcome) for key, outcome in outcomes.items() if outcome.status != "bank_hit"}
     )
@@ -157,31 +165,25 @@ def _product_at(graph: TaskGraph, index: int, hw: Hardware) -> tuple[str, Produc
     return bank_key(task.cost_class, product, hw), product
 
 
-def _tune_one(
-    key: str,
-    known: Mapping[str, Any] | None,
-    product: Product,
-    hw: Hardware,
-    overlap: float,
-    mode: TuneMode | None,
-    seed: int,
-    repeat: bool,
+def _tune_product(
+    key: str, known: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
 ) -> _Outcome:
     """Bank, else search; of a repeated search and the bank the better."""
+    mode = settings.mode
     banked = None
     if known is not None:
         banked = _Outcome(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
 
     def search() -> _Outcome:
-        default = default_tiling(product, hw, overlap).tiling
+        default = default_tiling(objective.product, objective.hw, objective.overlap).tiling
         if mode is None:
-            kept = Objective(product, hw, overlap).times_us(row_of(default))
-            return _Outcome(default, float(kept[0]), 0, "bank_append", ())
-        found = search_tiles(Objective(product, hw, overlap), default, mode, seed, key)
+            default_us = objective.times_us(row_of(default))
+            return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
+        found = search_tiles(objective, default, mode, settings.seed, key)
         us = found.rounds[-1].best_us
         return _Outcome(found.tiling, us, found.trials, "bank_append", found.rounds)
 
-    tuned = reuse_or_search(banked, search, repeat=repeat and mode is not None)
+    tuned = reuse_or_search(banked, search, repeat=settings.repeat and mode is not None)
     source = tuned.searched or tuned.best
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from jax import Array
 
+from pipeline.core.host.item_sizes import item_bytes
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair
 from pipeline.models.lowerings.problem.lowering import WIDENED, Role
 
@@ -16,7 +17,7 @@ Kind = Literal["conv2d", "dense", "max_pool"]
 
 def itemsize(dtype: str) -> int:
     """Bytes of a value while it is computed: 4 for the types of `WIDENED`."""
-    return 2 if WIDENED.get(dtype, dtype) == "bfloat16" else 4
+    return item_bytes(WIDENED.get(dtype, dtype))
 
 
 @dataclass(frozen=True)

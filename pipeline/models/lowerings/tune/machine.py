@@ -15,6 +15,7 @@ import jaxlib
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.ownership import make_private
+from pipeline.core.host.platforms import platform_of
 from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
@@ -34,7 +35,7 @@ def describe_device(device: jax.Device) -> str:
 def scopes_from(device: jax.Device) -> tuple[str, ...]:
     """The scope of timings on the device, then those of the instruction sets that it has besides,
     with which it can compute in the same way."""
-    if device.platform != "cpu":
+    if not platform_of(device.platform).is_host:
         return (f"{device.platform} {device.device_kind}",)
     flags = _cpu_flags()
     levels = [level for level in _LEVELS if level in flags] or [platform.machine()]
@@ -44,7 +45,7 @@ def scopes_from(device: jax.Device) -> tuple[str, ...]:
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
     """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`."""
     plain: frozenset[Engine] = frozenset(("xla",))
-    if device.platform != "cpu" or not _may_have_onednn():
+    if not (platform_of(device.platform).is_host and _may_have_onednn()):
         return plain
     able = _passes_probe(WIDENED.get(dtype, dtype), folder)
     return plain | {"onednn"} if able else plain

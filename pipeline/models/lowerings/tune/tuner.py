@@ -15,6 +15,7 @@ import jax
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import Entry, Round, Status, ticks_best
 from pipeline.core.files.tuning_flow import Banks, operator_record, reuse_or_search
+from pipeline.core.host.platforms import platform_of
 from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
@@ -135,7 +136,7 @@ def choose_lowerings(
     requested = tuple(problems)
     if tuning.kept is not None:
         return _as_before(tuning.kept, requested, device, tuning.folder)
-    if tuning.mode == "off" or device.platform != "cpu":
+    if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
     known = banks.read()
@@ -197,7 +198,8 @@ def _as_before(
     engines = _engines(problems, device, folder) if wants_onednn else {}
     for problem, lowering in requested:
         here = engines.get(problem.dtype, frozenset(("xla",)))
-        able = device.platform == "cpu" and can_compute(problem, lowering, here)
+        chooses = platform_of(device.platform).chooses_lowerings
+        able = chooses and can_compute(problem, lowering, here)
         if lowering != DEFAULT and not able:
             raise RunError(f"{lowering} can't compute {problem} here, as this run did before")
     return LoweringChoice(kept)

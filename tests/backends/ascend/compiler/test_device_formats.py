@@ -17,8 +17,8 @@ from pipeline.backends.ascend.compiler.device_formats import (
 )
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.phases import find_phases
-from pipeline.backends.ascend.frontend.graph import Value
-from pipeline.backends.ascend.frontend.tracing import trace_graph
+from pipeline.backends.graph.graph import Value
+from pipeline.backends.graph.tracing import trace_graph
 from tests.backends.ascend.steps import of
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.backends.ascend.compiler.phases import device_dtypes, find_phases
-from pipeline.backends.ascend.frontend.tracing import trace_graph
 from pipeline.backends.ascend.pricing.traced_step import trace_step
+from pipeline.backends.graph.tracing import trace_graph
 from tests.backends.ascend.steps import ROWS, WIDTH, macs, of, perceptron
 
 

@@ -24,10 +24,10 @@ from pipeline.backends.ascend import chipset, price
 from pipeline.backends.ascend.chip.chip_files import ChipError
 from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig, OptionError
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
-from pipeline.backends.ascend.frontend.graph import UnboundedLoopError
 from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.pricing.traced_step import trace_step
 from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.graph.graph import UnboundedLoopError
 from pipeline.core.errors import PipelineError, RunError
 
 

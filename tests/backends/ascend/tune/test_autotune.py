@@ -17,7 +17,7 @@ from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.cost.tiling import Product, default_tiling, row_of
 from pipeline.backends.ascend.tune import autotune
-from pipeline.backends.ascend.tune.autotune import TuneResult, tunable_tasks, tune
+from pipeline.backends.ascend.tune.autotune import TuneResult, TuneSettings, tunable_tasks, tune
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import read_bank, write_result
@@ -30,7 +30,7 @@ GRADIENT = convolution("conv_kernel_grad", 32, 7, 512, 512)
 
 
 def tuned(graph: TaskGraph = GRADIENT, **options: Any) -> TuneResult:
-    return tune(graph, HW, **options)
+    return tune(graph, HW, TuneSettings(**options))
 
 
 def _joined(*graphs: TaskGraph) -> TaskGraph:
@@ -153,7 +153,7 @@ def test_tuning_again_keeps_the_better(tmp_path: Path) -> None:
 def test_a_bank_serves_its_own_kind_of_core_only(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     tuned(bank_path=bank)
-    other = tune(GRADIENT, replace(HW, ai_cores_count=30.0), bank_path=bank)
+    other = tune(GRADIENT, replace(HW, ai_cores_count=30.0), TuneSettings(bank_path=bank))
     assert other.tasks[0].status == "bank_append"
     assert len(read_bank(bank, dict)) == 2
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pipeline.backends.ascend.chip.hardware import Dtype
-from pipeline.backends.ascend.chip.item_sizes import item_bytes, stored_bytes
+from pipeline.core.host.item_sizes import item_bytes, stored_bytes
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))

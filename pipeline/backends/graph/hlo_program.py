@@ -6,15 +6,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)")
-_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.$-]+) \(.*\) -> .* \{")
-_SHAPE = re.compile(r"(pred|[a-z]+)(\d*)(?:e\dm\d\w*)?\[([\d,]*)\]")
-_CALLED = re.compile(r"calls=%?([\w.$-]+)")
-_OPERAND = re.compile(r"%([\w.$-]+)")
+from pipeline.backends.graph.hlo_text import HloArray, HloLine, read_hlo_text
+
 _SCOPE = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 
@@ -38,18 +33,6 @@ CUDNN, CUBLAS = "__cudnn$", "__cublas$"
 CONVERSIONS = "conversions of types"
 FARTHEST = 4
 """Instructions between one without a scope and the one whose scope it gets, at most."""
-
-
-class Shape(NamedTuple):
-    """An array in a program: its element type and its dimensions."""
-
-    dtype: str
-    sizes: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """The number of elements."""
-        return math.prod(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -120,53 +103,33 @@ def _kind(inside: frozenset[str]) -> str:
     return "moves and conversions" if inside <= MOVES else "element by element"
 
 
-@dataclass(frozen=True)
-class _Line:
-    """An instruction as it is written."""
-
-    shapes: tuple[Shape, ...]
-    opcode: str
-    rest: str
-
-    @property
-    def elements(self) -> int:
-        return sum(shape.elements for shape in self.shapes)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(shape.elements * _item_bytes(shape.dtype) for shape in self.shapes)
-
-    @property
-    def operands(self) -> list[str]:
-        return _OPERAND.findall(self.rest.partition("), ")[0])
-
-
 def parse_program(text: str) -> HloProgram:
     """Read a program. Anything that is not understood counts as no bytes, no FLOP and nothing
     inside."""
-    computations, lines = _read(text)
-    shapes = {name: line.shapes[0] for name, line in lines.items() if line.shapes}
+    program = read_hlo_text(text)
+    lines = {line.name: line for line in program.lines()}
+    shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}
     opcodes = {
-        called: frozenset(lines[name].opcode for name in names)
-        for called, names in computations.items()
+        called: frozenset(line.opcode for line in computation.values())
+        for called, computation in program.computations.items()
     }
     flops = {
-        called: sum(_flops(lines[name], shapes) for name in names)
-        for called, names in computations.items()
+        called: sum(_flops(line, shapes) for line in computation.values())
+        for called, computation in program.computations.items()
     }
     instructions = {}
     for name, line in lines.items():
-        called = _CALLED.search(line.rest)
-        inside = opcodes.get(called[1], frozenset()) if called else frozenset((line.opcode,))
+        called = line.called
+        inside = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
         read = [lines[operand].nbytes if operand in lines else 0 for operand in line.operands]
-        scope, target = _SCOPE.search(line.rest), _TARGET.search(line.rest)
+        scope = _SCOPE.search(line.arguments)
         instructions[name] = HloInstruction(
             line.opcode,
             inside,
             _moved(inside, read, line.nbytes),
-            flops.get(called[1], 0.0) if called else _flops(line, shapes),
+            flops.get(called, 0.0) if called else _flops(line, shapes),
             scope[1] if scope else "",
-            target[1] if target else "",
+            line.target or "",
         )
     instructions = {
         name: replace(one, scope=one.scope or scope)
@@ -174,13 +137,13 @@ def parse_program(text: str) -> HloProgram:
             instructions.items(), _inherited(instructions, lines), strict=True
         )
     }
-    first = text.lstrip().partition("\n")[0]
+    first = program.header
     module = first.removeprefix("HloModule ").partition(",")[0] if "HloModule" in first else ""
     return HloProgram(instructions, module.strip())
 
 
 def _inherited(
-    instructions: Mapping[str, HloInstruction], lines: Mapping[str, _Line]
+    instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
 ) -> Iterator[str]:
     """Yield for each instruction the scope of the nearest one that reads its result, else of the
     nearest one that it reads: the compiler adds copies and conversions without a scope."""
@@ -223,20 +186,20 @@ def _moved(inside: frozenset[str], read: list[int], written: int) -> int:
     return written + sum(read)
 
 
-def _flops(line: _Line, shapes: Mapping[str, Shape]) -> float:
+def _flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     """FLOP of an instruction: two for each product of a sum of products, one for each element of
     arithmetic, or of what is reduced; 0 for moves, containers and unknown calls."""
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
-        contracted = _CONTRACTED.search(line.rest)
+        contracted = _CONTRACTED.search(line.arguments)
         dims = [int(n) for n in contracted[1].split(",") if n] if contracted else []
         inner = math.prod(operands[0].sizes[dim] for dim in dims)
         return 2.0 * line.elements * inner
     if line.opcode == "convolution" and len(operands) > 1:
-        labels = _LABELS.search(line.rest)
+        labels = _LABELS.search(line.arguments)
         place = labels[1].find("o") if labels else -1
         return 2.0 * line.elements * _per_output(operands[1], place)
-    if line.opcode == "custom-call" and ONEDNN in line.rest and len(operands) > 1:
+    if line.opcode == "custom-call" and ONEDNN in line.arguments and len(operands) > 1:
         return _onednn_flops(line, operands)
     if line.opcode.startswith("reduce") and operands:
         return float(operands[0].elements)
@@ -245,43 +208,15 @@ def _flops(line: _Line, shapes: Mapping[str, Shape]) -> float:
     return float(line.elements)
 
 
-def _onednn_flops(line: _Line, operands: Sequence[Shape]) -> float:
+def _onednn_flops(line: HloLine, operands: Sequence[HloArray]) -> float:
     left, right = operands[:2]
-    if "convolution" in line.rest:
+    if "convolution" in line.arguments:
         return 2.0 * line.elements * _per_output(right, -1)
     # (m, k) times (k, n) has m n elements, so that k is a root whichever side is transposed.
     inner = math.sqrt(left.elements * right.elements / max(1, line.elements))
     return 2.0 * line.elements * inner
 
 
-def _per_output(kernel: Shape, place: int) -> float:
+def _per_output(kernel: HloArray, place: int) -> float:
     """Products that each output of a convolution is the sum of; `place` is that of its features."""
     return kernel.elements / max(1, kernel.sizes[place]) if kernel.sizes else 0.0
-
-
-def _read(text: str) -> tuple[dict[str, list[str]], dict[str, _Line]]:
-    """Return the instructions of each computation by name, and all lines."""
-    inside: dict[str, list[str]] = {}
-    lines: dict[str, _Line] = {}
-    computation = ""
-    for line in text.splitlines():
-        if begins := _COMPUTATION.match(line):
-            computation = begins[1]
-        elif found := _INSTRUCTION.match(line):
-            name, shape, opcode, rest = found.groups()
-            inside.setdefault(computation, []).append(name)
-            lines[name] = _Line(_shapes(shape), opcode, rest)
-    return inside, lines
-
-
-def _shapes(text: str) -> tuple[Shape, ...]:
-    """Return the array, or those in a tuple: `bf16[32,56,56,64]{3,2,1,0}`."""
-    return tuple(
-        Shape(f"{kind}{bits}", tuple(map(int, filter(None, sizes.split(",")))))
-        for kind, bits, sizes in _SHAPE.findall(text)
-    )
-
-
-def _item_bytes(dtype: str) -> int:
-    bits = "".join(filter(str.isdigit, dtype))
-    return max(1, int(bits or 8) // 8)

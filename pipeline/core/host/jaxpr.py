@@ -1,42 +1,39 @@
-"""Calls, loops and branches in jaxprs, read alike in all versions of JAX.
+"""Walks over jaxprs, and their calls, loops and branches, read alike in all versions of JAX.
 
-The package's interpreters of jaxprs get the parts of these equations here. A `ClosedJaxpr` is a
-`Jaxpr` that knows its constants since JAX 0.12; before, equations hold the one or the other.
+Everything that reads a jaxpr does so by `walk`, with values of its kind in place of arrays, or by
+`equations_in`. A `ClosedJaxpr` is a `Jaxpr` that knows its constants since JAX 0.12; before,
+equations hold the one or the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 T = TypeVar("T")
 
-CALLS: Mapping[str, str] = MappingProxyType(
+CALLS = frozenset(
     {
-        "jit": "jaxpr",
-        "pjit": "jaxpr",
-        "closed_call": "call_jaxpr",
-        "core_call": "call_jaxpr",
-        "eval_jaxpr": "call_jaxpr",
-        "checkpoint": "jaxpr",
-        "remat2": "jaxpr",
-        "custom_jvp_call": "call_jaxpr",
-        "custom_vjp_call": "call_jaxpr",
+        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "composite"),
+        *("checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"),
     }
 )
-"""Primitives that call a jaxpr once, with the parameter that holds it. Versions of JAX differ in
-the names: `closed_call` is `eval_jaxpr` since 0.12."""
+"""Primitives that call a jaxpr once. Versions of JAX differ in the names: `closed_call` is
+`eval_jaxpr` since 0.12."""
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
 
 Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
 """Computes the results of a jaxpr for its operands."""
+Compute = Callable[[JaxprEqn, list[T]], Sequence[T]]
+"""Computes the results of an equation for its operands."""
+ReadConstant = Callable[[Any, Any], T]
+"""Reads a literal, or a variable of the jaxpr's constants, and its array."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,79 @@ class While:
         return list(operands[:first]), list(operands[first:second]), list(operands[second:])
 
 
+def walk(
+    jaxpr: ClosedJaxpr, operands: Sequence[T], compute: Compute[T], read_constant: ReadConstant[T]
+) -> list[T]:
+    """Return the results of a jaxpr for operands of any kind, by `compute`, in its order.
+
+    A value is dropped after the last equation that reads it.
+    """
+    body = jaxpr.jaxpr
+    values: dict[Var, T] = {
+        var: read_constant(var, constant)
+        for var, constant in zip(body.constvars, jaxpr.consts, strict=True)
+    }
+    values |= dict(zip(body.invars, operands, strict=True))
+
+    def read(atom: Any) -> T:
+        return read_constant(atom, atom.val) if isinstance(atom, Literal) else values[atom]
+
+    for equation, last_read in zip(body.eqns, _last_reads(body), strict=True):
+        results = compute(equation, [read(atom) for atom in equation.invars])
+        values |= dict(zip(equation.outvars, results, strict=True))
+        for var in last_read:
+            del values[var]
+    return [read(atom) for atom in body.outvars]
+
+
+def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
+    """Return for each equation the variables that no later equation reads."""
+    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    last_reads: list[list[Var]] = []
+    for equation in reversed(jaxpr.eqns):
+        atoms = (*equation.invars, *equation.outvars)
+        read = {atom for atom in atoms if not isinstance(atom, Literal)} - needed
+        needed |= read
+        last_reads.append(list(read))
+    return last_reads[::-1]
+
+
+def equations_in(
+    jaxpr: Jaxpr, outer: tuple[JaxprEqn, ...] = ()
+) -> Iterator[tuple[JaxprEqn, tuple[JaxprEqn, ...]]]:
+    """Yield every equation with those that it is inside of, the outermost first."""
+    for equation in jaxpr.eqns:
+        yield equation, outer
+        for inner in inner_jaxprs(equation):
+            yield from equations_in(inner, (*outer, equation))
+
+
+def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yield the jaxprs among the parameters of an equation: of calls, loops, branches and rules."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if isinstance(inner, Jaxpr):
+                yield inner
+
+
+def scope_of(equation: JaxprEqn, outer: str = "") -> str:
+    """Return the named scopes of an equation below `outer`, separated by slashes."""
+    return "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
+
+
 def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     """Return the jaxpr that an equation calls once; None for a loop, branches or an operation."""
-    parameter = CALLS.get(equation.primitive.name)
-    return None if parameter is None else as_closed(equation.params[parameter])
+    if equation.primitive.name not in CALLS:
+        return None
+    params = equation.params
+    return as_closed(params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"])
+
+
+def per_device_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """Return the jaxpr that an equation calls once, or that each device computes in `shard_map`."""
+    is_sharded = equation.primitive.name == "shard_map"
+    return as_closed(equation.params["jaxpr"]) if is_sharded else called_jaxpr(equation)
 
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,16 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
-from pipeline.models.modules.control_flow import (
+from pipeline.core.host.jaxpr import (
     CALLS,
     called_jaxpr,
     compute_flow,
+    equations_in,
+    per_device_jaxpr,
     read_scan,
     read_while,
+    scope_of,
+    walk,
 )
 
 X = np.float32(1.5)
@@ -135,3 +140,83 @@ def test_operations_and_loops_call_nothing() -> None:
     for function, primitive in ((scanned, "scan"), (looped, "while"), (branching, "cond")):
         assert called_jaxpr(only_equation(function, primitive, X, ROWS)) is None
     assert called_jaxpr(only_equation(jnp.sin, "sin", X)) is None
+
+
+def test_a_walk_computes_with_values_of_any_kind() -> None:
+    scale = np.arange(3, dtype=np.float32)
+    closed = jax.make_jaxpr(lambda x, y: (jnp.sin(x) * scale + 2, y))(X, X)
+
+    def compute(equation: JaxprEqn, operands: list[str]) -> list[str]:
+        return [f"{equation.primitive.name}({', '.join(operands)})"]
+
+    def read_constant(atom: Any, value: Any) -> str:
+        return f"{value}" if np.ndim(value) == 0 else "scale"
+
+    results = walk(closed, ["x", "y"], compute, read_constant)
+    assert results[1] == "y"
+    assert "sin(x)" in results[0]
+    assert "scale" in results[0]
+    assert "2.0" in results[0]
+
+
+def test_a_walk_drops_values_after_the_last_equation_that_reads_them() -> None:
+    class Value:
+        pass
+
+    alive: list[int] = []
+    values: weakref.WeakSet[Value] = weakref.WeakSet()
+
+    def make() -> Value:
+        value = Value()
+        values.add(value)
+        return value
+
+    def compute(equation: JaxprEqn, operands: list[Value]) -> list[Value]:
+        alive.append(len(values))
+        return [make() for _ in equation.outvars]
+
+    closed = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(jnp.tan(jnp.exp(x)))))(X)
+    walk(closed, [make()], compute, lambda *_: make())
+    # The operand of each; of the first one the argument is held by the caller's list.
+    assert max(alive) <= 2
+
+
+def test_operands_and_results_must_be_as_many_as_the_jaxpr_has() -> None:
+    closed = jax.make_jaxpr(jnp.sin)(X)
+    with pytest.raises(ValueError, match="zip"):
+        walk(closed, [], lambda *_: [0], lambda *_: 0)
+    with pytest.raises(ValueError, match="zip"):
+        walk(closed, [0], lambda *_: [0, 0], lambda *_: 0)
+
+
+def test_inner_equations_come_with_those_around_them() -> None:
+    def function(x: Any) -> Any:
+        with jax.named_scope("outer"):
+            return lax.scan(lambda c, _: (branching(c, c), None), x, None, length=2)[0]
+
+    found = {
+        equation.primitive.name: [call.primitive.name for call in outer]
+        for equation, outer in equations_in(jax.make_jaxpr(function)(X).jaxpr)
+    }
+    assert found["scan"] == []
+    assert found["cond"][0] == "scan"
+    assert found["sub"][-1] == "cond"
+    scan = only_equation(function, "scan", X)
+    assert scope_of(scan) == "outer"
+    assert scope_of(scan, "a/b") == "a/b/outer"
+
+
+def test_a_composite_is_a_call() -> None:
+    equation = only_equation(lambda x: lax.composite(jnp.sin, "p.sine")(x), "composite", X)
+    called = called_jaxpr(equation)
+    assert called is not None
+    assert jaxpr_as_fun(called)(X)[0] == jnp.sin(X)
+
+
+def test_what_each_device_computes_is_no_call() -> None:
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec()
+    sharded = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    equation = only_equation(sharded, "shard_map", X)
+    assert called_jaxpr(equation) is None
+    assert per_device_jaxpr(equation) is not None

@@ -8,13 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_INSTRUCTION = re.compile(
-    r"= (?P<shape>\([^)]*\)|\S+) "
-    r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
-    r"(?P<start>-start)?\((?P<rest>.*)$"
-)
-_ARRAY = re.compile(r"\b(pred|[a-z]+[0-9]+(?:e[0-9a-z]+)?)\[([0-9,]*)\]")
-_BITS = re.compile(r"[a-z]+([0-9]+)")
+from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
+
+_START = "-start"
+"""End of the opcode of what starts in the background."""
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
@@ -72,41 +69,35 @@ def bytes_by_kind(collectives: Iterable[CompiledCollective]) -> dict[str, int]:
 
 def _instructions(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield kind, group size and bytes of each collective of a program."""
-    for line in text.splitlines():
-        found = _INSTRUCTION.search(line)
-        if found is None:
+    for line in read_hlo_text(text).lines():
+        opcode = line.opcode.removesuffix(_START)
+        if opcode not in KINDS:
             continue
-        group = _group_size(found["rest"])
-        nbytes = _array_bytes(found["shape"], found["kind"] if found["start"] else "")
-        if found["kind"] == "reduce-scatter":
+        group, nbytes = _group_size(line.arguments), _array_bytes(line)
+        if opcode == "reduce-scatter":
             nbytes *= group
-        yield KINDS[found["kind"]], group, nbytes
+        yield KINDS[opcode], group, nbytes
 
 
-def _array_bytes(shape: str, started: str) -> int:
-    """Bytes of a shape, or of all shapes of a tuple.
-
-    What starts a gather or a permutation in the background returns its operand and its result.
+def _array_bytes(line: HloLine) -> int:
+    """Bytes of a result. What starts a gather or a permutation in the background returns its
+    operand and its result.
     """
-    sizes = [_size(*array) for array in _ARRAY.findall(shape)]
-    if started in ("all-gather", "collective-permute") and len(sizes) > 1:
-        return sum(sizes[len(sizes) // 2 :]) if started == "all-gather" else sizes[0]
+    sizes = [array.nbytes for array in line.arrays]
+    if len(sizes) > 1 and line.opcode == "all-gather-start":
+        return sum(sizes[len(sizes) // 2 :])
+    if len(sizes) > 1 and line.opcode == "collective-permute-start":
+        return sizes[0]
     return sum(sizes)
 
 
-def _size(dtype: str, dimensions: str) -> int:
-    found = _BITS.match(dtype)
-    bits = 8 if found is None else int(found[1])
-    return math.prod(int(size) for size in dimensions.split(",") if size) * bits // 8
-
-
-def _group_size(rest: str) -> int:
+def _group_size(arguments: str) -> int:
     """Number of devices that communicate together; 2 for a permutation's pairs."""
-    if listed := _LIST.search(rest):
+    if listed := _LIST.search(arguments):
         return listed[1].count(",") + 1
-    if iota := _IOTA.search(rest):
+    if iota := _IOTA.search(arguments):
         return int(iota[1].rpartition(",")[2])
-    if mesh := _MESH.search(rest):
+    if mesh := _MESH.search(arguments):
         sizes = {name: int(size) for name, size in _AXIS.findall(mesh[1])}
         return math.prod(sizes[name] for name, _ in _AXIS.findall(mesh[2]))
     return 2

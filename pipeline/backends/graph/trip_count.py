@@ -7,20 +7,23 @@ from typing import Any
 
 from jax.extend import core
 
+from pipeline.core.host.jaxpr import While, read_while
+
 
 def trip_count(eqn: Any) -> int | None:
     """Return the trip count of a `while` equation that counts by one up to a literal, else None."""
-    cond = eqn.params["cond_jaxpr"].jaxpr
+    loop = read_while(eqn)
+    cond = loop.condition.jaxpr
     if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
         return None
     counter, limit = cond.eqns[0].invars
-    start = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
-    limit = _literal(limit, cond.invars, eqn.invars[: eqn.params["cond_nconsts"]])
+    condition_consts, _, start = loop.split_operands(eqn.invars)
+    limit = _literal(limit, cond.invars, condition_consts)
     if isinstance(counter, core.Literal) or limit is None:
         return None
-    position = cond.invars.index(counter) - eqn.params["cond_nconsts"]
+    position = cond.invars.index(counter) - len(condition_consts)
     first = _literal(start[position], (), ())
-    if first is None or not _counts_by_one(eqn, position):
+    if first is None or not _counts_by_one(loop, position):
         return None
     return max(0, limit - first)
 
@@ -31,9 +34,9 @@ def _literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> i
     return int(atom.val) if isinstance(atom, core.Literal) else None
 
 
-def _counts_by_one(eqn: Any, position: int) -> bool:
-    body = eqn.params["body_jaxpr"].jaxpr
-    before = body.invars[eqn.params["body_nconsts"] + position]
+def _counts_by_one(loop: While, position: int) -> bool:
+    body = loop.body.jaxpr
+    before = body.invars[loop.num_body_consts + position]
     after = body.outvars[position]
     return any(
         inner.primitive.name == "add"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.backends.planner.hlo_collectives import (
+from pipeline.backends.graph.hlo_collectives import (
     CompiledCollective,
     bytes_by_kind,
     read_collectives,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from pipeline.backends.ascend.frontend.graph import (
+from pipeline.backends.graph.graph import (
     Graph,
     Marked,
     Node,
@@ -22,8 +23,8 @@ from pipeline.backends.ascend.frontend.graph import (
     Value,
     pruned,
 )
-from pipeline.backends.ascend.frontend.trip_count import trip_count
-from pipeline.models.modules.control_flow import read_scan
+from pipeline.backends.graph.trip_count import trip_count
+from pipeline.core.host.jaxpr import per_device_jaxpr, read_scan, read_while, scope_of, walk
 
 OPAQUE_CALLS = frozenset({"max_pool"})
 """Jitted functions kept as one node, under their own name, forward and backward."""
@@ -51,14 +52,14 @@ def trace_with_result(function: Callable[..., Any], *arguments: Any) -> tuple[Gr
     """Return the graph, and the shapes of the function's result as `jax.eval_shape` has them."""
     traced = jax.jit(lambda *given: function(*given)).trace(*arguments)
     closed = traced.jaxpr
-    walk = _Walk()
-    graph = walk.graph
-    graph.inputs = tuple(walk.fresh(var) for var in closed.jaxpr.invars)
-    graph.outputs = walk.open(closed.jaxpr, graph.inputs, _Place())
+    tracer = _Tracer()
+    graph = tracer.graph
+    graph.inputs = tuple(tracer.fresh(var) for var in closed.jaxpr.invars)
+    graph.outputs = tracer.open(closed, graph.inputs, _Place())
     return pruned(graph), traced.out_info
 
 
-class _Walk:
+class _Tracer:
     """Inlines a jaxpr into a graph."""
 
     def __init__(self) -> None:
@@ -70,30 +71,22 @@ class _Walk:
         self.graph.values.append(Value(tuple(var.aval.shape), str(var.aval.dtype)))
         return len(self.graph.values) - 1
 
-    def constant(self, var: Any) -> int:
+    def constant(self, var: Any, _: Any = None) -> int:
         """Add a value that is known when the graph is compiled."""
         index = self.fresh(var)
         self.graph.constants.add(index)
         return index
 
-    def open(self, jaxpr: Any, inputs: Sequence[int], place: _Place) -> tuple[int, ...]:
+    def open(
+        self, jaxpr: core.ClosedJaxpr, inputs: Sequence[int], place: _Place
+    ) -> tuple[int, ...]:
         """Inline a jaxpr and return its outputs."""
-        env: dict[Any, int] = {var: self.constant(var) for var in jaxpr.constvars}
-        env |= dict(zip(jaxpr.invars, inputs, strict=True))
+        return tuple(walk(jaxpr, inputs, partial(self.equation, place), self.constant))
 
-        def read(atom: Any) -> int:
-            return self.constant(atom) if isinstance(atom, core.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            outputs = self.equation(eqn, [read(atom) for atom in eqn.invars], place)
-            env |= dict(zip(eqn.outvars, outputs, strict=True))
-        return tuple(read(atom) for atom in jaxpr.outvars)
-
-    def equation(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+    def equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
         """Add one equation: inlined where it holds a jaxpr, else as a node."""
         name = eqn.primitive.name
-        stack = str(eqn.source_info.name_stack)
-        scope = "/".join(part for part in (place.scope, stack) if part)
+        scope = scope_of(eqn, place.scope)
         inside = _Place(scope, place.calls, place.loop, place.repeat)
         if name == "scan":
             return self.scan(eqn, inputs, inside)
@@ -105,8 +98,8 @@ class _Walk:
             self.graph.equations += 1
             return tuple(inputs)
         called = eqn.params.get("name")
-        inner = _inner_jaxpr(eqn)
-        if inner is not None and not (called in OPAQUE_CALLS and _only_moves(inner)):
+        inner = per_device_jaxpr(eqn)
+        if inner is not None and not (called in OPAQUE_CALLS and _only_moves(inner.jaxpr)):
             calls = (*place.calls, called) if isinstance(called, str) else place.calls
             deeper = _Place(scope, calls, place.loop, place.repeat)
             return self.open(inner, inputs, deeper)
@@ -146,7 +139,7 @@ class _Walk:
             for index, var in zip(inputs[first:], body.invars[first:], strict=True)
         ]
         carried = self._carries(body, consts, inputs[:first], inside)
-        outputs = self.open(body, [*inputs[:consts], *carried, *sliced], inside)
+        outputs = self.open(scan.body, [*inputs[:consts], *carried, *sliced], inside)
         stacked = [
             self._view("scan_stack", index, var, inside)
             for index, var in zip(outputs[carries:], eqn.outvars[carries:], strict=True)
@@ -198,12 +191,12 @@ class _Walk:
                 f"while loop in {place.scope or 'the function'}: its number of trips can't be read "
                 "off; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
             )
-        skipped, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body = eqn.params["body_jaxpr"].jaxpr
+        loop = read_while(eqn)
         inside = self._loop(place, count)
-        given = inputs[skipped:]
-        carried = self._carries(body, consts, given, inside)
-        outputs = self.open(body, [*given[:consts], *carried], inside)
+        _, consts, initial = loop.split_operands(inputs)
+        body = loop.body.jaxpr
+        carried = self._carries(body, len(consts), [*consts, *initial], inside)
+        outputs = self.open(loop.body, [*consts, *carried], inside)
         return tuple(self._final_carries(carried, outputs, eqn.outvars, place))
 
     def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
@@ -213,17 +206,7 @@ class _Walk:
             chosen = branches[-1]
         else:
             chosen = max(branches, key=lambda branch: _weight(branch.jaxpr))
-        return self.open(chosen.jaxpr, inputs[1:], place)
-
-
-def _inner_jaxpr(eqn: Any) -> Any:
-    """Return the jaxpr that a call-like equation calls, or None."""
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(key)
-        if inner is not None:
-            inner = getattr(inner, "jaxpr", inner)
-            return inner if len(inner.invars) == len(eqn.invars) else None
-    return None
+        return self.open(chosen, inputs[1:], place)
 
 
 def _only_moves(jaxpr: Any) -> bool:
@@ -248,13 +231,16 @@ def _weight(jaxpr: Any) -> int:
 
 
 def _weight_of(eqn: Any) -> int:
-    inner = _inner_jaxpr(eqn)
-    if inner is not None:
-        return int(eqn.params.get("length", 1)) * _weight(inner)
+    called = per_device_jaxpr(eqn)
+    if called is not None:
+        return _weight(called.jaxpr)
+    if eqn.primitive.name == "scan":
+        scan = read_scan(eqn)
+        return scan.length * _weight(scan.body.jaxpr)
     if eqn.primitive.name == "cond":
         return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
     if eqn.primitive.name == "while":
-        return (trip_count(eqn) or 1) * _weight(eqn.params["body_jaxpr"].jaxpr)
+        return (trip_count(eqn) or 1) * _weight(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
         elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))

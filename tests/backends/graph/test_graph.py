@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
-from pipeline.backends.ascend.frontend.graph import Graph, UnboundedLoopError
-from pipeline.backends.ascend.frontend.tracing import trace_graph
+from pipeline.backends.graph.graph import Graph, UnboundedLoopError
+from pipeline.backends.graph.tracing import trace_graph
 from tests.backends.ascend.steps import of
 
 

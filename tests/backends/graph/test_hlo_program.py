@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.inspect.profiler.hlo_program import HloProgram, parse_program
+from pipeline.backends.graph.hlo_program import HloProgram, parse_program
 
 TEXT = """
 HloModule jit_loop, is_scheduled=true

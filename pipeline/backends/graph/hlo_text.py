@@ -1,0 +1,110 @@
+"""The text that XLA writes of a program, read line by line. Everything that needs it reads it here.
+
+Lines that are not understood are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\) -> .* \{")
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)")
+_ARRAY = re.compile(r"([a-z]+\d*)(?:e\dm\d\w*)?\[([\d,]*)\]")
+_OPERAND = re.compile(r"%([\w.$-]+)")
+_CALLED = re.compile(r"calls=%?([\w.$-]+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class HloArray:
+    """An array in a program: its element type, as `bf16`, and its dimensions."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements; of one at least a byte, as of `pred`."""
+        bits = "".join(filter(str.isdigit, self.dtype))
+        return self.elements * max(1, int(bits or 8) // 8)
+
+
+@dataclass(frozen=True)
+class HloLine:
+    """An instruction: its opcode, the arrays of its result, and its text after the bracket."""
+
+    name: str
+    opcode: str
+    arrays: tuple[HloArray, ...]
+    arguments: str
+    is_root: bool = False
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of its result."""
+        return sum(array.elements for array in self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its result."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the instructions whose results it reads."""
+        return tuple(_OPERAND.findall(self.arguments.partition("), ")[0]))
+
+    @property
+    def called(self) -> str | None:
+        """The computation that a fusion or a call computes."""
+        found = _CALLED.search(self.arguments)
+        return found[1] if found else None
+
+    @property
+    def target(self) -> str | None:
+        """The target of a custom call."""
+        found = _TARGET.search(self.arguments)
+        return found[1] if found else None
+
+
+@dataclass(frozen=True)
+class HloText:
+    """A program: the instructions of each computation by name, and the computation that it runs."""
+
+    header: str
+    computations: Mapping[str, Mapping[str, HloLine]]
+    entry: str
+
+    def lines(self) -> Iterator[HloLine]:
+        """Yield the instructions of all computations."""
+        for computation in self.computations.values():
+            yield from computation.values()
+
+
+def read_hlo_text(text: str) -> HloText:
+    """Read a program. Instructions outside of a computation are those of a computation ""."""
+    computations: dict[str, dict[str, HloLine]] = {}
+    current = entry = ""
+    for line in text.splitlines():
+        if begin := _COMPUTATION.match(line):
+            current = begin[2]
+            entry = current if begin[1] else entry
+            computations.setdefault(current, {})
+        elif found := _INSTRUCTION.match(line):
+            root, name, shape, opcode, arguments = found.groups()
+            arrays = tuple(
+                HloArray(dtype, tuple(map(int, filter(None, sizes.split(",")))))
+                for dtype, sizes in _ARRAY.findall(shape)
+            )
+            instruction = HloLine(name, opcode, arrays, arguments, bool(root))
+            computations.setdefault(current, {})[name] = instruction
+    return HloText(text.lstrip().partition("\n")[0], computations, entry)

@@ -1,0 +1,58 @@
+"""Rates of a device: how long it computes, and how long collectives take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pipeline.core.errors import PipelineError
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+class GroupError(PipelineError):
+    """Devices that can't be joined in a group."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Devices that communicate with one another: `size` of them, `stride` apart."""
+
+    size: int
+    stride: int = 1
+
+
+class Rates(Protocol):
+    """Times of one device and of the links between devices. All of them grow with their sizes."""
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of the time of gradients' all-reduces that the backward pass does not hide.
+
+        MindSpore's gamma (`costmodel_context.h`).
+        """
+
+    @property
+    def scatters_sums(self) -> bool:
+        """Whether a sum of which each device keeps a piece is a reduce-scatter.
+
+        XLA for CPUs all-reduces and slices instead.
+        """
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of memory of one device; infinite if they aren't known."""
+
+    def slowdown(self, devices: int) -> float:
+        """Factor of all times where these devices compute at once, as they may share cores."""
+
+    def compute_us(self, flops: float, nbytes: float) -> float:
+        """Microseconds of one kernel that computes `flops` and moves `nbytes`."""
+
+    def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
+        """Microseconds of a collective; `nbytes` are of the whole array of one device.
+
+        Raises GroupError for a group that the servers of these devices can't hold.
+        """

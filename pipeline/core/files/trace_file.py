@@ -1,0 +1,45 @@
+"""Trace files (Trace Event Format), which Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.files.atomic_write import write_whole
+
+TraceEvent = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """A row of a trace: a thread of a process."""
+
+    pid: int
+    tid: int
+
+    def name(self, kind: str, name: str) -> TraceEvent:
+        """Return the event that names the row, or its process: `thread_name`, `process_name`."""
+        return self.metadata(kind, {"name": name})
+
+    def metadata(self, kind: str, args: Mapping[str, Any]) -> TraceEvent:
+        """Return an event about the row, as `thread_sort_index`."""
+        return {"ph": "M", "name": kind, "pid": self.pid, "tid": self.tid, "args": dict(args)}
+
+    def span(self, name: str, category: str, begin_us: float, end_us: float) -> TraceEvent:
+        """Return an event that has a begin and an end."""
+        # Both are rounded alike, so that neighbours don't overlap by a rounding error.
+        begin, end = round(begin_us, 3), round(end_us, 3)
+        times = {"ts": begin, "dur": round(end - begin, 3), "pid": self.pid, "tid": self.tid}
+        return {"ph": "X", "name": name, "cat": category, **times}
+
+
+def write_trace_file(
+    path: Path, events: Iterable[TraceEvent], about: Mapping[str, Any] | None = None
+) -> None:
+    """Write a trace, and what is known about it. Raises OSError, and ValueError for a NaN."""
+    other = {} if about is None else {"otherData": dict(about)}
+    trace = {"displayTimeUnit": "ms", **other, "traceEvents": list(events)}
+    write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))

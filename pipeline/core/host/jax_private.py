@@ -1,0 +1,88 @@
+"""Everything that the package uses of JAX's private modules; JAX has no public call for any of it.
+
+One function or class for each use, and a test of each in tests/core/host/test_jax_private.py, which
+every tested version of JAX has to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import compilation_cache, config, distributed, xla_bridge
+from jax.experimental import serialize_executable
+
+# The logger of what is compiled, whose lines have the names of programs and their seconds.
+# `jax.log_compiles` logs the same lines to the console and has no other handler.
+COMPILE_LOGGER = "jax._src.interpreters.pxla"
+
+# The logger of plug-ins that can't start, which JAX then leaves out without an error.
+PLUGIN_LOGGER = "jax._src.xla_bridge"
+
+# They write and read a compiled program with its trees. The public `serialize` writes the machine
+# code too, which XLA writes incompletely of a program that it has read itself.
+ExecutablePickler: Any = serialize_executable._JaxPjrtPickler
+ExecutableUnpickler: Any = serialize_executable._JaxPjrtUnpickler
+
+
+def num_joined_processes() -> int:
+    """Return the processes of `jax.distributed`, 1 before it is initialized.
+
+    `jax.process_count` opens the devices, after which their number is fixed.
+    """
+    return distributed.global_state.num_processes or 1
+
+
+def coordination_client() -> Any:
+    """Return the client of `jax.distributed`, by which processes exchange values without devices.
+
+    Public are collectives alone, which need devices.
+    """
+    return distributed.global_state.client
+
+
+def has_open_devices() -> bool:
+    """Return whether JAX has opened its devices. Every public call that tells opens them."""
+    return xla_bridge.backends_are_initialized()
+
+
+def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
+    """Let JAX keep compiled programs in what `open_folder` returns. Public is the folder alone."""
+    compilation_cache.get_file_cache = open_folder  # type: ignore[assignment]
+    # JAX opens its cache only once, and may have compiled something before.
+    compilation_cache.reset_cache()
+
+
+def opened_program_files(client: Any) -> object:
+    """Return what JAX keeps programs in for a client of devices; None if in nothing."""
+    return compilation_cache._get_cache(client)
+
+
+@contextmanager
+def with_names_in_cache_key() -> Iterator[None]:
+    """Inside, this thread's programs are found by their names and lines too. `jax.config` sets it
+    for all threads."""
+    with config.compilation_cache_include_metadata_in_key(True):
+        yield
+
+
+@contextmanager
+def with_least_compile_s(seconds: float) -> Iterator[None]:
+    """Inside, this thread keeps programs that take longer to compile. `jax.config` sets it for all
+    threads."""
+    with config.persistent_cache_min_compile_time_secs(seconds):
+        yield
+
+
+def machine_code(cached: bytes) -> bytes:
+    """Return the machine code of a program as JAX's cache keeps it: compressed, with a time."""
+    unpacked = compilation_cache.decompress_executable(cached)
+    code, _ = compilation_cache.extract_executable_and_time(unpacked)
+    return code
+
+
+def is_machine_code(value: Any) -> bool:
+    """Return whether a value is a program that XLA has loaded. Its type isn't public."""
+    return isinstance(value, jax._src.lib.xla_client.LoadedExecutable)

@@ -1,0 +1,70 @@
+"""Facts about platforms: whatever else differs between devices asks for one of them by its name.
+
+To add a device, write its part in `pipeline/backends/devices`, and its platform here if JAX has one
+that isn't listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Facts about the devices of a platform; the defaults hold for one that isn't known."""
+
+    name: str
+    """The name that JAX has for it: `jax.Device.platform`."""
+    lowering_name: str = ""
+    """The name that `jax.lax.platform_dependent` has for it, if that is another."""
+    is_host: bool = False
+    """Whether it is the host's processor, which can be split, with the host's memory."""
+    is_cuda: bool = False
+    """Whether it needs NVIDIA's driver, and JAX takes most of its memory when it opens it."""
+    reports_free_memory: bool = False
+    is_traceable: bool = False
+    """Whether JAX's profiler records its operations."""
+    chooses_lowerings: bool = False
+    """Whether lowerings and layouts are chosen for it; elsewhere XLA's own are the fastest."""
+    has_slow_loops: bool = False
+    """Whether XLA's own convolutions are slow inside a loop."""
+    keeps_programs: bool = False
+    """Whether compiled programs are found by a key, without tracing."""
+    optimizes_slowly: bool = False
+    """Whether optimizing a program that runs once takes longer than it saves."""
+    removes_recomputation: bool = False
+    """Whether XLA undoes recomputation unless an option forbids it."""
+    product_size: int = 8192
+    """Rows and columns of the product by which the peak of a device is measured."""
+
+
+CPU = Platform(
+    name="cpu",
+    is_host=True,
+    is_traceable=True,
+    chooses_lowerings=True,
+    has_slow_loops=True,
+    keeps_programs=True,
+    optimizes_slowly=True,
+    removes_recomputation=True,
+    product_size=1024,
+)
+GPU = Platform(
+    name="gpu",
+    lowering_name="cuda",
+    is_cuda=True,
+    reports_free_memory=True,
+    is_traceable=True,
+)
+PLATFORMS = (
+    CPU,
+    GPU,
+    Platform("cuda", is_traceable=True),
+    Platform("rocm", is_traceable=True),
+    Platform("tpu", is_traceable=True),
+)
+
+
+def platform_of(name: str) -> Platform:
+    """Return the facts about a platform of JAX."""
+    return next((known for known in PLATFORMS if known.name == name), Platform(name))

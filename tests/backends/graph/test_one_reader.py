@@ -1,0 +1,56 @@
+"""Programs are read in one place: jaxprs by host/jaxpr, HLO by hlo_text, traces by trace_file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3] / "pipeline"
+READERS = {
+    # Whoever walks over equations binds the constants of a jaxpr. Draws are read from a result
+    # back to the seed.
+    r"\.constvars\b": {"jaxpr.py", "find_draws.py"},
+    # Parameters with what an equation calls.
+    r'"(call_jaxpr|fun_jaxpr|cond_jaxpr|num_consts|ft_in)"': {"jaxpr.py"},
+    # An instruction of HLO, and its element types.
+    r"\(\.\*\?\[\\\]\)\}\]\)": {"hlo_text.py"},
+    r"custom_call_target=": {"hlo_text.py"},
+    r'"ph":': {"trace_file.py"},
+    r"(?i)KEY_BYTES =|MASK_BYTES =": {"item_sizes.py"},
+}
+"""Patterns, and the modules that may have them."""
+
+
+@pytest.mark.parametrize("pattern", READERS)
+def test_there_is_one_reader(pattern: str) -> None:
+    modules = {file.name for file in ROOT.rglob("*.py") if re.search(pattern, file.read_text())}
+    assert modules == READERS[pattern]
+
+
+def test_backends_and_planner_know_no_recipe() -> None:
+    """Not in functions and not under TYPE_CHECKING either."""
+    above = re.compile(r"(from|import) pipeline\.(config|runner|stages|profiler|observe)\b")
+    wrong = {
+        str(file.relative_to(ROOT)): found[0]
+        for folder in ("backends", "planner")
+        for file in (ROOT / folder).rglob("*.py")
+        if (found := above.search(file.read_text()))
+    }
+    assert wrong == {}
+
+
+def test_only_the_part_of_the_emulated_device_imports_its_model() -> None:
+    """The planner and stages get rates and estimates by the device's part."""
+    model = re.compile(r"(from|import) pipeline\.backends\.ascend\.")
+    wrong = {
+        str(file.relative_to(ROOT))
+        for folder in ("planner", "stages")
+        for file in (ROOT / folder).rglob("*.py")
+        if model.search(file.read_text())
+    }
+    assert wrong == set()
+    part = re.compile(r"(from|import) pipeline\.backends\.devices\b")
+    backends = (file for file in (ROOT / "backends" / "ascend").rglob("*.py"))
+    assert [file.name for file in backends if part.search(file.read_text())] == []

@@ -1,0 +1,42 @@
+"""Trace files as Perfetto reads them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.files.trace_file import TraceRow, write_trace_file
+
+
+def test_spans_and_names_of_rows(tmp_path: Path) -> None:
+    row = TraceRow(pid=1, tid=7)
+    events = [row.name("thread_name", "Host"), row.span("matmul", "AI_CORE", 1.00049, 2.5)]
+    write_trace_file(tmp_path / "trace.json", events, {"mode": "loop"})
+    assert json.loads((tmp_path / "trace.json").read_text()) == {
+        "displayTimeUnit": "ms",
+        "otherData": {"mode": "loop"},
+        "traceEvents": [
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "Host"}},
+            {
+                "ph": "X", "name": "matmul", "cat": "AI_CORE", "ts": 1.0, "dur": 1.5, "pid": 1,
+                "tid": 7,
+            },
+        ],
+    }  # fmt: skip
+
+
+def test_neighbours_do_not_overlap_by_a_rounding_error() -> None:
+    row = TraceRow(1, 1)
+    ends = [0.0, 0.3334, 0.6665, 1.0004]
+    spans = [row.span("", "", a, b) for a, b in itertools.pairwise(ends)]
+    for before, after in itertools.pairwise(spans):
+        assert round(before["ts"] + before["dur"], 3) == after["ts"]
+
+
+def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_trace_file(tmp_path / "trace.json", [TraceRow(1, 1).span("", "", float("nan"), 1)])
+    assert not (tmp_path / "trace.json").exists()

@@ -1,0 +1,144 @@
+"""Each use of JAX's private modules still does in this version what it is used for."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from pipeline.core.host import jax_private
+
+ROOT = Path(__file__).parents[3]
+FOLDER, LEAST = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+LEAST_BYTES = "jax_persistent_cache_min_entry_size_bytes"
+
+
+class Kept(dict[str, bytes]):
+    """A cache in memory with the methods that JAX calls."""
+
+    _path = Path("kept")
+
+    def put(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    names = (FOLDER, LEAST, LEAST_BYTES)
+    before = {name: jax.config.values[name] for name in names}
+    file_cache = jax_private.compilation_cache.get_file_cache
+    cache = Kept()
+    for name, value in zip(names, (str(tmp_path), 0, -1), strict=True):
+        jax.config.update(name, value)
+    jax_private.use_program_files(lambda path: (cache, path))
+    yield cache
+    jax_private.compilation_cache.get_file_cache = file_cache
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def compile_sine(scope: str = "") -> Any:
+    def sine(x: Any) -> Any:
+        with jax.named_scope(scope or "plain"):
+            return jnp.sin(x) + 2.5
+
+    return jax.jit(sine).lower(jax.ShapeDtypeStruct((7,), np.float32)).compile()
+
+
+def test_programs_are_kept_in_the_cache_that_is_set(kept: Kept) -> None:
+    compile_sine()
+    assert len(kept) == 1
+    assert jax_private.opened_program_files(jax.devices("cpu")[0].client) is kept
+
+
+def test_a_thread_can_keep_no_program(kept: Kept) -> None:
+    with jax_private.with_least_compile_s(float("inf")):
+        compile_sine()
+    assert not kept
+
+
+def test_names_can_be_part_of_the_key(kept: Kept) -> None:
+    compile_sine("first")
+    compile_sine("second")
+    assert len(kept) == 1
+    with jax_private.with_names_in_cache_key():
+        compile_sine("first")
+        compile_sine("second")
+    assert len(kept) == 3
+
+
+def test_machine_code_is_that_which_jax_serializes(kept: Kept) -> None:
+    compiled = compile_sine()
+    (content,) = kept.values()
+    loaded = compiled._executable.xla_executable
+    assert jax_private.is_machine_code(loaded)
+    assert not jax_private.is_machine_code(compiled)
+    device = jax.devices("cpu")[0]
+    read = device.client.deserialize_executable(jax_private.machine_code(content), [device])
+    assert jax_private.is_machine_code(read)
+
+
+def test_the_pickler_writes_what_jax_serializes() -> None:
+    compiled = compile_sine()
+    content = io.BytesIO()
+    unloaded = compiled._executable._unloaded_executable
+    pickled = (unloaded, compiled.args_info, compiled._no_kwargs)
+    jax_private.ExecutablePickler(content).dump(pickled)
+    device = jax.devices("cpu")[0]
+    reader = jax_private.ExecutableUnpickler(
+        io.BytesIO(content.getvalue()), device.client, [device]
+    )
+    read, args_info, no_kwargs = reader.load()
+    assert type(read) is type(unloaded)
+    assert str(read.load().in_avals) == str(compiled._executable.in_avals)
+    assert (str(args_info), no_kwargs) == (str(compiled.args_info), compiled._no_kwargs)
+
+
+def test_the_logger_of_plug_ins_is_that_of_the_module_that_opens_devices() -> None:
+    assert jax_private.xla_bridge.logger.name == jax_private.PLUGIN_LOGGER
+
+
+def test_the_logger_names_what_is_compiled() -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(jax_private.COMPILE_LOGGER)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        compile_sine()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert any(line.startswith("Compiling jit(sine)") for line in lines)
+
+
+def test_devices_stay_closed_until_they_are_used() -> None:
+    script = (
+        "import jax; from pipeline.core.host import jax_private as p;"
+        "print(p.has_open_devices(), p.num_joined_processes(), p.coordination_client());"
+        "print(p.has_open_devices()); jax.devices(); print(p.has_open_devices())"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout.splitlines() == ["False 1 None", "False", "True"], ran.stderr
+
+
+def test_no_other_module_uses_private_modules_of_jax() -> None:
+    others = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "pipeline").rglob("*.py")
+        if "jax._src" in file.read_text() and file != Path(jax_private.__file__)
+    }
+    assert others == set()

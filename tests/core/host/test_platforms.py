@@ -1,0 +1,31 @@
+"""Only platforms and the parts of devices know which device is which."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.core.host.platforms import CPU, GPU, PLATFORMS, Platform, platform_of
+
+ROOT = Path(__file__).parents[3] / "pipeline"
+NAMES = re.compile(r'''[=!]= ?"(cpu|gpu|ascend)"|"(cpu|gpu|ascend)" ?[=!]=|in \("(cpu|gpu)"''')
+
+
+def test_platforms_have_their_facts_by_the_name_that_jax_has_for_them() -> None:
+    assert platform_of("cpu") is CPU
+    assert platform_of("gpu") is GPU
+    assert len({platform.name for platform in PLATFORMS}) == len(PLATFORMS)
+
+
+def test_an_unknown_platform_has_no_special_fact() -> None:
+    assert platform_of("abacus") == Platform("abacus")
+    assert not platform_of("abacus").is_traceable
+
+
+def test_nothing_compares_with_a_name_of_a_device() -> None:
+    wrong = {
+        f"{file.relative_to(ROOT)}: {found[0]}"
+        for file in ROOT.rglob("*.py")
+        if (found := NAMES.search(file.read_text()))
+    }
+    assert wrong == set()
