@@ -12,12 +12,12 @@ from pipeline.autosink.dispatch_costs import LONGEST, first_look, least_steps, m
 from pipeline.autosink.timed_runs import TimedRuns
 from pipeline.backends.base import Backend, Estimate, Executable, Mechanism, SinkPrice
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Bounds, Cost, Costs, SinkChoice, SinkMechanism, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptSink
-from pipeline.stages.train.event_periods import event_periods
 
 BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)
 """Share of a run's time that measuring takes, and its bounds in seconds."""

@@ -47,6 +47,7 @@ from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import Feed
 from pipeline.errors import RunError, UsageError
@@ -61,7 +62,6 @@ from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose, say_cuts
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
-from pipeline.stages.train.event_periods import event_periods
 
 FILE = "explain.json"
 RUN_DIR = "hydra.run.dir"

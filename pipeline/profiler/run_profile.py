@@ -17,6 +17,7 @@ from pipeline.cache import cache_root
 from pipeline.config.precision import level_of
 from pipeline.config.profile_spec import LEAST_STEPS
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.data.dataset import Dataset
 from pipeline.data.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.errors import RecipeError, RunError
@@ -40,7 +41,6 @@ from pipeline.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, d
 from pipeline.sink.choice import choose, predict
 from pipeline.sink.schedule import Event
 from pipeline.stages.build import Built
-from pipeline.stages.train.event_periods import event_periods
 from pipeline.training.state import TrainState
 
 STEPS = 60

@@ -13,6 +13,7 @@ from pipeline.autosink.choose_sink import SinkPlan
 from pipeline.backends.base import Backend, Executable
 from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.data.columns import SampleUnit
 from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.files.error_text import show
@@ -27,7 +28,6 @@ from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheck
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
 from pipeline.stages.train.bad_step import Examined
 from pipeline.stages.train.callback_calls import Callbacks, RunView
-from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
 from pipeline.stages.train.loop import Training
 from pipeline.stages.train.rollback import Rollbacks

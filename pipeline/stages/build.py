@@ -16,6 +16,7 @@ from flax import linen as nn
 from pipeline.config.checks import wanted_metrics
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_run
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
@@ -34,7 +35,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.parallel.shards import Shards, shards_of
-from pipeline.sink.schedule import RunSchedule, schedule_run
+from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.cache import cache_root
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import total_steps
 from pipeline.data.balanced_order import BalancedOrder
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
@@ -31,7 +32,6 @@ from pipeline.data.transform import (
 )
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import total_steps
 from pipeline.stages.data_buckets import (
     bucket_line,
     in_buckets,

@@ -14,6 +14,7 @@ from pipeline.__main__ import main
 from pipeline.cli import explain as command
 from pipeline.cli.explain import calendar_of, memory_of
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.data.feed import feed as feeds
 from pipeline.data.feed.feed import make_feed
 from pipeline.observe.reporter import Reporter
@@ -21,7 +22,6 @@ from pipeline.parallel.placement import DevicePlacement
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
-from pipeline.stages.train.event_periods import event_periods
 from tests.conftest import STEPS, TINY
 
 Compose = Callable[..., Recipe]

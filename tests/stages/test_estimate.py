@@ -14,11 +14,11 @@ from pipeline import load_recipe
 from pipeline.backends.base import StepToPrice
 from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import total_steps
 from pipeline.errors import RecipeError, RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_folder import RunFolder
 from pipeline.runner.run import run
-from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost, propose

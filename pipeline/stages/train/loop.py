@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Evaluation, Monitor, Pruner, SinkReport
@@ -41,7 +42,6 @@ from pipeline.stages.train.callback_calls import (
 )
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.stages.train.early_stop import EarlyStop
-from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
 from pipeline.stages.train.rollback import Rollbacks
 from pipeline.stages.train.sink_clock import SinkClock
