@@ -20,8 +20,8 @@ from rich.console import Console
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
+from pipeline.callbacks.events import Evaluation, MonitorBase
 from pipeline.errors import RunError
-from pipeline.observe.monitors import Evaluation, MonitorBase
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry

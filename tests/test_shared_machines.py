@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.callbacks.events import MonitorBase, SinkReport
 from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
 from pipeline.errors import DataError, RunError
 from pipeline.observe import metrics_log, tensorboard
-from pipeline.observe.monitors import MonitorBase, SinkReport
 from pipeline.runner.record.summary import Summary
 from pipeline.runner.run import run
 from tests import outcome

@@ -19,12 +19,12 @@ from rich.console import Console
 
 from pipeline.api.batches import SplitName, dict_batches, tuple_batches
 from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.callbacks.events import SinkReport
 from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import DataError, RunError
 from pipeline.host.signals import Interrupted, Signals
-from pipeline.observe.monitors import SinkReport
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.log_arrays import read_arrays
 from pipeline.runner.record.log_lines import EVALS, METRICS

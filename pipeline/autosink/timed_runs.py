@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.backends.base import Executable, Mechanism
+from pipeline.callbacks.events import MonitorBase
 from pipeline.config.recipe import Recipe
-from pipeline.observe.monitors import MonitorBase
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import RunSchedule

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from pipeline.callbacks.callback import Callback, CallbackSpec, RunControl
+from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.callbacks.callback_spec import CallbackSpec
 from pipeline.registry import part
 from pipeline.training.part_specs import metric_directions
 
 if TYPE_CHECKING:
-    from pipeline.observe.monitors import Evaluation
+    from pipeline.callbacks.events import Evaluation
 
 
 @part("callback")

@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, StringConstraints
 
-from pipeline.callbacks.callback import Callback, CallbackSpec, OnFailure, RunControl
+from pipeline.callbacks.callback import Callback, OnFailure, RunControl
+from pipeline.callbacks.callback_spec import CallbackSpec
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.bounded_read import read_json, read_text
 from pipeline.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.registry import Seq, part
 
 if TYPE_CHECKING:
-    from pipeline.observe.monitors import Evaluation
+    from pipeline.callbacks.events import Evaluation
     from pipeline.sink.telemetry import Telemetry
 
 FOLDER = "trackers"

@@ -16,7 +16,7 @@ from pipeline.data.transform import column_specs
 from pipeline.files.error_text import no_such, show
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
-from pipeline.training.part_specs import METRICS
+from pipeline.training.metric_names import METRICS
 
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that are no metrics."""

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from pipeline.backends.device_spec import DeviceSpec
-from pipeline.callbacks.callback import CallbackSpec
+from pipeline.callbacks.callback_spec import CallbackSpec
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.autopsy.on_failure import batch_of
 from pipeline.backends.base import Executable
+from pipeline.callbacks.events import MonitorBase
 from pipeline.config.dump_spec import parse_steps
 from pipeline.config.recipe import Recipe
 from pipeline.dumps.dump_files import add_run_loss
@@ -18,7 +19,6 @@ from pipeline.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.dumps.tensor_names import require_layers
 from pipeline.errors import PipelineError, RecipeError
 from pipeline.files.real_files import require_real_trees
-from pipeline.observe.monitors import MonitorBase
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_directory import DUMP
 from pipeline.sink.telemetry import Telemetry

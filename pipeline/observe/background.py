@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
+from pipeline.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
 PERIOD_S = 0.1

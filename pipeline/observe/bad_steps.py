@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.observe.monitors import MonitorBase, SinkReport
+from pipeline.callbacks.events import MonitorBase, SinkReport
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.telemetry import Telemetry
 

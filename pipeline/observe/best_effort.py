@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from pipeline.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.errors import PipelineError
-from pipeline.observe.monitors import Evaluation, Monitor, SinkReport
 from pipeline.sink.telemetry import Telemetry
 
 M = TypeVar("M", bound=Monitor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.observe.monitors import Evaluation, MonitorBase
+from pipeline.callbacks.events import Evaluation, MonitorBase
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 

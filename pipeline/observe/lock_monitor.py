@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.callbacks.events import MonitorBase
 from pipeline.errors import RunError
 from pipeline.files.folder_lock import Lock
-from pipeline.observe.monitors import MonitorBase
 
 
 class LockMonitor(MonitorBase):

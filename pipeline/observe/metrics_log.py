@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.callbacks.events import Evaluation, MonitorBase
 from pipeline.files.strict_json import json_text
 from pipeline.observe.kept_log import KeptLog, read_mark
 from pipeline.observe.log_mending import LogFindings, open_log
-from pipeline.observe.monitors import Evaluation, MonitorBase, writing
+from pipeline.observe.monitors import writing
 from pipeline.runner.record.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry, stacked

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from pipeline.backends.base import Estimate
+from pipeline.callbacks.events import Evaluation, Monitor
 from pipeline.config.precision import loss_scale_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import IMAGES, SampleUnit
@@ -21,14 +22,7 @@ from pipeline.observe.functional_lines import EVERY, FunctionalMonitor
 from pipeline.observe.histograms import Histogram
 from pipeline.observe.lock_monitor import LockMonitor
 from pipeline.observe.metrics_log import KEPT, MetricsLog
-from pipeline.observe.monitors import (
-    EvalMonitor,
-    Evaluation,
-    LossMonitor,
-    Monitor,
-    ProgressMonitor,
-    TimeMonitor,
-)
+from pipeline.observe.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard, board_folder
 from pipeline.sink.schedule import RunSchedule

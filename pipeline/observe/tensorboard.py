@@ -16,13 +16,14 @@ import numpy as np
 import yaml
 
 from pipeline.backends.base import Estimate
+from pipeline.callbacks.events import TRAINED, Evaluation, MonitorBase, SinkReport
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.errors import printable
 from pipeline.observe.board_graph import BoardNode, graph_definition
 from pipeline.observe.captioned_pictures import captioned, stretched
 from pipeline.observe.event_file import PREFIX, VERSION, EventFile
 from pipeline.observe.histograms import Histogram
-from pipeline.observe.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
+from pipeline.observe.monitors import writing
 from pipeline.observe.projector import write_embeddings
 from pipeline.sink.telemetry import COLUMNS, Telemetry, stacked
 

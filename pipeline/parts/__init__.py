@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.callbacks.callback import Callback, CallbackSpec, RunControl
+from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.callbacks.callback_spec import CallbackSpec
 from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
 from pipeline.data.targets import Targets

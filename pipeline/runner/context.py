@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.callbacks.callback import Callback
+from pipeline.callbacks.events import Pruner
 from pipeline.config.recipe import Recipe
 from pipeline.files.folder_lock import Lock
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Pruner
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.ranks import Ranks
 from pipeline.runner.record.provenance import Provenance

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.backends.base import Executable
+from pipeline.callbacks.events import Evaluation
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import first_line
 from pipeline.observe.class_table import class_table, never_predicted
-from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.runner.context import RunContext

@@ -12,12 +12,12 @@ from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.autosink.choose_sink import SinkPlan
 from pipeline.backends.base import Backend, Executable
 from pipeline.callbacks.callback import Callback
+from pipeline.callbacks.events import MonitorBase
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import event_periods
 from pipeline.data.columns import SampleUnit
 from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.files.error_text import show
-from pipeline.observe.monitors import MonitorBase
 from pipeline.runner.context import RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.record.run_folder import HeldWrites

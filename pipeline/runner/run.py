@@ -17,6 +17,7 @@ from rich.console import Console
 from pipeline.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.callbacks.callback import Callback
+from pipeline.callbacks.events import Pruner, SinkReport
 from pipeline.config.compose import for_processes
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
@@ -31,7 +32,6 @@ from pipeline.launch.local import run_locally
 from pipeline.launch.place import LOCAL
 from pipeline.observe.log_levels import log_by_level
 from pipeline.observe.metrics_log import require_logs
-from pipeline.observe.monitors import Pruner, SinkReport
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import context_line

@@ -44,8 +44,9 @@ from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.freezing import config_at
 from pipeline.training.losses import label_mask, sample_losses
+from pipeline.training.metric_names import METRICS
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
-from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
+from pipeline.training.part_specs import MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of

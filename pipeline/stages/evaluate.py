@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Executable
+from pipeline.callbacks.events import TRAINED, Evaluation
 from pipeline.data.dataset import Dataset
 from pipeline.errors import RunError
-from pipeline.observe.monitors import TRAINED, Evaluation
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.stages.train.dispatch_size import DispatchSize
 from pipeline.training.metrics import EvalSums, summarize

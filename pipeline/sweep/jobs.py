@@ -14,13 +14,13 @@ from typing import Literal
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from pipeline.callbacks.events import Pruner
 from pipeline.config.compose import check
 from pipeline.config.recipe import Recipe
 from pipeline.errors import exit_status_of, printable, report_errors, status_after
 from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Pruner
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.sweep.directory import (
     claimed,

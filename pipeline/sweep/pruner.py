@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import optuna
 
+from pipeline.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.errors import RunError
-from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.sink.telemetry import Telemetry
 from pipeline.sweep.study import directions, open_study, read_settings
 

@@ -13,10 +13,10 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from pipeline.callbacks.events import Pruner
 from pipeline.config.overrides import value_of
 from pipeline.errors import RecipeError, printable, report_errors
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Pruner
 from pipeline.population.groups import (
     ProgramKey,
     apart,

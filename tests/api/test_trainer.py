@@ -14,9 +14,9 @@ import pytest
 import pipeline
 from pipeline import Trainer
 from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.callbacks.events import SinkReport
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError
-from pipeline.observe.monitors import SinkReport
 from pipeline.runner.run import run
 from pipeline.sink.telemetry import Telemetry
 from tests import outcome

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.callbacks.events import Evaluation
 from pipeline.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
-from pipeline.observe.monitors import Evaluation
 from pipeline.runner.run import run
 from tests import outcome
 

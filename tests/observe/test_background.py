@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.observe import background
 from pipeline.observe.background import BackgroundMonitor
-from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.sink.telemetry import Telemetry
 from tests.observe.test_monitors import EVALUATION
 

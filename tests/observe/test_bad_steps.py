@@ -7,8 +7,8 @@ import numpy as np
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pipeline.callbacks.events import SinkReport
 from pipeline.observe.bad_steps import BadStepMonitor
-from pipeline.observe.monitors import SinkReport
 from pipeline.observe.reporter import Reporter
 from pipeline.observe.tensorboard import TensorBoard
 from pipeline.sink.telemetry import Telemetry

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.callbacks.events import Evaluation
 from pipeline.observe.class_table import class_table, never_predicted
-from pipeline.observe.monitors import Evaluation
 
 
 def of_confusion(confusion: np.ndarray, names: list[str]) -> Evaluation:

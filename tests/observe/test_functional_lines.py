@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.callbacks.events import Evaluation
 from pipeline.observe.functional_lines import BANNER, FunctionalMonitor
-from pipeline.observe.monitors import Evaluation
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.callbacks.events import Evaluation
 from pipeline.errors import DataError, RunError
 from pipeline.observe.kept_log import KeptLog
 from pipeline.observe.metrics_log import MetricsLog
-from pipeline.observe.monitors import Evaluation
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from tests.observe.disk import files_end_at

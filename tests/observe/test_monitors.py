@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pipeline.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.data.columns import SampleUnit
-from pipeline.observe.monitors import (
-    EvalMonitor,
-    Evaluation,
-    LossMonitor,
-    MonitorBase,
-    ProgressMonitor,
-    SinkReport,
-    TimeMonitor,
-)
+from pipeline.observe.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry

@@ -11,11 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
+from pipeline.callbacks.events import MonitorBase
 from pipeline.config.recipe import Recipe
 from pipeline.observe.bad_steps import BadStepMonitor
 from pipeline.observe.best_effort import BestEffortMonitor
 from pipeline.observe.metrics_log import MetricsLog
-from pipeline.observe.monitors import EvalMonitor, LossMonitor, MonitorBase, TimeMonitor
+from pipeline.observe.monitors import EvalMonitor, LossMonitor, TimeMonitor
 from pipeline.observe.observers import Observers, open_observers
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.schedule import RunSchedule

@@ -18,9 +18,9 @@ from tensorboard.plugins.hparams.metadata import (
 )
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipeline.callbacks.events import Evaluation, SinkReport
 from pipeline.errors import RunError
 from pipeline.observe.captioned_pictures import captioned
-from pipeline.observe.monitors import Evaluation, SinkReport
 from pipeline.observe.tensorboard import TensorBoard, confusion_picture
 from pipeline.sink.telemetry import Telemetry
 from tests.observe.disk import files_end_at

@@ -7,7 +7,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Optuna")
 
-from pipeline.observe.monitors import SinkReport  # noqa: E402
+from pipeline.callbacks.events import SinkReport  # noqa: E402
 from pipeline.sink.telemetry import Telemetry  # noqa: E402
 from pipeline.sweep.pruner import TrialPruner  # noqa: E402
 

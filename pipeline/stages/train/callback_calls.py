@@ -16,9 +16,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.callbacks.callback import Callback
+from pipeline.callbacks.events import Evaluation
 from pipeline.errors import RunError, first_line, printable
 from pipeline.files.error_text import show
-from pipeline.observe.monitors import Evaluation
 from pipeline.registry import MAX_FLOAT
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptCallbacks, RateChange, Requests

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.callbacks.events import Evaluation
 from pipeline.config.recipe import EarlyStopSpec
-from pipeline.observe.monitors import Evaluation
 from pipeline.training.part_specs import metric_directions
 
 

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pipeline.backends.base import Executable, Mechanism
+from pipeline.callbacks.events import Evaluation, Monitor, Pruner, SinkReport
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import event_periods
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Evaluation, Monitor, Pruner, SinkReport
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.sink.schedule import Event, RunSchedule, Segment
 from pipeline.sink.telemetry import Telemetry

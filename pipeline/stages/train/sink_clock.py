@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.observe.monitors import SinkReport
+from pipeline.callbacks.events import SinkReport
 from pipeline.sink.telemetry import Telemetry
 
 

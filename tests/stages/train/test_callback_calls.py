@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from pipeline.backends.base import Mechanism
 from pipeline.callbacks.callback import Callback, RunControl
+from pipeline.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
-from pipeline.observe.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.parallel.ranks import Agree, decide_alone
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry

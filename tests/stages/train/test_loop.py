@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import Mechanism
+from pipeline.callbacks.events import Evaluation, SinkReport
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals, heard
-from pipeline.observe.monitors import Evaluation, SinkReport
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.host_state import parse_host_state
