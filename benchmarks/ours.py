@@ -20,7 +20,8 @@ from rich.console import Console
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
-from pipeline.callbacks.events import Evaluation, MonitorBase
+from pipeline.callbacks.events import MonitorBase
+from pipeline.config.run_length import schedule_events
 from pipeline.errors import RunError
 from pipeline.observe.observers import open_observers
 from pipeline.observe.reporter import Reporter
@@ -31,8 +32,9 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.train.history import History
-from pipeline.stages.train.loop import Training, exhaust, train
-from pipeline.training.state import TrainState
+from pipeline.stages.train.hooks import Hooks
+from pipeline.stages.train.loop import exhaust, train
+from pipeline.stages.train.program import Program
 
 
 class OursTraining:
@@ -74,12 +76,11 @@ class OursTraining:
             _quiet(folder) as reporter,
             open_observers(recipe, folder, run_schedule, first, reporter) as observers,
         ):
-            monitors = (observers.monitor, tally)
-            training = Training(
-                recipe, run_schedule, self._executable, mechanism, monitors, _evaluate, None
-            )
-            steps = train(training, self._state, HostState(), self._history)
-            self._state = exhaust(steps)
+            schedule = schedule_events(recipe, run_schedule)
+            hooks = Hooks(monitors=(observers.monitor, tally))
+            program = Program(self._executable, mechanism)
+            training = train(program, self._state, schedule, hooks, HostState(), self._history)
+            self._state = exhaust(training)
         if self._history.status != "done":
             raise RunError(self._history.reason or "stopped")
         return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)
@@ -105,10 +106,6 @@ def enter(task: Task) -> OursTraining:
 
 def _quiet(folder: Path | None = None) -> Reporter:
     return Reporter(folder, Console(file=open(os.devnull, "w"), soft_wrap=True))
-
-
-def _evaluate(_: TrainState) -> Evaluation:
-    raise AssertionError("a benchmark evaluates nothing")
 
 
 def _save_weights(path: Path, params: Mapping[str, Any]) -> None:

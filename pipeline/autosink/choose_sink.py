@@ -17,7 +17,7 @@ from pipeline.errors import RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.sink.choice import Bounds, Cost, Costs, SinkChoice, SinkMechanism, choose, no_sink
 from pipeline.sink.schedule import Event, RunSchedule
-from pipeline.stages.checkpoint.host_state import KeptSink
+from pipeline.stages.checkpoint.host_state import SinkState
 
 BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)
 """Share of a run's time that measuring takes, and its bounds in seconds."""
@@ -68,7 +68,7 @@ def choose_sink(
     executable: Executable,
     backend: Backend,
     estimate: Estimate | None,
-    before: KeptSink | None,
+    before: SinkState | None,
     reporter: Reporter,
 ) -> SinkPlan:
     """Choose the sinks of a run: the recipe's, or the fastest where that is auto.

@@ -13,7 +13,8 @@ from pipeline.config.run_length import total_steps
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
-from pipeline.files.error_text import no_such, show
+from pipeline.files.error_text import no_such
+from pipeline.files.value_text import show
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS

@@ -25,8 +25,8 @@ from pipeline.config.recipe_file import (
     with_part_files,
 )
 from pipeline.errors import RecipeError
-from pipeline.files.error_text import show
 from pipeline.files.package_paths import CONF
+from pipeline.files.value_text import show
 from pipeline.registry import parts
 
 DEFAULT_RECIPE = "lenet5_digits"

@@ -23,8 +23,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
 from pipeline.config.unfit_parts import unfit_parts
 from pipeline.errors import RecipeError, first_line
-from pipeline.files.error_text import describe, no_such, show
+from pipeline.files.error_text import describe, no_such
 from pipeline.files.package_paths import CONF
+from pipeline.files.value_text import show
 from pipeline.plugins.loading import missing_flag_hint
 
 UNCOMPOSABLE = (

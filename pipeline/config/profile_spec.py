@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from pipeline.config.overrides import quoted
 from pipeline.errors import RecipeError
-from pipeline.files.error_text import no_such, show
+from pipeline.files.error_text import no_such
+from pipeline.files.value_text import show
 from pipeline.registry import FilePath, Spec
 
 MODE, OPTIONS = "PROFILING_MODE", "PROFILING_OPTIONS"

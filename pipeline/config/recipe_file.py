@@ -18,8 +18,9 @@ from pipeline.config.files import SECTIONS
 from pipeline.config.references import refused_references, texts_of
 from pipeline.errors import RecipeError
 from pipeline.files.bounded_read import read_text
-from pipeline.files.error_text import dotted, show
+from pipeline.files.error_text import dotted
 from pipeline.files.safe_yaml import MAX_BYTES, parse_yaml
+from pipeline.files.value_text import show
 
 Tree = dict[str, Any]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pipeline.sink.schedule import Event, RunSchedule
+from pipeline.sink.schedule import Event, RunSchedule, Schedule
 
 if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe, TrainSpec
@@ -62,6 +63,14 @@ def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]
     collected = monitor.collect_every if monitor.tensorboard else None
     collects = () if collected is None else (collected,)
     return {Event.EVALUATE: evals, Event.CHECKPOINT: saves, Event.COLLECT: collects}
+
+
+def schedule_events(recipe: Recipe, run: RunSchedule, dump_at: Collection[int] = ()) -> Schedule:
+    """Return a run with its events; without the checkpoint stage nothing is cut for a save."""
+    every = event_periods(recipe, run.steps_per_pass)
+    if "checkpoint" not in recipe.stages:
+        every[Event.CHECKPOINT] = ()
+    return Schedule(run, every, {Event.DUMP: dump_at}, recipe.train.dispatch_seconds)
 
 
 def _in_steps(steps: int | None, passes: int | None, per_pass: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipeline.config.recipe import LogLevel
-from pipeline.files.error_text import show
+from pipeline.files.value_text import show
 from pipeline.observe.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]

@@ -362,7 +362,9 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
                 profile.open(),
                 open_training(context, backend, sink, evaluations, history, extras) as training,
             ):
-                state = yield from train(training, state, host, history)
+                state = yield from train(
+                    training.program, state, training.schedule, training.hooks, host, history
+                )
             record_overflows(context, state)
             profile.conclude(dataset, backend, estimate, state)
         if evaluates and history.status == "done":

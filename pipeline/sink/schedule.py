@@ -8,7 +8,7 @@ at its exact step whatever the sink size.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -96,6 +96,36 @@ class RunSchedule:
 
 def _next_multiple(boundary: int, period: int) -> int:
     return (boundary // period + 1) * period
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A run and its events: plain numbers, whatever they come from."""
+
+    run: RunSchedule
+    every: Mapping[Event, tuple[int, ...]] = field(default_factory=dict)
+    """Periods, in steps, at which an event is due."""
+    at: Mapping[Event, Collection[int]] = field(default_factory=dict)
+    """Further steps at which an event is due."""
+    dispatch_seconds: float = 1.0
+    """The longest time of a dispatch: a signal waits for its end."""
+
+    def dumps_at(self, step: int) -> bool:
+        """Return whether there is a dump after so many steps."""
+        return step in self.at.get(Event.DUMP, ())
+
+    def next_segment(
+        self, first: int, max_steps: int, further: Mapping[Event, Collection[int]]
+    ) -> Segment:
+        """Return the steps after boundary `first` up to the next event, which may also be at
+        `further` steps.
+
+        If they are more than `max_steps`, only as many of them, which no event follows.
+        """
+        segment = next(self.run.segments(first, self.every, {**self.at, **further}))
+        if segment.stop - first > max_steps:
+            return Segment(first, first + max_steps, frozenset())
+        return segment
 
 
 def is_due(step: int, periods: Iterable[int]) -> bool:

@@ -25,7 +25,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError
-from pipeline.files.error_text import show
+from pipeline.files.value_text import show
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat

@@ -14,8 +14,8 @@ from numpy.lib.format import MAGIC_PREFIX
 from pydantic import model_validator
 
 from pipeline.files.bounded_read import read_bytes
-from pipeline.files.error_text import show
 from pipeline.files.npy import parse_npy
+from pipeline.files.value_text import show
 from pipeline.registry import MAX_FLOAT, FilePath, part
 from pipeline.training.part_specs import ScheduleSpec
 

@@ -40,6 +40,7 @@ from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, ze
 from pipeline.training.parameters import reinitialize
 from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
 from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split
+from pipeline.training.step_counts import updates_so_far
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -48,7 +49,6 @@ from pipeline.training.update import (
     decide_outcome,
     init_bad_step_counts,
     init_overflow_counts,
-    updates_so_far,
 )
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.runner.run import run
 from pipeline.sink.choice import SinkChoice
 from pipeline.sink.schedule import RunSchedule
-from pipeline.stages.checkpoint.host_state import parse_host_state
+from pipeline.stages.checkpoint.parse_host_state import parse_host_state
 from tests import outcome
 from tests.stages.clockwork import Clockwork
 

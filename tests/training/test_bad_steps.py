@@ -18,7 +18,8 @@ from pipeline.training.state import (
     StepOutcome,
     TrainState,
 )
-from pipeline.training.update import count_bad_step, decide_outcome, updates_so_far
+from pipeline.training.step_counts import updates_so_far
+from pipeline.training.update import count_bad_step, decide_outcome
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
 
 GOOD = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))

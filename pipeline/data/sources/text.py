@@ -16,7 +16,7 @@ from pipeline.data.text.text_format import TextFormat, read_tokenizer
 from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decoded
 from pipeline.data.text.windows import narrow, window_columns
 from pipeline.errors import DataError
-from pipeline.files.error_text import show
+from pipeline.files.value_text import show
 from pipeline.registry import FilePath, part
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import DataError
-from pipeline.files.error_text import show, shown
+from pipeline.files.error_text import shown
+from pipeline.files.value_text import show
 from pipeline.plugins.loading import FLAG
 from pipeline.runner.record.provenance import PROVENANCE, Provenance, read_provenance
 from pipeline.runner.record.settings import compare_settings

@@ -28,11 +28,11 @@ from pipeline.data.text.text_format import TOKENIZER
 from pipeline.errors import DataError, RecipeError, RunError, printable
 from pipeline.files.atomic_write import sync_ancestors, write_whole
 from pipeline.files.bounded_read import read_json, read_text
-from pipeline.files.error_text import show
 from pipeline.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.files.real_files import require_real, require_real_trees
 from pipeline.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
 from pipeline.files.tree_diff import differences
+from pipeline.files.value_text import show
 from pipeline.runner.record.descendants import DESCENDANTS
 
 OUTPUTS = Path("outputs")

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.errors import printable
-from pipeline.files.error_text import show, shown
+from pipeline.files.error_text import shown
 from pipeline.files.tree_diff import Difference
+from pipeline.files.value_text import show
 from pipeline.runner.record.compare_steps import Comparison
 from pipeline.runner.record.run_record import RunRecord, compare_origins
 

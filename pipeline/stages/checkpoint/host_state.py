@@ -1,72 +1,73 @@
-"""State of the host: what a checkpoint keeps besides arrays, checked by type when it is read.
-
-A checkpoint may come from a stranger, with a manifest to match: what this program would not write
-is refused here.
-"""
+"""State of the host: what a checkpoint keeps besides arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from annotated_types import Ge, Le, MaxLen
 
-from pipeline.backends.base import Mechanism
 from pipeline.errors import printable
-from pipeline.files.error_text import show
-from pipeline.registry import MAX_FLOAT
 
-MOST = 2**31 - 1
+if TYPE_CHECKING:
+    from pipeline.backends.base import Mechanism
+
+MAX_COUNT = 2**31 - 1
 """Steps are counted in 32 bits."""
-Count = Annotated[int, Field(strict=True, ge=0, le=MOST)]
-Line = Annotated[str, Field(strict=True, max_length=1000), AfterValidator(printable)]
-Value = Annotated[float, Field(strict=True)]
-Rate = Annotated[float, Field(strict=True, ge=0, le=MAX_FLOAT)]
+MAX_RATE = 3.4028234663852886e38
+"""The largest float32."""
+Count = Annotated[int, Ge(0), Le(MAX_COUNT)]
+Line = Annotated[str, MaxLen(1000)]
+Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
 
 
-class Kept(BaseModel):
-    """Base of what is kept. Keys of other versions are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class KeptEarlyStop(Kept):
+@dataclass(frozen=True)
+class EarlyStopState:
     """The best value of the metric that training may stop by, and the evaluations since."""
 
-    best: Value | None = None
+    best: float | None = None
     waited: Count = 0
 
 
-class PendingBoundary(Kept):
+@dataclass(frozen=True)
+class PendingBoundary:
     """A boundary whose evaluation was interrupted, and what was known there."""
 
-    loss: Value | None
+    loss: float | None
     verdict: Line | None
     """Why the pruner ends the run there, as the end of the sink has decided; None: it goes on."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", self.verdict and printable(self.verdict))
 
-class KeptSink(Kept):
+
+@dataclass(frozen=True)
+class SinkState:
     """The sinks that were chosen."""
 
-    size: Annotated[int, Field(strict=True, ge=1, le=MOST)] | None
+    size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
     mechanism: Mechanism
 
 
-class RateChange(Kept):
-    """A change of the learning rates that a callback asked for: of all updates to come."""
+@dataclass(frozen=True)
+class RateChange:
+    """A change of the learning rates that a callback requested: of all updates to come.
+
+    Raises ValueError unless it has either a rate or a factor.
+    """
 
     rate: Rate | None = None
-    """The rate that is set; None where the schedule is multiplied."""
+    """The rate that is set; None if the schedule is multiplied."""
     factor: Rate | None = None
 
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.rate is None) == (self.factor is None):
             raise ValueError("must have either a rate or a factor")
-        return self
 
 
-class Requests(Kept):
+@dataclass(frozen=True)
+class Requests:
     """Requests of callbacks."""
 
     stop: Line | None = None
@@ -75,41 +76,51 @@ class Requests(Kept):
     evaluate_at: tuple[Count, ...] = ()
     save_at: tuple[Count, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", self.stop and printable(self.stop))
 
-class KeptCallbacks(Kept):
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read what `asdict` of requests is as JSON."""
+        return cls(
+            tree["stop"],
+            tuple(RateChange(**change) for change in tree["rates"]),
+            tuple(tree["evaluate_at"]),
+            tuple(tree["save_at"]),
+        )
+
+
+@dataclass(frozen=True)
+class CallbackState:
     """The states of callbacks, and their requests."""
 
-    states: Mapping[str, Any] = {}
+    states: Mapping[str, Any] = field(default_factory=dict)
     """JSON by callback; checked by the callbacks."""
     granted: Requests = Requests()
     """In effect since a boundary, or at a step that lies ahead."""
     asked: Requests = Requests()
     """To take effect at the next boundary."""
-    scalars: Mapping[str, Value | None] = {}
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
     """Logged since the last boundary."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return asdict(self)
 
-class HostState(Kept):
-    """Everything that a resumed run continues with, besides the arrays."""
 
-    early_stop: KeptEarlyStop = KeptEarlyStop()
+@dataclass(frozen=True)
+class HostState:
+    """Everything that a resumed run continues with, besides the arrays.
+
+    Keys of other versions are ignored.
+    """
+
+    early_stop: EarlyStopState = EarlyStopState()
     unfinished_boundary: PendingBoundary | None = None
-    """Set where the evaluation of the step was interrupted."""
+    """Set if the evaluation of the step was interrupted."""
     rollbacks: tuple[tuple[Count, Count], ...] = ()
     """Pairs of a bad step and the boundary that the run has gone back to."""
-    sink: KeptSink | None = None
-    callbacks: KeptCallbacks = KeptCallbacks()
-    logs: Mapping[str, Any] = {}
+    sink: SinkState | None = None
+    callbacks: CallbackState = CallbackState()
+    logs: Mapping[str, Any] = field(default_factory=dict)
     """Marks of metrics.jsonl and evals.jsonl; checked where the logs are opened."""
-
-
-def parse_host_state(data: Any) -> HostState:
-    """Parse the JSON that a checkpoint keeps of the host. Raises ValueError naming a key."""
-    try:
-        return HostState.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            raise ValueError(f"{key} is missing") from error
-        raise ValueError(f"{key or 'all'} = {show(first['input'])}") from error

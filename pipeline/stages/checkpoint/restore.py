@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.config.defaults import normalised
 from pipeline.errors import DataError, RecipeError, printable_lines
-from pipeline.files.error_text import show
 from pipeline.files.tree_diff import Difference, differences
+from pipeline.files.value_text import show
 from pipeline.runner.record.run_directory import decides
 from pipeline.stages.checkpoint.checkpoint_folder import (
     FOLDER,
@@ -32,7 +32,7 @@ from pipeline.stages.checkpoint.checkpoint_folder import (
     step_of,
     strangers,
 )
-from pipeline.stages.checkpoint.host_state import HostState, parse_host_state
+from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.manifest import (
     DamagedError,
     read_json,
@@ -41,6 +41,7 @@ from pipeline.stages.checkpoint.manifest import (
     verify,
 )
 from pipeline.stages.checkpoint.orbax_arrays import read_arrays
+from pipeline.stages.checkpoint.parse_host_state import parse_host_state
 from pipeline.training.state import TrainState
 
 WEIGHTS = ("params", "batch_stats")

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeline.backends.base import Mechanism
 from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_events
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals
 from pipeline.parallel.ranks import Agree, decide_alone
@@ -26,19 +27,20 @@ from pipeline.stages.checkpoint.host_state import (
     HostState,
     RateChange,
     Requests,
-    parse_host_state,
 )
+from pipeline.stages.checkpoint.parse_host_state import parse_host_state
 from pipeline.stages.train.callback_calls import (
     CallbackError,
     Callbacks,
+    NoCallbacks,
     RunView,
-    changed_rates,
-    combined_changes,
 )
 from pipeline.stages.train.history import History
-from pipeline.stages.train.loop import Training, exhaust, train
-from pipeline.stages.train.rollback import Rollbacks
-from pipeline.training.bad_steps import Rollback
+from pipeline.stages.train.hooks import Hooks, Saves
+from pipeline.stages.train.loop import exhaust, train
+from pipeline.stages.train.program import Program
+from pipeline.stages.train.rate_changes import changed_rates, combined_changes
+from pipeline.stages.train.rollback import NoRollbacks, Rollbacks
 from pipeline.training.part_specs import RateRule
 from pipeline.training.state import BadStepCounts, TrainState
 from tests.observe.test_monitors import EVALUATION
@@ -186,22 +188,21 @@ class Runner:
         about = Path("run"), schedule, world.evaluate_now
         view = RunView(*about, resumed=resumed, processes=processes)
         called = Callbacks(callbacks, view, world.warnings.append, world.on_scalars)
-        training = Training(
-            self.tiny("train.steps=24", "train.sink_size=8", *recipe),
-            schedule,
-            world,  # type: ignore[arg-type]
-            "loop",
-            [world],
-            world.evaluate,
-            world,  # type: ignore[arg-type]
+        composed = self.tiny("train.steps=24", "train.sink_size=8", *recipe)
+        hooks = Hooks(
+            monitors=[world],
+            evaluate=world.evaluate,
+            saves=Saves(world, composed.checkpoint.every_seconds),
+            callbacks=called if callbacks else NoCallbacks(),
+            rollbacks=NoRollbacks() if rollbacks is None else rollbacks,
+            on_bad_step=composed.train.on_nan.name,
             signals=world.signals,
-            rollbacks=rollbacks,
-            callbacks=called if callbacks else None,
-            learning_rates=SCHEDULE,
             agree=agree,
         )
+        program = Program(world, "loop", SCHEDULE)  # type: ignore[arg-type]
+        events = schedule_events(composed, schedule)
         history = History(first)
-        exhaust(train(training, state, host, history))
+        exhaust(train(program, state, events, hooks, host, history))
         return history
 
 
@@ -638,9 +639,7 @@ def test_after_a_rollback_the_rate_is_that_which_callbacks_set(play: Runner) -> 
     world, actor = World(), Actor({("on_sink", 16): lambda run: run.set_learning_rate(0.125)})
     seen: list[float] = []
     actor.acts[("on_sink", 24)] = lambda run: seen.append(run.learning_rate)
-    rollbacks = Rollbacks(
-        Rollback(most=3), (12,), lambda: list(world.saved), lambda step, _: world.saved[step][0]
-    )
+    rollbacks = Rollbacks(3, (12,), lambda: list(world.saved), lambda step, _: world.saved[step][0])
     world.bad = 18
     recipe = ["checkpoint.every_steps=12", "train.on_nan=rollback"]
     play(world, actor, recipe=recipe, rollbacks=rollbacks, undone=0)
@@ -781,7 +780,7 @@ def test_many_changes_are_kept_as_one_rate_and_one_factor(changes: list[RateChan
 
 def test_factors_without_end_stay_finite() -> None:
     combined = combined_changes(100 * [RateChange(factor=1e38)])
-    assert parse_host_state({"callbacks": {"granted": {"rates": [combined[0].model_dump()]}}})
+    assert parse_host_state({"callbacks": {"granted": {"rates": [asdict(combined[0])]}}})
 
 
 @pytest.mark.parametrize(
@@ -800,7 +799,7 @@ def test_requests_of_a_stranger_end_a_run_in_order(play: Runner) -> None:
     play(world, Actor({("on_sink", 8): lambda run: run.stop("saved")}))
     host = world.saved[8][1]
     host["callbacks"]["granted"] = {"evaluate_at": wild, "save_at": wild, "rates": [{"rate": 0.5}]}
-    host["callbacks"]["asked"] = Requests(evaluate_at=(1, 21, 5000)).model_dump(mode="json")
+    host["callbacks"]["asked"] = asdict(Requests(evaluate_at=(1, 21, 5000)))
     host["callbacks"]["scalars"] = {"x": 1e308}
     assert play(world, Actor(), resumed=True).status == "done"
     assert sorted(world.evaluations) == [20, 21]

@@ -11,14 +11,18 @@ import pytest
 from pipeline.backends.base import Mechanism
 from pipeline.callbacks.events import Evaluation, SinkReport
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_events
 from pipeline.errors import RunError
 from pipeline.host.signals import Signals, heard
+from pipeline.runner.open_training import make_early_stop
 from pipeline.sink.schedule import RunSchedule
 from pipeline.sink.telemetry import Telemetry
-from pipeline.stages.checkpoint.host_state import parse_host_state
+from pipeline.stages.checkpoint.parse_host_state import parse_host_state
 from pipeline.stages.train import loop as stage
 from pipeline.stages.train.history import DISPATCHES_KEPT, History
-from pipeline.stages.train.loop import Training, exhaust, train
+from pipeline.stages.train.hooks import Hooks, NoSaves, Saves, never_prune
+from pipeline.stages.train.loop import exhaust, train
+from pipeline.stages.train.program import Program
 from pipeline.training.state import TrainState
 from tests.observe.test_monitors import EVALUATION
 
@@ -81,6 +85,9 @@ class Script:
     def close(self) -> None:
         raise AssertionError("closing is not training's business")
 
+    def prune(self, verdict: str | None) -> str | None:
+        return self.prune_reason or verdict
+
     # The checkpoints.
 
     def prepare(self) -> None:
@@ -110,6 +117,10 @@ class Script:
         return Evaluation(metrics, EVALUATION.confusion)
 
 
+def _saves(script: Script, recipe: Recipe) -> Saves:
+    return Saves(script, recipe.checkpoint.every_seconds)
+
+
 def state_at(step: int) -> TrainState:
     return TrainState(np.int32(step), {}, {}, (), np.float32(1))
 
@@ -129,20 +140,22 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         monkeypatch.setattr(stage, "time", clock)
         recipe = tiny("train.steps=20", "train.sink_size=8", *overrides)
         run_schedule = RunSchedule(20, 6, 8 if recipe.train.sink else None)
-        training = Training(
-            recipe,
-            run_schedule,
-            script,  # type: ignore[arg-type]
-            "loop",
-            [script],
-            script.evaluate,
-            script if saves else None,  # type: ignore[arg-type]
+        if not saves:
+            recipe = recipe.model_copy(update={"stages": recipe.stages[:-1]})
+        hooks = Hooks(
+            monitors=[script],
+            evaluate=script.evaluate,
+            saves=_saves(script, recipe) if saves else NoSaves(),
+            early_stop=make_early_stop(recipe.monitor.early_stop),
+            prune=script.prune if script.prune_reasons else never_prune,
             signals=script.signals,
-            pruner=script if script.prune_reasons else None,  # type: ignore[arg-type]
         )
+        program = Program(script)  # type: ignore[arg-type]
+        schedule = schedule_events(recipe, run_schedule)
+        state, kept = state_at(first), parse_host_state(host or {})
         history = History(first)
         with heard(script.signals), script.signals.held():
-            state = exhaust(train(training, state_at(first), parse_host_state(host or {}), history))
+            state = exhaust(train(program, state, schedule, hooks, kept, history))
         assert int(state.step) == history.step
         return history
 

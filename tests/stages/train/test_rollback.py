@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pipeline.config.recipe import CheckpointSpec
 from pipeline.errors import RunError
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
-from pipeline.stages.checkpoint.host_state import parse_host_state
+from pipeline.stages.checkpoint.parse_host_state import parse_host_state
 from pipeline.stages.train.rollback import Rollbacks
-from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
 
@@ -27,9 +26,7 @@ def state_at(step: int, skipped: int = 0, weight: float = 1.0) -> TrainState:
 
 
 def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) -> Rollbacks:
-    return Rollbacks(
-        Rollback(most=most), periods, lambda: sorted(saved), lambda step, _: saved[step]
-    )
+    return Rollbacks(most, periods, lambda: sorted(saved), lambda step, _: saved[step])
 
 
 def test_the_state_after_the_bad_step_has_the_weights_of_the_checkpoint() -> None:
@@ -77,7 +74,7 @@ def test_a_resumed_run_remembers(steps: list[int]) -> None:
     unbroken = rollbacks(saved)
     for step in sorted(steps):
         before = rollbacks(saved)
-        before.remember(parse_host_state(unbroken.kept()).rollbacks)
+        before.remember(parse_host_state(unbroken.state()).rollbacks)
         before.go_back(step, state_at(step - 1))
         unbroken.go_back(step, state_at(step - 1))
         assert before.done == unbroken.done

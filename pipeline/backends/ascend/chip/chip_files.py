@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
 from pipeline.errors import MAX_PROBLEMS, PipelineError, listed
-from pipeline.files.error_text import describe, nearest, no_such, show, shown
+from pipeline.files.error_text import describe, nearest, no_such, shown
 from pipeline.files.package_paths import CONF
 from pipeline.files.safe_yaml import read_yaml
+from pipeline.files.value_text import show
 from pipeline.registry import parts
 
 DEVICES = CONF / "device"
