@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from pipeline.config.run_length import schedule_run, total_steps
-from pipeline.sink.schedule import Event
+from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_events, schedule_run, total_steps
+from pipeline.sink.schedule import Event, RunSchedule
+
+Compose = Callable[..., Recipe]
 
 
 @dataclass
@@ -73,3 +77,17 @@ def test_without_sinks_every_step_is_a_segment() -> None:
     assert [(s.start, s.stop) for s in segments] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [Event.SINK_END in s.events for s in segments] == [True] * 4
     assert (run.place(4).sink, run.place(4).sink_step) == (2, 1)
+
+
+def test_events_of_a_recipe_are_plain_numbers(tiny: Compose) -> None:
+    """Without the checkpoint stage no segment is cut for a save."""
+    recipe = tiny("eval.every_passes=2", "checkpoint.every_steps=5", "train.dispatch_seconds=0.5")
+    run = RunSchedule(20, 6, 8)
+    schedule = schedule_events(recipe, run, (3, 4))
+    assert (schedule.run, schedule.dispatch_seconds) == (run, 0.5)
+    assert schedule.every[Event.EVALUATE] == (12,)
+    assert schedule.every[Event.CHECKPOINT] == (5,)
+    assert schedule.at[Event.DUMP] == (3, 4)
+    stages = tuple(stage for stage in recipe.stages if stage != "checkpoint")
+    unsaved = recipe.model_copy(update={"stages": stages})
+    assert schedule_events(unsaved, run).every[Event.CHECKPOINT] == ()

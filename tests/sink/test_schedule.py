@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sink.schedule import Event, RunSchedule
+from pipeline.sink.schedule import Event, RunSchedule, Schedule
 
 
 def test_a_sink_longer_than_a_pass_is_not_cut_at_its_end() -> None:
@@ -41,3 +41,38 @@ def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
     for event, period in ((Event.CHECKPOINT, save), (Event.EVALUATE, evaluate)):
         happened = [s.stop for s in segments if event in s.events]
         assert happened == [n for n in range(min(first, total) + 1, total + 1) if n % period == 0]
+
+
+@given(
+    run=st.builds(
+        RunSchedule,
+        st.integers(1, 60),
+        st.integers(1, 20),
+        st.one_of(st.none(), st.integers(1, 70)),
+    ),
+    save=st.integers(1, 20),
+    further=st.sets(st.integers(0, 80), max_size=5),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_dispatches_of_any_size_come_to_the_same_events(
+    run: RunSchedule, save: int, further: set[int], sizes: list[int]
+) -> None:
+    """Cut afresh after each dispatch: an event has its step, and no part of a segment has any."""
+    every, at = {Event.CHECKPOINT: (save,)}, {Event.EVALUATE: further}
+    whole = {s.stop: s.events for s in run.segments(0, every, at)}
+    schedule, happened, step = Schedule(run, every), {}, 0
+    while step < run.total:
+        max_steps = sizes[step % len(sizes)]
+        segment = schedule.next_segment(step, max_steps, at)
+        assert segment.start == step < segment.stop <= step + max_steps
+        step = segment.stop
+        if segment.events:
+            happened[step] = segment.events
+    assert happened == whole
+
+
+def test_a_schedule_has_dumps_at_its_steps_alone() -> None:
+    schedule = Schedule(RunSchedule(20, 6, 8), at={Event.DUMP: (3,)})
+    assert [step for step in range(21) if schedule.dumps_at(step)] == [3]
+    assert schedule.next_segment(0, 20, {}).stop == 3
+    assert not Schedule(RunSchedule(20, 6, 8)).dumps_at(0)
