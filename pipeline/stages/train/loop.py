@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.callbacks.events import SinkReport
 from pipeline.sink.schedule import Event, Schedule, Segment
+from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.checkpoint.host_state import HostState, PendingBoundary
 from pipeline.stages.train.answer_bad_step import answer_bad_step
 from pipeline.stages.train.dispatch_size import DispatchSize
@@ -58,14 +59,13 @@ def train(
 
     Yields the report of each sink before what comes after it is saved. The state that is returned
     has been saved; `history` is updated. Raises BadStepError naming the step if a loss or gradient
-    is not finite and no policy continues after it; the state before that step has been saved then,
-    and `history` ends there. Raises CallbackError if a callback fails that ends the run, once the
-    state is saved.
+    is not finite and no policy continues after it, and CallbackError if a callback fails that ends
+    the run. The last state that is good has been saved then, and `history` ends there.
     """
     # Restore.
     started_at = saved_at = time.monotonic()
     num_saves = 0
-    callbacks, monitors = hooks.callbacks, hooks.monitors
+    callbacks = hooks.callbacks
     hooks.early_stop.restore(host.early_stop)
     hooks.rollbacks.remember(host.rollbacks)
     callbacks.restore(host.callbacks)
@@ -79,8 +79,7 @@ def train(
         hooks.collect(run.state, 0)
         if hooks.rollbacks.needs_start:
             hooks.saves.save(hooks, run)
-    events = RESUMED_EVENTS if run.pending is not None else frozenset()
-    segment = Segment(history.step, history.step, events)
+    segment = first_segment(run)
     sink = SinkClock()
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
 
@@ -88,21 +87,12 @@ def train(
         # Step, as far as no signal waits too long.
         has_steps, events = segment.start < segment.stop, segment.events
         if has_steps:
-            began_at = time.perf_counter()
-            run.state, telemetry = program.executable.run(
-                run.state, segment.start, segment.stop, program.mechanism
-            )
-            ended_at = time.perf_counter()
-            seconds = ended_at - began_at
+            telemetry, seconds = dispatch(program, segment, run)
             dispatch_size.take_note(len(telemetry), seconds)
-            history.add_dispatch(len(telemetry), seconds, ended_at)
-            history.step, history.loss = segment.stop, float(telemetry.loss[-1])
             hooks.saves.prepare()  # not earlier: the first step would wait for it
 
             # Log.
-            stop = segment.start + len(telemetry)
-            LOG.debug("steps %d to %d in %.6f s", segment.start + 1, stop, seconds)
-            for monitor in monitors:
+            for monitor in hooks.monitors:
                 monitor.on_steps(telemetry, seconds)
             sink.add(telemetry, seconds)
             run.recent.add(telemetry)
@@ -121,7 +111,7 @@ def train(
         report = metrics = None
         if Event.SINK_END in events:
             report = sink.report(history.step)
-            for monitor in monitors:
+            for monitor in hooks.monitors:
                 monitor.on_sink(report)
             callbacks.notify("on_sink", run.state, history.step, report)
 
@@ -137,7 +127,7 @@ def train(
                 run.pending = None
                 history.evaluated = {history.step: evaluation}
                 hooks.early_stop.add(evaluation)
-                for monitor in monitors:
+                for monitor in hooks.monitors:
                     monitor.on_eval(history.step, evaluation)
                 callbacks.notify("on_eval", run.state, history.step, history.step, evaluation)
                 metrics = evaluation.scalars()
@@ -170,7 +160,6 @@ def train(
 
     record_end(hooks, run, decision, is_last=is_last)
     hooks.saves.save(hooks, run)
-    history.left_out = num_skipped(run.state)
     history.train_s = time.monotonic() - started_at
     callbacks.notify("on_end", run.state, history.step, history.status)
     if history.status == "done":
@@ -178,6 +167,28 @@ def train(
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state
+
+
+def first_segment(run: Progress) -> Segment:
+    """Return a segment without steps: the events that an earlier process left at this boundary."""
+    step = run.history.step
+    return Segment(step, step, RESUMED_EVENTS if run.pending is not None else frozenset())
+
+
+def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
+    """Run the steps of a segment; return their telemetry and the seconds that they took."""
+    history = run.history
+    began_at = time.perf_counter()
+    run.state, telemetry = program.executable.run(
+        run.state, segment.start, segment.stop, program.mechanism
+    )
+    ended_at = time.perf_counter()
+    seconds = ended_at - began_at
+    stop = segment.start + len(telemetry)
+    LOG.debug("steps %d to %d in %.6f s", segment.start + 1, stop, seconds)
+    history.add_dispatch(len(telemetry), seconds, ended_at)
+    history.step, history.loss = segment.stop, float(telemetry.loss[-1])
+    return telemetry, seconds
 
 
 def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
@@ -194,6 +205,7 @@ def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Dec
 def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool) -> None:
     """Record how training has ended."""
     history = run.history
+    history.left_out = num_skipped(run.state)
     if run.pending is not None:
         history.status, history.reason = "stopped", decision.stop
     elif hooks.early_stop.is_over:
