@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
 
 from pipeline.errors import printable
-
-if TYPE_CHECKING:
-    from pipeline.backends.base import Mechanism
 
 MAX_COUNT = 2**31 - 1
 """Steps are counted in 32 bits."""
@@ -47,7 +44,7 @@ class SinkState:
     """The sinks that were chosen."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
-    mechanism: Mechanism
+    mechanism: Literal["loop", "soft", "none"]
 
 
 @dataclass(frozen=True)
@@ -102,10 +99,6 @@ class CallbackState:
     """To take effect at the next boundary."""
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     """Logged since the last boundary."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

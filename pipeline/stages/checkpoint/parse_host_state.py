@@ -12,9 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.backends.base import Mechanism
 from pipeline.files.value_text import show
-from pipeline.stages.checkpoint import host_state
 from pipeline.stages.checkpoint.host_state import HostState
 
 MAX_DIGITS = 308
@@ -41,6 +39,4 @@ def _int_or_text(digits: str) -> int | str:
 
 @cache
 def _schema() -> TypeAdapter[HostState]:
-    adapter = TypeAdapter(HostState, _parent_depth=0)
-    adapter.rebuild(_types_namespace={**vars(host_state), "Mechanism": Mechanism})
-    return adapter
+    return TypeAdapter(HostState)
