@@ -84,7 +84,7 @@ def train(
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
 
     while True:
-        # Step, as far as no signal waits too long.
+        # Step.
         has_steps, events = segment.start < segment.stop, segment.events
         if has_steps:
             telemetry, seconds = dispatch(program, segment, run)
@@ -143,8 +143,8 @@ def train(
             raise_failure(hooks, run)
         if schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)
-        is_asked = hooks.signals.saves > num_saves
-        if has_steps and (is_asked or hooks.saves.is_due(time.monotonic() - saved_at)):
+        is_requested = hooks.signals.saves > num_saves
+        if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
             hooks.saves.save(hooks, run)
             saved_at, num_saves = time.monotonic(), hooks.signals.saves
 
