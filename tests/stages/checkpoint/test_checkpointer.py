@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +236,7 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     restored, restored_host = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert restored_host is not None
-    assert restored_host.early_stop.model_dump() == host["early_stop"]
+    assert asdict(restored_host.early_stop) == host["early_stop"]
     assert int(restored.step) == 7
     assert restored.step.dtype == np.int32
     assert restored.loss_scale == 8.0
