@@ -42,7 +42,7 @@ from pipeline.backends.gpu.step_programs import (
     train_spec,
 )
 from pipeline.backends.xla import in_blocks, train_loop
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 SYNTHETIC = ("dataset.name=synthetic", "+dataset.like=cifar10")

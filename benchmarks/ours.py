@@ -20,21 +20,21 @@ from rich.console import Console
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
-from pipeline.callbacks.events import MonitorBase
+from pipeline.checkpoint.host_state import HostState
 from pipeline.config.run_length import schedule_events
-from pipeline.errors import RunError
-from pipeline.observe.observers import open_observers
-from pipeline.observe.reporter import Reporter
-from pipeline.sink.telemetry import Telemetry
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.history import History
+from pipeline.engine.hooks import Hooks
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.program import Program
 from pipeline.stages.build import build
-from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.train.history import History
-from pipeline.stages.train.hooks import Hooks
-from pipeline.stages.train.loop import exhaust, train
-from pipeline.stages.train.program import Program
+from pipeline.stages.runner.observers import open_observers
+from pipeline.training.telemetry import Telemetry
 
 
 class OursTraining:

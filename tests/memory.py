@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import load_recipe
-from pipeline.runner.record.log_lines import last_step
-from pipeline.runner.run import run
+from pipeline.engine.monitors.log_lines import last_step
+from pipeline.stages.run import run
 
 LIMIT_MB = 50.0
 WARM_UP = 0.1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 from tests import outcome
 
 

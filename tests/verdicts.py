@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import load_recipe
-from pipeline.errors import PipelineError
-from pipeline.files.bounded_read import read_json
-from pipeline.runner.run import run
-from tests.profiler import slow_parts
+from pipeline.core.errors import PipelineError
+from pipeline.core.files.bounded_read import read_json
+from pipeline.stages.run import run
+from tests.inspect.profiler import slow_parts
 
 ONLY = [
     *("profile.mode=only", "stages=[data,build,compile,train]", "monitor.tensorboard=false"),

@@ -16,14 +16,28 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.autosink.choose_sink import (
+from pipeline.backends.base import Backend, SinkPrice
+from pipeline.backends.feed.feed import Feed
+from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.config.compose import compose_and_check
+from pipeline.config.overrides import key_of, value_of
+from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
+from pipeline.core.errors import RunError, UsageError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.engine.schedule import Event, RunSchedule
+from pipeline.stages.autosink.choose_sink import (
     measured_bounds,
     mechanisms_of,
     modelled_bounds,
     modelled_costs,
     unmeasurable,
 )
-from pipeline.autosink.dispatch_costs import (
+from pipeline.stages.autosink.dispatch_costs import (
     OFF,
     ROUNDS,
     SINGLES,
@@ -33,7 +47,7 @@ from pipeline.autosink.dispatch_costs import (
     measure,
     undisturbed,
 )
-from pipeline.autosink.explanation import (
+from pipeline.stages.autosink.explanation import (
     Achieved,
     Calendar,
     Dispatch,
@@ -41,21 +55,7 @@ from pipeline.autosink.explanation import (
     Explanation,
     Memory,
 )
-from pipeline.autosink.timed_runs import TimedRuns, Variant
-from pipeline.backends.base import Backend, SinkPrice
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.config.compose import compose_and_check
-from pipeline.config.overrides import key_of, value_of
-from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import event_periods
-from pipeline.data.dataset import Dataset
-from pipeline.data.feed.feed import Feed
-from pipeline.errors import RunError, UsageError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.strict_json import json_text
-from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import SinkChoice, choose, no_sink
-from pipeline.sink.schedule import Event, RunSchedule
+from pipeline.stages.autosink.timed_runs import TimedRuns, Variant
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

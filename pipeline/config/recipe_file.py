@@ -16,11 +16,11 @@ from omegaconf import MISSING
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.references import refused_references, texts_of
-from pipeline.errors import RecipeError
-from pipeline.files.bounded_read import read_text
-from pipeline.files.error_text import dotted
-from pipeline.files.safe_yaml import MAX_BYTES, parse_yaml
-from pipeline.files.value_text import show
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.error_text import dotted
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
+from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
 

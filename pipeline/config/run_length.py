@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pipeline.sink.schedule import Event, RunSchedule, Schedule
+from pipeline.engine.schedule import Event, RunSchedule, Schedule
 
 if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe, TrainSpec

@@ -17,6 +17,9 @@ from pipeline.config.checks import wanted_metrics
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_run
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.value_text import show
+from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
@@ -24,18 +27,13 @@ from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
-from pipeline.errors import RecipeError
-from pipeline.files.value_text import show
+from pipeline.engine.schedule import RunSchedule
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing, ToFloat
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.cuts import cuts_of, ranks_of_layers
-from pipeline.parallel.shards import Shards, shards_of
-from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
@@ -46,6 +44,8 @@ from pipeline.training.freezing import config_at
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metric_names import METRICS
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
+from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
+from pipeline.training.parallel.shards import Shards, shards_of
 from pipeline.training.part_specs import MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step

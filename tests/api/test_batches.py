@@ -13,7 +13,7 @@ import pytest
 from pipeline import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 from pipeline.training import step as stage
 
 Compose = Callable[..., Recipe]

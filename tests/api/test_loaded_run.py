@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.errors import DataError
-from pipeline.runner.run import run
+from pipeline.core.errors import DataError
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

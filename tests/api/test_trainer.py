@@ -13,12 +13,12 @@ import pytest
 
 import pipeline
 from pipeline import Trainer
-from pipeline.callbacks.callback import Callback, RunControl
-from pipeline.callbacks.events import SinkReport
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, RunError
-from pipeline.runner.run import run
-from pipeline.sink.telemetry import Telemetry
+from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.events import SinkReport
+from pipeline.stages.run import run
+from pipeline.training.telemetry import Telemetry
 from tests import outcome
 
 Compose = Callable[..., Recipe]

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
+from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.modules import standard
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 from tests import outcome
 
 Compose = Callable[..., Recipe]

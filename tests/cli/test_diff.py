@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 from tests.conftest import compose_tiny
 
 

@@ -11,10 +11,10 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.cli import summary as command
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, UsageError
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.core.reporter import Reporter
 from pipeline.stages.layer_table import LayerTable, layer_table
+from pipeline.stages.run import run
 from tests.conftest import TINY
 
 Compose = Callable[..., Recipe]

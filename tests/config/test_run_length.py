@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_events, schedule_run, total_steps
-from pipeline.sink.schedule import Event, RunSchedule
+from pipeline.engine.schedule import Event, RunSchedule
 
 Compose = Callable[..., Recipe]
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.stages.checkpoint.restore import read_saved
+from pipeline.checkpoint.restore import read_saved
 from tests import outcome
 
 RUN = (
@@ -64,7 +64,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
     found = []
     for pid in map(int, text.split()):
         try:
-            if b"pipeline.runner.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"pipeline.stages.runner.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
         except OSError:
             continue

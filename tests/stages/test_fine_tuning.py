@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
+from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.runner.run import run
-from pipeline.stages.checkpoint.restore import read_saved
+from pipeline.core.errors import RecipeError
+from pipeline.stages.run import run
 from tests import outcome
 
 Compose = Callable[..., Recipe]

@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
-from pipeline.runner.run import run
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.runner.run import run
+from pipeline.core.errors import RecipeError
+from pipeline.stages.run import run
 from tests.conftest import OPS
 
 Tiny = Callable[..., Recipe]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.runner.run import run
+from pipeline.stages.run import run
 from tests import outcome
 from tests.training.trajectory_cases import CASES, FOLDER, STEPS, recipe_of
 

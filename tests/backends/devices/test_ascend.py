@@ -10,8 +10,8 @@ import pytest
 from pipeline import load_recipe
 from pipeline.backends.devices.ascend import Ascend
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.runner.run import run
+from pipeline.core.errors import RecipeError
+from pipeline.stages.run import run
 from tests import outcome
 
 Compose = Callable[..., Recipe]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
-from pipeline.registry import parts
-from pipeline.runner.run import run
+from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
+from pipeline.core.registry import parts
+from pipeline.stages.run import run
 from tests import outcome
 from tests.models.build import initialise, parameters, random
 

@@ -1,0 +1,119 @@
+"""State of the host: what a checkpoint keeps besides arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
+
+from annotated_types import Ge, Le, MaxLen
+
+from pipeline.core.errors import printable
+
+MAX_COUNT = 2**31 - 1
+"""Steps are counted in 32 bits."""
+MAX_RATE = 3.4028234663852886e38
+"""The largest float32."""
+Count = Annotated[int, Ge(0), Le(MAX_COUNT)]
+Line = Annotated[str, MaxLen(1000)]
+Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
+
+
+@dataclass(frozen=True)
+class EarlyStopState:
+    """The best value of the metric that training may stop by, and the evaluations since."""
+
+    best: float | None = None
+    waited: Count = 0
+
+
+@dataclass(frozen=True)
+class PendingBoundary:
+    """A boundary whose evaluation was interrupted, and what was known there."""
+
+    loss: float | None
+    verdict: Line | None
+    """Why the pruner ends the run there, as the end of the sink has decided; None: it goes on."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", self.verdict and printable(self.verdict))
+
+
+@dataclass(frozen=True)
+class SinkState:
+    """The sinks that were chosen."""
+
+    size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
+    mechanism: Literal["loop", "soft", "none"]
+
+
+@dataclass(frozen=True)
+class RateChange:
+    """A change of the learning rates that a callback requested: of all updates to come.
+
+    Raises ValueError unless it has either a rate or a factor.
+    """
+
+    rate: Rate | None = None
+    """The rate that is set; None if the schedule is multiplied."""
+    factor: Rate | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) == (self.factor is None):
+            raise ValueError("must have either a rate or a factor")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of callbacks."""
+
+    stop: Line | None = None
+    """Why training is to end."""
+    rates: tuple[RateChange, ...] = ()
+    evaluate_at: tuple[Count, ...] = ()
+    save_at: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", self.stop and printable(self.stop))
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read what `asdict` of requests is as JSON."""
+        return cls(
+            tree["stop"],
+            tuple(RateChange(**change) for change in tree["rates"]),
+            tuple(tree["evaluate_at"]),
+            tuple(tree["save_at"]),
+        )
+
+
+@dataclass(frozen=True)
+class CallbackState:
+    """The states of callbacks, and their requests."""
+
+    states: Mapping[str, Any] = field(default_factory=dict)
+    """JSON by callback; checked by the callbacks."""
+    granted: Requests = Requests()
+    """In effect since a boundary, or at a step that lies ahead."""
+    asked: Requests = Requests()
+    """To take effect at the next boundary."""
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
+    """Logged since the last boundary."""
+
+
+@dataclass(frozen=True)
+class HostState:
+    """Everything that a resumed run continues with, besides the arrays.
+
+    Keys of other versions are ignored.
+    """
+
+    early_stop: EarlyStopState = EarlyStopState()
+    unfinished_boundary: PendingBoundary | None = None
+    """Set if the evaluation of the step was interrupted."""
+    rollbacks: tuple[tuple[Count, Count], ...] = ()
+    """Pairs of a bad step and the boundary that the run has gone back to."""
+    sink: SinkState | None = None
+    callbacks: CallbackState = CallbackState()
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    """Marks of metrics.jsonl and evals.jsonl; checked where the logs are opened."""

@@ -1,0 +1,228 @@
+"""Train: run the schedule segment by segment, with each event at exactly its step.
+
+A signal to stop is answered between dispatches, also those of an evaluation: the events that are
+left at its boundary are saved with the state, and a resumed run begins there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pipeline.checkpoint.host_state import HostState, PendingBoundary
+from pipeline.engine.answer_bad_step import answer_bad_step
+from pipeline.engine.callbacks.events import SinkReport
+from pipeline.engine.dispatch_size import DispatchSize
+from pipeline.engine.grant import grant, raise_failure, set_rates
+from pipeline.engine.history import History
+from pipeline.engine.hooks import Hooks
+from pipeline.engine.program import Program
+from pipeline.engine.progress import Progress
+from pipeline.engine.schedule import Event, Schedule, Segment
+from pipeline.engine.sink_clock import SinkClock
+from pipeline.training.step_counts import num_skipped
+from pipeline.training.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pipeline.training.state import TrainState
+
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
+RESUMED_EVENTS = frozenset({Event.EVALUATE, Event.CHECKPOINT})
+"""Events that are left at a boundary whose evaluation was interrupted."""
+SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
+"""Events that change nothing: requests take effect where they would without these."""
+
+
+class Decision(NamedTuple):
+    """What depends on time or on signals, as the first of several processes decides it."""
+
+    max_steps: int
+    """The most steps of the next dispatch."""
+    stop: str | None
+    """The signal to stop."""
+    prune: str | None
+    """Why the run should end at a boundary, as not worth continuing."""
+
+
+def train(
+    program: Program,
+    state: TrainState,
+    schedule: Schedule,
+    hooks: Hooks,
+    host: HostState,
+    history: History,
+) -> Generator[SinkReport, None, TrainState]:
+    """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
+
+    Yields the report of each sink before what comes after it is saved. The state that is returned
+    has been saved; `history` is updated. Raises BadStepError naming the step if a loss or gradient
+    is not finite and no policy continues after it, and CallbackError if a callback fails that ends
+    the run. The last state that is good has been saved then, and `history` ends there.
+    """
+    # Restore.
+    started_at = saved_at = time.monotonic()
+    num_saves = 0
+    callbacks = hooks.callbacks
+    hooks.early_stop.restore(host.early_stop)
+    hooks.rollbacks.remember(host.rollbacks)
+    callbacks.restore(host.callbacks)
+    run = Progress.restore(state, host, history)
+    set_rates(program, hooks, run.granted)
+    callbacks.notify("on_begin", run.state, history.step)
+    raise_failure(hooks, run)
+    grant(program, hooks, run)
+    if history.step == 0:
+        callbacks.write_scalars()
+        hooks.collect(run.state, 0)
+        if hooks.rollbacks.needs_start:
+            hooks.saves.save(hooks, run)
+    segment = first_segment(run)
+    sink = SinkClock()
+    dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
+
+    while True:
+        # Step.
+        has_steps, events = segment.start < segment.stop, segment.events
+        if has_steps:
+            telemetry, seconds = dispatch(program, segment, run)
+            dispatch_size.take_note(len(telemetry), seconds)
+            hooks.saves.prepare()  # not earlier: the first step would wait for it
+
+            # Log.
+            for monitor in hooks.monitors:
+                monitor.on_steps(telemetry, seconds)
+            sink.add(telemetry, seconds)
+            run.recent.add(telemetry)
+            answer_bad_step(program, schedule.run, hooks, run, telemetry)
+            if history.step < segment.stop:  # it has gone back
+                events = frozenset()
+
+            # Callbacks.
+            callbacks.notify("on_steps", run.state, history.step, telemetry)
+            if Event.COLLECT in events:
+                hooks.collect(run.state, history.step)
+            if events <= SHOWING_EVENTS:
+                raise_failure(hooks, run)
+
+        # The end of a sink.
+        report = metrics = None
+        if Event.SINK_END in events:
+            report = sink.report(history.step)
+            for monitor in hooks.monitors:
+                monitor.on_sink(report)
+            callbacks.notify("on_sink", run.state, history.step, report)
+
+        # Evaluate.
+        if Event.EVALUATE in events:
+            # Before it: a signal may interrupt it, and parameters that were set would be lost.
+            grant(program, hooks, run)
+            evaluation = hooks.evaluate(run.state)
+            if evaluation is None:
+                verdict = hooks.prune(run.verdict) or run.verdict
+                run.pending = PendingBoundary(history.loss, verdict)
+            else:
+                run.pending = None
+                history.evaluated = {history.step: evaluation}
+                hooks.early_stop.add(evaluation)
+                for monitor in hooks.monitors:
+                    monitor.on_eval(history.step, evaluation)
+                callbacks.notify("on_eval", run.state, history.step, history.step, evaluation)
+                metrics = evaluation.scalars()
+
+        # Save. Before any other save: a resumed run starts after this boundary's events.
+        if events - SHOWING_EVENTS and run.pending is None:
+            if report is not None:
+                yield report
+            grant(program, hooks, run)
+            callbacks.write_scalars()
+            if Event.CHECKPOINT in events or history.step in run.granted.save_at:
+                hooks.saves.save(hooks, run, metrics)
+            raise_failure(hooks, run)
+        if schedule.dumps_at(history.step):
+            hooks.dump(run.state, history.step)
+        is_requested = hooks.signals.saves > num_saves
+        if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
+            hooks.saves.save(hooks, run)
+            saved_at, num_saves = time.monotonic(), hooks.signals.saves
+
+        # Stop, or continue with the next dispatch.
+        is_last = history.step == schedule.run.total
+        decision = decide(hooks, run, dispatch_size.max_steps, is_last=is_last)
+        is_over = hooks.early_stop.is_over or run.granted.stop or decision.prune
+        is_inside_segment = has_steps and not events
+        if is_last or decision.stop or (is_over and not is_inside_segment):
+            break
+        further = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
+        segment = schedule.next_segment(history.step, decision.max_steps, further)
+
+    record_end(hooks, run, decision, is_last=is_last)
+    hooks.saves.save(hooks, run)
+    history.train_s = time.monotonic() - started_at
+    callbacks.notify("on_end", run.state, history.step, history.status)
+    if history.status == "done":
+        # A resumed run would not have it from one that is stopped.
+        callbacks.write_scalars()
+    raise_failure(hooks, run)
+    return run.state
+
+
+def first_segment(run: Progress) -> Segment:
+    """Return a segment without steps: the events that an earlier process left at this boundary."""
+    step = run.history.step
+    return Segment(step, step, RESUMED_EVENTS if run.pending is not None else frozenset())
+
+
+def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
+    """Run the steps of a segment; return their telemetry and the seconds that they took."""
+    history = run.history
+    began_at = time.perf_counter()
+    run.state, telemetry = program.executable.run(
+        run.state, segment.start, segment.stop, program.mechanism
+    )
+    ended_at = time.perf_counter()
+    seconds = ended_at - began_at
+    stop = segment.start + len(telemetry)
+    LOG.debug("steps %d to %d in %.6f s", segment.start + 1, stop, seconds)
+    history.add_dispatch(len(telemetry), seconds, ended_at)
+    history.step, history.loss = segment.stop, float(telemetry.loss[-1])
+    return telemetry, seconds
+
+
+def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
+    """Take over what the first process decides; a run that is at its end is never pruned."""
+    may_prune = not is_last and run.pending is None
+
+    def decide_here() -> list[Any]:
+        prune = hooks.prune(run.verdict) if may_prune else None
+        return [max_steps, hooks.signals.stop, prune]
+
+    return Decision._make(hooks.agree(decide_here))
+
+
+def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool) -> None:
+    """Record how training has ended."""
+    history = run.history
+    history.left_out = num_skipped(run.state)
+    if run.pending is not None:
+        history.status, history.reason = "stopped", decision.stop
+    elif hooks.early_stop.is_over:
+        history.reason = f"early stop: {hooks.early_stop.reason}"
+    elif run.granted.stop is not None:
+        history.reason = f"a callback stopped it: {run.granted.stop}"
+    elif decision.prune:
+        history.status, history.reason = "pruned", decision.prune
+    elif not is_last:
+        history.status, history.reason = "stopped", decision.stop
+
+
+def exhaust(steps: Generator[Any, None, T]) -> T:
+    """Run a generator to its end, without a look at what it yields, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -1,0 +1,137 @@
+"""Monitors: notified of every step, every end of a sink and every evaluation of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.backends.base import Estimate
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Bar, Reporter
+from pipeline.data.columns import IMAGES, SampleUnit
+from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.schedule import RunSchedule
+from pipeline.training.telemetry import Telemetry
+
+SHOWN_FROM_S = 60
+"""Remaining time, in seconds, from which on lines show it."""
+
+
+@contextmanager
+def writing(file: str | Path) -> Iterator[None]:
+    """Raise RunError where the system refuses to write a file in the body."""
+    try:
+        yield
+    except OSError as error:
+        where, why = error.filename or file, error.strerror or error
+        raise RunError(f"{where}: can't write: {why}") from error
+
+
+class LossMonitor(MonitorBase):
+    """The documents' line (C-02): `epoch: 1 step: 195, loss is 1.9601055`.
+
+    Printed at the end of a sink, whose number is the epoch (S-05), and not more often than every
+    `every` steps; 0 never prints.
+    """
+
+    def __init__(self, reporter: Reporter, run_schedule: RunSchedule, every: int) -> None:
+        self._reporter, self._run_schedule, self._every = reporter, run_schedule, every
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Print the loss of the sink's last step under its true step number."""
+        before = report.step - report.steps
+        if self._every and report.step // self._every > before // self._every:
+            position = self._run_schedule.place(report.step)
+            # As float32 in its fewest digits: formatted, it would be a double's.
+            loss = str(np.float32(report.loss))
+            self._reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
+
+
+class TimeMonitor(MonitorBase):
+    """The documents' line (C-03), then the run's position and speed.
+
+    On an emulated device the line ends with the time of the device, marked as modelled.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        run_schedule: RunSchedule,
+        batch_size: int,
+        estimate: Estimate | None = None,
+        unit: SampleUnit = IMAGES,
+    ) -> None:
+        self._reporter, self._run_schedule = reporter, run_schedule
+        self._counted, self._per_step = unit.counted, batch_size * unit.each
+        self._modelled = f" | {_modelled(estimate, unit)}" if estimate else ""
+        self._seconds, self._steps = 0.0, 0
+        self._started_at, self._steps_done = time.monotonic(), 0
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Print the time of a sink; without sinks, of a pass."""
+        self._seconds += report.seconds
+        self._steps += report.steps
+        self._steps_done += report.steps
+        run_schedule = self._run_schedule
+        sinkless_inside_pass = (
+            run_schedule.sink_steps is None and report.step % run_schedule.steps_per_pass
+        )
+        if sinkless_inside_pass and report.step != run_schedule.total:
+            return
+        place = run_schedule.place(report.step)
+        epoch_ms, step_ms = 1000 * self._seconds, 1000 * self._seconds / self._steps
+        sink = f"sink {place.sink}/{run_schedule.sinks}, " if run_schedule.sink_steps else ""
+        self._reporter.say(
+            f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
+            f"step {report.step}/{run_schedule.total}, pass {place.pass_} | "
+            f"{self._per_step * self._steps / self._seconds:,.0f} {self._counted}/s, "
+            f"lr {report.learning_rate:.6g}{self._remaining(report.step)}{self._modelled}"
+        )
+        self._seconds, self._steps = 0.0, 0
+
+    def _remaining(self, step: int) -> str:
+        """Return the time to the last step, at the pace so far; nothing if it is short.
+
+        The pace includes evaluations and checkpoints.
+        """
+        pace_s = (time.monotonic() - self._started_at) / self._steps_done
+        remaining_s = round(pace_s * (self._run_schedule.total - step))
+        return f", {timedelta(seconds=remaining_s)} left" if remaining_s >= SHOWN_FROM_S else ""
+
+
+def _modelled(estimate: Estimate, unit: SampleUnit) -> str:
+    return (
+        f"modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
+        f"{estimate.samples_per_s * unit.each:,.0f} {unit.counted}/s"
+    )
+
+
+class EvalMonitor(MonitorBase):
+    """A line on the console for every evaluation during training."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Print accuracy and loss."""
+        self._reporter.stage("eval", f"step {step}: {evaluation}")
+
+
+class ProgressMonitor(MonitorBase):
+    """The progress bar, on a terminal."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Advance the bar."""
+        self._bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()

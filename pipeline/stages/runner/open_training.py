@@ -1,0 +1,366 @@
+"""Training of a run: its checkpoints, rollbacks and monitors, and its results in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pipeline.backends.base import Backend, Executable
+from pipeline.checkpoint.archive import set_aside_autopsy
+from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
+from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.config.recipe import EarlyStopSpec, Recipe
+from pipeline.config.run_length import event_periods, schedule_events
+from pipeline.core.errors import RecipeError, exit_status_of, first_line
+from pipeline.core.files.value_text import show
+from pipeline.data.columns import SampleUnit
+from pipeline.engine.bad_step import Examined
+from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
+from pipeline.engine.callbacks.callback import Callback
+from pipeline.engine.callbacks.events import Monitor, MonitorBase, Pruner
+from pipeline.engine.early_stop import EarlyStop
+from pipeline.engine.history import History
+from pipeline.engine.hooks import (
+    Hooks,
+    NoSaves,
+    Saves,
+    do_nothing,
+    never_prune,
+    nothing_examined,
+)
+from pipeline.engine.program import Program
+from pipeline.engine.rollback import NoRollbacks, Rollbacks
+from pipeline.engine.schedule import Event, Schedule
+from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.build import Built
+from pipeline.stages.record.run_folder import HeldWrites
+from pipeline.stages.runner.context import RunContext
+from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.observers import Observers
+from pipeline.training.bad_steps import Rollback
+from pipeline.training.part_specs import metric_directions
+from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pipeline.inspect.dumps.run_dumps import RunDumps
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Additions of a recipe to training, which may be refused.
+
+    Of several processes only the first one has callbacks, and none has dumps.
+    """
+
+    callbacks: Sequence[Callback] = ()
+    dumps: RunDumps | None = None
+
+
+def make_extras(
+    context: RunContext, built: Built, executable: Executable, backend: Backend
+) -> Extras:
+    """Make the additions of a recipe to training. Raises RecipeError where one can't be made."""
+    callbacks = _make_callbacks(context) if context.ranks.is_first else ()
+    return Extras(callbacks, _dumps(context, built, executable, backend))
+
+
+class AdvanceMonitor(MonitorBase):
+    """Let a resumed run change its directory once its first new step is computed."""
+
+    def __init__(self, advanced: HeldWrites) -> None:
+        self._advanced = advanced
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Do the writes that wait for it."""
+        self._advanced.release()
+
+
+@dataclass(frozen=True)
+class Training:
+    """What `train` takes besides the state."""
+
+    program: Program
+    schedule: Schedule
+    hooks: Hooks
+
+
+@contextmanager
+def open_training(
+    context: RunContext,
+    backend: Backend,
+    sink: SinkPlan,
+    evaluations: Evaluations,
+    history: History,
+    extras: Extras,
+) -> Iterator[Training]:
+    """Open everything that `train` works with; the summary is completed when it is closed.
+
+    Inside, the first signal to stop is noted instead of raised; it is raised by whoever checks
+    after everything that is being written is on disk.
+    """
+    _warn_of_ignored_sink(context)
+    if context.resuming and context.ranks.is_first:
+        context.folder.advanced.add(partial(_set_autopsy_aside, context))
+    recipe, signals = context.recipe, context.signals
+    built, executable = evaluations.built, evaluations.executable
+    observers = evaluations.observers
+
+    def examine_bad_step(state: TrainState, step: int) -> Examined:
+        # Few runs need it, and all would wait for its import.
+        from pipeline.inspect.autopsy.on_failure import Examination
+
+        about = built.parts, executable, backend.device, context.reporter, signals
+        return Examination(context.run_dir, *about)(state, step)
+
+    with signals.held(), ExitStack() as stack:
+        save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
+        checkpoints = _open_checkpoints(context, built, save_periods, stack)
+        dumps = extras.dumps
+        monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
+        monitors += [monitor for monitor in (context.pruner, dumps) if monitor is not None]
+        hooks = Hooks(
+            monitors=monitors,
+            evaluate=evaluations.unless_stopped,
+            saves=_saves(context, sink, observers, checkpoints),
+            callbacks=_callbacks(context, evaluations, extras.callbacks),
+            early_stop=make_early_stop(recipe.monitor.early_stop),
+            prune=_prune(context.pruner),
+            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
+            on_bad_step=recipe.train.on_nan.name,
+            # What an examination runs on one device is spread over several processes.
+            examine=examine_bad_step if context.ranks.size == 1 else nothing_examined,
+            dump=do_nothing if dumps is None else dumps,
+            collect=_collector(context, built, backend, evaluations),
+            signals=signals,
+            agree=context.ranks.agree,
+        )
+        rules = recipe.train.lr_rules
+        training = Training(
+            Program(executable, sink.mechanism, built.learning_rates, rules),
+            schedule_events(recipe, built.run_schedule, () if dumps is None else dumps.steps),
+            hooks,
+        )
+        stack.callback(executable.feed.close)
+        stack.callback(_record, context, history, training, evaluations.dataset.unit)
+        yield training
+
+
+def _saves(
+    context: RunContext,
+    sink: SinkPlan,
+    observers: Observers,
+    checkpoints: Checkpoints | NoCheckpoints | None,
+) -> NoSaves:
+    if checkpoints is None:
+        return NoSaves()
+    every_seconds = context.recipe.checkpoint.every_seconds
+    return Saves(checkpoints, every_seconds, sink.kept, observers.log_marks)
+
+
+def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None]:
+    if pruner is None:
+        return never_prune
+    return lambda verdict: pruner.prune_reason or verdict
+
+
+def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
+    """Return the early stop of a recipe."""
+    if spec.metric is None:
+        return EarlyStop()
+    better = metric_directions([spec.metric])[spec.metric]
+    return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
+
+
+def _collector(
+    context: RunContext, built: Built, backend: Backend, evaluations: Evaluations
+) -> Callable[[TrainState, int], None]:
+    """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
+    if context.recipe.monitor.collect_every is None or not context.shows_pictures:
+        return do_nothing
+    # Few runs need it, and all would wait for its import.
+    from pipeline.stages.collect import Collector
+
+    return Collector(
+        built.parts,
+        evaluations.executable.feed,
+        built.run_schedule.total,
+        backend.device,
+        evaluations.observers.show_histograms,
+        context.reporter.warn,
+        compiles=context.recipe.train.mode == "graph",
+        of_gradients=context.ranks.size == 1,
+    )
+
+
+def _dumps(
+    context: RunContext, built: Built, executable: Executable, backend: Backend
+) -> RunDumps | None:
+    """Return the dumps of a run; None without any, and in one of several processes."""
+    recipe = context.recipe
+    if recipe.dump.steps is None:
+        return None
+    if context.ranks.size > 1:
+        text = "none in a run of several processes; the command dump makes it from a checkpoint"
+        context.reporter.warn(f"dump.steps = {recipe.dump.steps}: {text}")
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.inspect.dumps.run_dumps import RunDumps
+
+    name = backend.describe()["device"]
+    about = recipe, context.run_dir, built.parts, executable, backend.device, name
+    dumps = RunDumps(*about, context.reporter)
+    dumps.require_possible(built)
+    return dumps
+
+
+def _make_callbacks(context: RunContext) -> Sequence[Callback]:
+    """Make the callbacks of the recipe, followed by those from Python.
+
+    Raises RecipeError where one can't be made.
+    """
+    made: list[Callback] = []
+    for position, spec in enumerate(context.recipe.train.callbacks):
+        try:
+            made.append(_require_callback(spec.build()))
+        except Exception as error:
+            key = f"train.callbacks.{position} ({spec.name})"
+            raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
+    for callback in context.callbacks:
+        try:
+            made.append(_require_callback(callback))
+        except TypeError as error:
+            raise RecipeError([f"callbacks: {error}"]) from error
+    return made
+
+
+def require_ready_callbacks(recipe: Recipe) -> None:
+    """Raise RecipeError if a callback of the recipe can't work in this process."""
+    problems = []
+    for position, spec in enumerate(recipe.train.callbacks):
+        try:
+            spec.require_ready()
+        except ValueError as error:
+            problems.append(f"train.callbacks.{position} ({spec.name}): {error}")
+    if problems:
+        raise RecipeError(problems)
+
+
+def _callbacks(
+    context: RunContext, evaluations: Evaluations, made: Sequence[Callback]
+) -> NoCallbacks:
+    """Open the callbacks.
+
+    Of several processes the first one has them, and the others do what they ask for.
+    """
+    if not context.recipe.train.callbacks and not context.callbacks:
+        return NoCallbacks()
+    processes = context.ranks.size
+    # One that was killed before it saved anything begins again.
+    resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
+    about = context.run_dir, evaluations.built.run_schedule, evaluations.at_once
+    view = RunView(*about, resumed=resumed, processes=processes)
+    monitor = evaluations.observers.monitor
+    view.flush = monitor.flush
+    return Callbacks(made, view, context.reporter.warn, monitor.on_scalars)
+
+
+def _require_callback(made: Any) -> Callback:
+    if not isinstance(made, Callback):
+        raise TypeError(f"{show(made)} is no Callback; must be an instance of a subclass of it")
+    return made
+
+
+def _warn_of_ignored_sink(context: RunContext) -> None:
+    train = context.recipe.train
+    if not train.sink and train.sink_size != -1:
+        context.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
+
+
+def _set_autopsy_aside(context: RunContext) -> None:
+    folder = set_aside_autopsy(context.run_dir)
+    if folder is not None:
+        context.reporter.stage("autopsy", f"that of the run before is in {folder}")
+
+
+def _open_checkpoints(
+    context: RunContext, built: Built, save_periods: tuple[int, ...], stack: ExitStack
+) -> Checkpoints | NoCheckpoints | None:
+    recipe = context.recipe
+    if "checkpoint" not in recipe.stages:
+        return None
+    if not context.ranks.is_first:
+        return NoCheckpoints()
+    held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
+    tree = recipe.model_dump(mode="json")
+    copies = _checkpoint_files(context, built)
+    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held, copies))
+
+
+def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
+    """Return what writes MindSpore's files; None where neither prefix nor folder is given."""
+    spec = context.recipe.checkpoint
+    if spec.prefix is None and spec.directory is None:
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.stages.export.mindspore_copies import MindSporeCopies
+
+    prefix = spec.prefix or context.recipe.model.name
+    return MindSporeCopies(context.run_dir, spec.directory, prefix, built.run_schedule)
+
+
+def _rollbacks(
+    recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
+) -> NoRollbacks:
+    policy = recipe.train.on_nan
+    if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
+        return NoRollbacks()
+    return Rollbacks(policy.most, save_periods, checkpoints.steps, checkpoints.read)
+
+
+def record_overflows(context: RunContext, state: TrainState) -> None:
+    """Record the final loss scale and the number of updates that overflows skipped."""
+    scale = float(state.loss_scale)
+    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
+    if state.overflows is not None:
+        context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
+
+
+def _record(context: RunContext, history: History, training: Training, unit: SampleUnit) -> None:
+    """Record the results of training in the summary."""
+    summary, run_schedule = context.summary, training.schedule.run
+    summary.status, summary.reason = history.status, history.reason
+    summary.exit_status = exit_status_of(history.status)
+    summary.steps = history.step
+    summary.passes = history.step / run_schedule.steps_per_pass
+    summary.sinks = run_schedule.place(max(1, history.step)).sink
+    summary.metrics["train_loss"] = history.loss
+    summary.bad_steps = _bad_steps(history, training.hooks)
+    summary.feed = asdict(training.program.executable.feed.report())
+    summary.time |= _times(context, history, unit)
+    summary.time["first_window_s"] = summary.feed["first_window_ms"] / 1000
+
+
+def _bad_steps(history: History, hooks: Hooks) -> dict[str, Any]:
+    return {
+        "policy": hooks.on_bad_step,
+        "left_out": history.left_out,
+        "rollbacks": [asdict(gone) for gone in hooks.rollbacks.done],
+    }
+
+
+def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str, float | None]:
+    step_ms, first_step_at = history.step_ms, history.first_step_at
+    per_step = context.recipe.train.batch_size * unit.each
+    return {
+        "first_dispatch_s": history.first_dispatch_s,
+        "first_step_s": None if first_step_at is None else first_step_at - context.started_at,
+        "train_s": history.train_s,
+        "step_ms": step_ms,
+        "median_step_ms": history.median_step_ms,
+        f"{unit.counted}_per_s": 1000 * per_step / step_ms if step_ms else None,
+    }

@@ -1,0 +1,71 @@
+"""One of several processes of a run: `python -m pipeline.stages.runner.worker FOLDER`.
+
+`pipeline.stages.launch.local` starts it, with what to run in FOLDER and its place in the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pipeline.core.errors import PipelineError, exit_status_of
+from pipeline.core.host.garbage import collect_less_while_starting
+from pipeline.core.host.signals import interrupt_command
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+
+
+def main(folder: Path) -> int:
+    """Run what is asked for, and return the exit status."""
+    rank = int(os.environ["RANK"])
+    request = json.loads((folder / "request.json").read_text())
+    _end_with(request["parent"])
+    interrupt_command()
+    collect_less_while_starting()
+    _keep_stdout_for_python()
+    # Imported under the guard above: it takes seconds.
+    from pipeline.config.compose import check_tree
+    from pipeline.stages.launch.local import note_end, write_error
+    from pipeline.stages.run import run
+
+    try:
+        summary = run(
+            check_tree(request["recipe"], length_replaced=True),
+            Path(request["run_dir"]),
+            changed=request["changed"],
+            started_at=request["started_at"],
+            how_to_resume=lambda recipe, run_dir: None,
+        )
+    except PipelineError as error:
+        write_error(folder, rank, error)
+        return exit_status_of(error)
+    except Exception as error:
+        write_error(folder, rank, error)
+        raise
+    if rank == 0:
+        summary.write(folder)
+    note_end(folder, rank)
+    return summary.exit_status
+
+
+def _end_with(parent: int) -> None:
+    """Have the system kill this process when the one that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _keep_stdout_for_python() -> None:
+    """Let only Python print to stdout: libraries in C++ print there to stderr, which is a log."""
+    own = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = os.fdopen(own, "w")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.schedule import Event, RunSchedule, Schedule
+
+
+def test_a_sink_longer_than_a_pass_is_not_cut_at_its_end() -> None:
+    run = RunSchedule(total=50, steps_per_pass=7, sink_steps=20)
+    assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
+
+
+def test_a_sink_is_cut_at_each_event() -> None:
+    run = RunSchedule(total=25, steps_per_pass=100, sink_steps=10)
+    every = {Event.CHECKPOINT: (7,), Event.EVALUATE: (12,)}
+    segments = list(run.segments(0, every))
+    assert [s.stop for s in segments] == [7, 10, 12, 14, 20, 21, 24, 25]
+    assert [s.stop for s in segments if Event.CHECKPOINT in s.events] == [7, 14, 21]
+    assert [s.stop for s in segments if Event.EVALUATE in s.events] == [12, 24]
+    assert [s.stop for s in segments if Event.SINK_END in s.events] == [10, 20, 25]
+
+
+@given(
+    total=st.integers(1, 200),
+    per_pass=st.integers(1, 50),
+    sink=st.one_of(st.none(), st.integers(1, 60)),
+    save=st.integers(1, 40),
+    evaluate=st.integers(1, 40),
+    first=st.integers(0, 199),
+)
+def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
+    total: int, per_pass: int, sink: int | None, save: int, evaluate: int, first: int
+) -> None:
+    run = RunSchedule(total, per_pass, sink)
+    segments = list(
+        run.segments(min(first, total), {Event.CHECKPOINT: (save,), Event.EVALUATE: (evaluate,)})
+    )
+    steps = [step for s in segments for step in range(s.start, s.stop)]
+    assert steps == list(range(min(first, total), total))
+    for event, period in ((Event.CHECKPOINT, save), (Event.EVALUATE, evaluate)):
+        happened = [s.stop for s in segments if event in s.events]
+        assert happened == [n for n in range(min(first, total) + 1, total + 1) if n % period == 0]
+
+
+@given(
+    run=st.builds(
+        RunSchedule,
+        st.integers(1, 60),
+        st.integers(1, 20),
+        st.one_of(st.none(), st.integers(1, 70)),
+    ),
+    save=st.integers(1, 20),
+    further=st.sets(st.integers(0, 80), max_size=5),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_dispatches_of_any_size_come_to_the_same_events(
+    run: RunSchedule, save: int, further: set[int], sizes: list[int]
+) -> None:
+    """Cut afresh after each dispatch: an event has its step, and no part of a segment has any."""
+    every, at = {Event.CHECKPOINT: (save,)}, {Event.EVALUATE: further}
+    whole = {s.stop: s.events for s in run.segments(0, every, at)}
+    schedule, happened, step = Schedule(run, every), {}, 0
+    while step < run.total:
+        max_steps = sizes[step % len(sizes)]
+        segment = schedule.next_segment(step, max_steps, at)
+        assert segment.start == step < segment.stop <= step + max_steps
+        step = segment.stop
+        if segment.events:
+            happened[step] = segment.events
+    assert happened == whole
+
+
+def test_a_schedule_has_dumps_at_its_steps_alone() -> None:
+    schedule = Schedule(RunSchedule(20, 6, 8), at={Event.DUMP: (3,)})
+    assert [step for step in range(21) if schedule.dumps_at(step)] == [3]
+    assert schedule.next_segment(0, 20, {}).stop == 3
+    assert not Schedule(RunSchedule(20, 6, 8)).dumps_at(0)
