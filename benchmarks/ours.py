@@ -21,17 +21,19 @@ from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
 from pipeline.checkpoint.host_state import HostState
+from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.engine.history import History
-from pipeline.engine.loop import Training, exhaust, train
-from pipeline.engine.monitors.monitors import Evaluation, MonitorBase
+from pipeline.engine.hooks import Hooks
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.program import Program
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.runner.observers import open_observers
-from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 
@@ -74,12 +76,11 @@ class OursTraining:
             _quiet(folder) as reporter,
             open_observers(recipe, folder, run_schedule, first, reporter) as observers,
         ):
-            monitors = (observers.monitor, tally)
-            training = Training(
-                recipe, run_schedule, self._executable, mechanism, monitors, _evaluate, None
-            )
-            steps = train(training, self._state, HostState(), self._history)
-            self._state = exhaust(steps)
+            schedule = schedule_events(recipe, run_schedule)
+            hooks = Hooks(monitors=(observers.monitor, tally))
+            program = Program(self._executable, mechanism)
+            training = train(program, self._state, schedule, hooks, HostState(), self._history)
+            self._state = exhaust(training)
         if self._history.status != "done":
             raise RunError(self._history.reason or "stopped")
         return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)
@@ -105,10 +106,6 @@ def enter(task: Task) -> OursTraining:
 
 def _quiet(folder: Path | None = None) -> Reporter:
     return Reporter(folder, Console(file=open(os.devnull, "w"), soft_wrap=True))
-
-
-def _evaluate(_: TrainState) -> Evaluation:
-    raise AssertionError("a benchmark evaluates nothing")
 
 
 def _save_weights(path: Path, params: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ from pipeline import load_recipe
 from pipeline.backends.feed import feed as feeds
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
+from pipeline.engine.callbacks.events import MonitorBase, SinkReport
 from pipeline.engine.monitors import metrics_log, tensorboard
-from pipeline.engine.monitors.monitors import MonitorBase, SinkReport
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.run import run
 from tests import outcome

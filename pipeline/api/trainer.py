@@ -26,9 +26,9 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callback_calls import RunView
 from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
-from pipeline.engine.monitors.monitors import SinkReport
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run

@@ -28,7 +28,7 @@ from pipeline.checkpoint.checkpoint_folder import (
     set_aside,
     strangers,
 )
-from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import (
     DamagedError,
     read_json,
@@ -36,6 +36,7 @@ from pipeline.checkpoint.manifest import (
     verify,
 )
 from pipeline.checkpoint.orbax_arrays import read_arrays
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 
 WEIGHTS = ("params", "batch_stats")

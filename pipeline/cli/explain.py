@@ -23,12 +23,12 @@ from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.engine.event_periods import event_periods
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.autosink.choose_sink import (
     measured_bounds,

@@ -8,16 +8,17 @@ from pipeline.config import device_checks
 from pipeline.config.adapter_words import loop_problems
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
-from pipeline.core.files.error_text import no_such, show
+from pipeline.config.run_length import total_steps
+from pipeline.core.files.error_text import no_such
+from pipeline.core.files.value_text import show
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
-from pipeline.engine.schedule import total_steps
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
+from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import batch_multiple
-from pipeline.training.part_specs import METRICS
 
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that are no metrics."""

@@ -25,8 +25,8 @@ from pipeline.config.recipe_file import (
     with_part_files,
 )
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import show
 from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import parts
 
 DEFAULT_RECIPE = "lenet5_digits"

@@ -23,8 +23,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
 from pipeline.config.unfit_parts import unfit_parts
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.files.error_text import describe, no_such, show
+from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
 
 UNCOMPOSABLE = (

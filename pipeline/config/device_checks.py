@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pipeline.backends.devices.xla import Gpu
 from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.parallel_spec import ParallelSpec

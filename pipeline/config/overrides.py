@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
 from pipeline.core.errors import HIDDEN, MAX_PROBLEMS, first_line, is_secret_name, without_secrets
-from pipeline.core.files.error_text import show
 from pipeline.core.files.safe_yaml import MAX_DEPTH
+from pipeline.core.files.value_text import show
 
 STORAGE = "hydra.sweeper.storage"
 MAX_OVERRIDES = 1_000

@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from pipeline.config.overrides import quoted
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such, show
+from pipeline.core.files.error_text import no_such
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import FilePath, Spec
 
 MODE, OPTIONS = "PROFILING_MODE", "PROFILING_OPTIONS"

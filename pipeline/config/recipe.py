@@ -24,7 +24,7 @@ from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import tree_without_secrets
 from pipeline.core.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.engine.callbacks.callback import CallbackSpec
+from pipeline.engine.callbacks.callback_spec import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.training.bad_steps import OnNan

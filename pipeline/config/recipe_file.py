@@ -18,8 +18,9 @@ from pipeline.config.files import SECTIONS
 from pipeline.config.references import refused_references, texts_of
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
-from pipeline.core.files.error_text import dotted, show
+from pipeline.core.files.error_text import dotted
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
+from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
 

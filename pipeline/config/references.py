@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.core.files.error_text import dotted, show
+from pipeline.core.files.error_text import dotted
 from pipeline.core.files.safe_yaml import MAX_DEPTH
+from pipeline.core.files.value_text import show
 
 Where = tuple[str | int, ...]
 

@@ -9,22 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from pipeline.checkpoint.host_state import KeptCallbacks, RateChange, Requests
+from pipeline.checkpoint.host_state import MAX_RATE, CallbackState, RateChange, Requests
 from pipeline.core.errors import RunError, first_line, printable
-from pipeline.core.files.error_text import show
-from pipeline.core.registry import MAX_FLOAT
+from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.monitors.monitors import Evaluation
+from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.rate_changes import changed_rates, combined_changes, with_parameters
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.part_specs import RateRule
-from pipeline.training.state import TrainState
-from pipeline.training.update import updates_so_far
+from pipeline.training.parallel.ranks import Agree
+from pipeline.training.step_counts import updates_so_far
+
+if TYPE_CHECKING:
+    from pipeline.training.state import TrainState
 
 BOUNDARY = ("on_begin", "on_sink", "on_eval")
 """Events at which parameters may be set."""
@@ -167,48 +168,46 @@ class RunView:
 
 def _not_negative(what: str, value: float) -> float:
     value = float(value)
-    if not 0 <= value <= MAX_FLOAT:
-        raise ValueError(f"{what} {value} must be from 0 to {MAX_FLOAT:.4g}, the most of float32")
+    if not 0 <= value <= MAX_RATE:
+        raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, the most of float32")
     return value
 
 
-def combined_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
-    """Return changes that do the same in one rate, one factor, or one of each in this order."""
-    kept: list[RateChange] = []
-    for change in changes:
-        if change.factor is None:
-            kept = [change]
-        elif kept and kept[-1].factor is not None:
-            kept[-1] = RateChange(factor=min(kept[-1].factor * change.factor, MAX_FLOAT))
-        else:
-            kept.append(change)
-    return tuple(kept)
+class NoCallbacks:
+    """The callbacks of a run without any. What an earlier process granted stays in effect."""
+
+    failure: CallbackError | None = None
+    """The first failure that ends the run."""
+
+    def restore(self, state: CallbackState) -> None:
+        """Do nothing."""
+
+    def state(self, granted: Requests) -> CallbackState:
+        """Return what a checkpoint keeps: the requests that were granted."""
+        return CallbackState(granted=granted)
+
+    def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
+        """Do nothing."""
+
+    def show_state(self, state: TrainState) -> None:
+        """Do nothing."""
+
+    def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
+        """Do nothing."""
+
+    def take_requests(self, agree: Agree) -> Requests | None:
+        """Return None: there are no requests."""
+        return None
+
+    def take_parameters(self) -> Any:
+        """Return None: no parameters are set."""
+        return None
+
+    def write_scalars(self) -> None:
+        """Do nothing."""
 
 
-def changed_rates(
-    rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
-) -> np.ndarray:
-    """Return a table of learning rates, a row for each update, with changes in their order.
-
-    They hold for rows of updates in the past too, which a rollback may repeat. A rate that is set
-    is that of the main schedule, and times its factor that of each rule without a schedule of its
-    own, whose columns follow.
-    """
-    for change in changes:
-        if change.factor is None:
-            rates = rates.copy()
-            columns = rates.reshape(len(rates), -1)
-            columns[:, 0] = change.rate
-            for column, rule in enumerate(rules, start=1):
-                if rule.schedule is None:
-                    columns[:, column] = columns[:, 0] * np.float32(rule.factor)
-        else:
-            with np.errstate(over="ignore"):
-                rates = rates * np.float32(change.factor)
-    return rates
-
-
-class Callbacks:
+class Callbacks(NoCallbacks):
     """The callbacks of a run, in their order."""
 
     def __init__(
@@ -219,52 +218,61 @@ class Callbacks:
         add_scalars: Callable[[int, Mapping[str, float | None]], None],
     ) -> None:
         self.view = view
-        self.failure: CallbackError | None = None
-        """The first failure that ends the run."""
         self._warn, self._add_scalars = warn, add_scalars
         counts: dict[str, int] = {}
-        self._told: list[tuple[str, Callback]] = []
+        self._active: list[tuple[str, Callback]] = []
         """The callbacks that are called, each with its key in checkpoints."""
         for callback in callbacks:
             number = counts[callback.label] = counts.get(callback.label, 0) + 1
-            self._told.append((f"{callback.label}-{number}", callback))
+            self._active.append((f"{callback.label}-{number}", callback))
 
-    def restore(self, kept: KeptCallbacks) -> None:
-        """Let callbacks go on with what a checkpoint kept of them. Raises CallbackError."""
-        for key, callback in list(self._told):
-            state = kept.states.get(key)
-            if state is not None:
-                self._attempt(callback, "restore", partial(callback.restore, state))
+    def restore(self, state: CallbackState) -> None:
+        """Let callbacks continue with what a checkpoint kept of them. Raises CallbackError."""
+        for key, callback in list(self._active):
+            value = state.states.get(key)
+            if value is not None:
+                self._attempt(callback, "restore", partial(callback.restore, value))
         if self.failure is not None:
             raise self.failure
-        self.view.asked, self.view.scalars = kept.asked, dict(kept.scalars)
+        self.view.asked, self.view.scalars = state.asked, dict(state.scalars)
 
-    def kept(self, granted: Requests) -> KeptCallbacks:
+    def state(self, granted: Requests) -> CallbackState:
         """Return what a checkpoint keeps, with the requests that were granted.
 
         A callback that fails at this has no state there.
         """
         states: dict[str, Any] = {}
-        for key, callback in list(self._told):
+        for key, callback in list(self._active):
             state = self._attempt(callback, "state", partial(_state_of, callback))
             if state is not None:
                 states[key] = state
-        asked, scalars = self.view.asked, self.view.scalars
-        return KeptCallbacks(states=states, granted=granted, asked=asked, scalars=scalars)
+        return CallbackState(states, granted, self.view.asked, self.view.scalars)
 
-    def tell(self, event: str, state: TrainState, step: int, *args: Any) -> None:
-        """Tell all callbacks of an event. One that fails, and ends the run, is in `failure`."""
+    def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
+        """Notify all callbacks of an event. One that fails, and ends the run, is in `failure`."""
         self.view.state, self.view.step, self.view.event = state, step, event
-        for _, callback in list(self._told):
+        for _, callback in list(self._active):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
-    def take_requests(self) -> Any:
-        """Return what was asked for since the last call, as JSON; None where nothing was."""
+    def show_state(self, state: TrainState) -> None:
+        """Let callbacks see a state with parameters that one of them has set."""
+        self.view.state = state
+
+    def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
+        """Let callbacks see the learning rates and the changes that are in effect."""
+        self.view.rates, self.view.granted_rates = rates, changes
+
+    def take_requests(self, agree: Agree) -> Requests | None:
+        """Return the first process's requests since the last call; None without any."""
+        tree = agree(self._take_tree)
+        return None if tree is None else Requests.from_json(tree)
+
+    def _take_tree(self) -> dict[str, Any] | None:
         asked, self.view.asked = self.view.asked, Requests()
         return None if asked == Requests() else asdict(asked)
 
     def take_parameters(self) -> Any:
-        """Return the parameters that replace those of the state; None where none do."""
+        """Return the parameters that replace those of the state; None if none do."""
         changed, self.view.changed = self.view.changed, None
         return changed
 
@@ -282,7 +290,7 @@ class Callbacks:
             problem = f"{type(error).__name__}: {first_line(error)}"
             text = f"callback {callback.label}, {what}: {problem}"
             if callback.on_failure == "warn":
-                self._told = [entry for entry in self._told if entry[1] is not callback]
+                self._active = [entry for entry in self._active if entry[1] is not callback]
                 self._warn(f"{text}; it is called no more")
             elif self.failure is None:
                 self.failure = CallbackError(text)
@@ -310,8 +318,3 @@ def _require_names(state: Any) -> None:
     elif isinstance(state, list | tuple):
         for value in state:
             _require_names(value)
-
-
-def with_parameters(state: TrainState, params: Any) -> TrainState:
-    """Return the state on the host with other parameters; a moving average stays what it is."""
-    return replace(jax.tree.map(np.asarray, state), params=params)

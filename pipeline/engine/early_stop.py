@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.recipe import EarlyStopSpec
-from pipeline.engine.monitors.monitors import Evaluation
-from pipeline.training.part_specs import metric_directions
+from pipeline.checkpoint.host_state import EarlyStopState
+from pipeline.engine.callbacks.events import Evaluation
+
+if TYPE_CHECKING:
+    from pipeline.training.metric_names import Direction
 
 
 @dataclass
 class EarlyStop:
-    """Patience with a metric. The only monitor that decides something."""
+    """Patience with a metric: the only monitor that decides something. None: training never stops
+    early."""
 
-    spec: EarlyStopSpec
-    best: float | None = None
-    waited: int = 0
+    metric: str | None = None
+    better: Direction = "min"
+    patience: int = 1
+    """Evaluations without an improvement that end training."""
+    min_delta: float = 0.0
+    """An improvement is larger than this."""
+    progress: EarlyStopState = field(default_factory=EarlyStopState)
 
-    def take_note(self, evaluation: Evaluation) -> None:
+    def restore(self, progress: EarlyStopState) -> None:
+        """Continue with what a checkpoint kept."""
+        self.progress = progress
+
+    def add(self, evaluation: Evaluation) -> None:
         """Record an evaluation; `is_over` says whether patience has run out with it.
 
         NaN, of a network that has diverged, is no improvement and nothing to compare with.
         """
-        if self.spec.metric is None:
+        if self.metric is None:
             return
-        value = evaluation.scalars()[self.spec.metric]
-        metric = self.spec.metric
-        sign = 1 if metric_directions([metric])[metric] == "max" else -1
-        is_first = self.best is None and value == value
-        if is_first or (self.best is not None and sign * (value - self.best) > self.spec.min_delta):
-            self.best, self.waited = value, 0
+        value, best = evaluation.scalars()[self.metric], self.progress.best
+        sign = 1 if self.better == "max" else -1
+        is_first = best is None and value == value
+        if is_first or (best is not None and sign * (value - best) > self.min_delta):
+            self.progress = EarlyStopState(value, 0)
         else:
-            self.waited += 1
+            self.progress = EarlyStopState(best, self.progress.waited + 1)
 
     @property
     def is_over(self) -> bool:
         """Whether patience has run out, in this process or before a checkpoint was saved."""
-        return self.spec.metric is not None and self.waited >= self.spec.patience
+        return self.metric is not None and self.progress.waited >= self.patience
 
     @property
     def reason(self) -> str:
         """Why it is over."""
-        if self.best is None:
-            return f"{self.spec.metric} is no number in {self.waited} evaluations"
-        return f"{self.spec.metric} no better than {self.best}"
+        if self.progress.best is None:
+            return f"{self.metric} is no number in {self.progress.waited} evaluations"
+        return f"{self.metric} no better than {self.progress.best}"
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
-        return {"best": self.best, "waited": self.waited}
+        return asdict(self.progress)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from pipeline.engine.monitors.monitors import Evaluation
+from pipeline.engine.callbacks.events import Evaluation
 
 DISPATCHES_KEPT = 4096
 """Dispatches whose median is taken: runs of millions of dispatches take no more memory."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,9 @@ import numpy as np
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.schedule import is_due
-from pipeline.training.bad_steps import Rollback
-from pipeline.training.state import BadStepCounts, TrainState
+
+if TYPE_CHECKING:
+    from pipeline.training.state import TrainState
 
 KEPT = "rollbacks"
 """Key under which a checkpoint keeps the rollbacks before it."""
@@ -35,26 +36,47 @@ class RollbackRecord:
     to: int
 
 
+class NoRollbacks:
+    """A run that does not go back: a bad step ends it, if the device does not skip it."""
+
+    needs_start = False
+    """Whether the state before the first step is saved, to go back to."""
+    done: Sequence[RollbackRecord] = ()
+
+    def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
+        """Do nothing."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: nothing."""
+        return {}
+
+    def go_back(self, bad: int, state: TrainState) -> TrainState | None:
+        """Return the state to continue with after step `bad`: None, since there is none."""
+        return None
+
+
 @dataclass
-class Rollbacks:
+class Rollbacks(NoRollbacks):
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
     `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
     the structure of the state that it is given.
     """
 
-    policy: Rollback
+    needs_start = True
+    most: int
+    """How often a run may go back."""
     periods: Sequence[int]
     """A checkpoint is due at the multiples of each."""
     steps: Callable[[], Sequence[int]]
     read: Callable[[int, TrainState], TrainState]
     done: list[RollbackRecord] = field(default_factory=list)
 
-    def remember(self, kept: Iterable[tuple[int, int]]) -> None:
+    def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
         """Restore the rollbacks that a checkpoint kept, as pairs (bad step, boundary)."""
-        self.done = [RollbackRecord(step, to) for step, to in kept]
+        self.done = [RollbackRecord(step, to) for step, to in rollbacks]
 
-    def kept(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
         return {KEPT: [[past.step, past.to] for past in self.done]}
 
@@ -64,10 +86,8 @@ class Rollbacks:
         `state` is the one before that step; it gives the structure. Raises RunError that says why
         there is nothing to go back to.
         """
-        if len(self.done) == self.policy.most:
-            raise RunError(
-                f"train.on_nan: went back {self.policy.most} times already, as often as it may"
-            )
+        if len(self.done) == self.most:
+            raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")
         for step in sorted(self._candidates(bad), reverse=True):
             try:
                 restored = self.read(step, state)
@@ -101,4 +121,8 @@ def _as_of(state: TrainState, bad: int) -> TrainState:
     counts = state.bad_steps
     assert counts is not None, "counted under this policy"
     skipped = jnp.int32(counts.left_out + bad - state.step)
-    return replace(state, step=jnp.int32(bad), bad_steps=BadStepCounts(jnp.int32(0), skipped))
+    return replace(
+        state,
+        step=jnp.int32(bad),
+        bad_steps=replace(counts, in_a_row=jnp.int32(0), left_out=skipped),
+    )

@@ -8,16 +8,9 @@ at its exact step whatever the sink size.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pipeline.config.recipe import TrainSpec
-
-
-MAX_STEPS = 100_000_000
 
 
 class Event(Enum):
@@ -105,43 +98,34 @@ def _next_multiple(boundary: int, period: int) -> int:
     return (boundary // period + 1) * period
 
 
-def schedule_run(train: TrainSpec, steps_per_pass: int) -> RunSchedule:
-    """Return the schedule of a run over a dataset of `steps_per_pass` steps a pass.
+@dataclass(frozen=True)
+class Schedule:
+    """A run and its events: plain numbers, whatever they come from."""
 
-    With a `sink_size` of auto a sink is a pass until its size is chosen.
-    """
-    size = _batches_of_sink(train) or steps_per_pass
-    return RunSchedule(
-        total_steps(train, steps_per_pass), steps_per_pass, size if train.sink else None
-    )
+    run: RunSchedule
+    every: Mapping[Event, tuple[int, ...]] = field(default_factory=dict)
+    """Periods, in steps, at which an event is due."""
+    at: Mapping[Event, Collection[int]] = field(default_factory=dict)
+    """Further steps at which an event is due."""
+    dispatch_seconds: float = 1.0
+    """The longest time of a dispatch: a signal waits for its end."""
 
+    def dumps_at(self, step: int) -> bool:
+        """Return whether there is a dump after so many steps."""
+        return step in self.at.get(Event.DUMP, ())
 
-def _batches_of_sink(train: TrainSpec) -> int | None:
-    """Return the size that the recipe gives in batches; None for a pass (-1) and where it is
-    chosen later (auto)."""
-    size = train.sink_size
-    return size if isinstance(size, int) and size > 0 else None
+    def next_segment(
+        self, first: int, max_steps: int, further: Mapping[Event, Collection[int]]
+    ) -> Segment:
+        """Return the steps after boundary `first` up to the next event, which may also be at
+        `further` steps.
 
-
-def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
-    """Return a run's length in steps; an epoch is a sink if `sink_size` > 0, else a pass.
-
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too. So it is
-    with auto, since the length of a run must not depend on a measurement. Raises ValueError when no
-    length is given, or one of more than `MAX_STEPS` steps.
-    """
-    sink_steps = _batches_of_sink(train) if train.sink else None
-    if train.steps is not None:
-        total = train.steps
-    elif train.passes is not None:
-        total = train.passes * steps_per_pass
-    elif train.epochs is not None:
-        total = train.epochs * (sink_steps or steps_per_pass)
-    else:
-        raise ValueError("one of epochs, passes and steps must be given")
-    if total > MAX_STEPS:
-        raise ValueError(f"{total} steps in all; must be at most {MAX_STEPS}")
-    return total
+        If they are more than `max_steps`, only as many of them, which no event follows.
+        """
+        segment = next(self.run.segments(first, self.every, {**self.at, **further}))
+        if segment.stop - first > max_steps:
+            return Segment(first, first + max_steps, frozenset())
+        return segment
 
 
 def is_due(step: int, periods: Iterable[int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.engine.monitors.monitors import SinkReport
+from pipeline.engine.callbacks.events import SinkReport
 from pipeline.training.telemetry import Telemetry
 
 

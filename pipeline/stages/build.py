@@ -16,8 +16,9 @@ from flax import linen as nn
 from pipeline.config.checks import wanted_metrics
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
@@ -26,7 +27,7 @@ from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
-from pipeline.engine.schedule import RunSchedule, schedule_run
+from pipeline.engine.schedule import RunSchedule
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.imported.with_lowerings import lowers_itself
 from pipeline.models.layers.path_patterns import Path, require_covered
@@ -43,10 +44,11 @@ from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.freezing import config_at
 from pipeline.training.losses import label_mask, sample_losses
+from pipeline.training.metric_names import METRICS
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
 from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.training.parallel.shards import Shards, shards_of
-from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
+from pipeline.training.part_specs import MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of

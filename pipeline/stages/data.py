@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.backends.feed.feed import split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.balanced_order import BalancedOrder
@@ -31,7 +32,6 @@ from pipeline.data.transform import (
     column_specs,
     draw_choice,
 )
-from pipeline.engine.schedule import total_steps
 from pipeline.stages.data_buckets import (
     bucket_line,
     in_buckets,

@@ -29,11 +29,11 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.callbacks.callback import Callback
+from pipeline.engine.callbacks.events import Pruner, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.monitors.metrics_log import require_logs
-from pipeline.engine.monitors.monitors import Pruner, SinkReport
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
@@ -363,7 +363,9 @@ def run_stages(context: RunContext, programs: OpenPrograms) -> Generator[SinkRep
                 profile.open(),
                 open_training(context, backend, sink, evaluations, history, extras) as training,
             ):
-                state = yield from train(training, state, host, history)
+                state = yield from train(
+                    training.program, state, training.schedule, training.hooks, host, history
+                )
             record_overflows(context, state)
             profile.conclude(dataset, backend, estimate, state)
         if evaluates and history.status == "done":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -12,28 +11,13 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from pipeline.core.registry import PartOf, Seq, Spec, parts
 from pipeline.data.targets import Targets, Task
+from pipeline.training.metric_names import METRICS, Direction
 
 if TYPE_CHECKING:
     import jax
     import optax
 
     from pipeline.training.curvature import CurvatureRule
-
-
-METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
-    {
-        "accuracy": "max",
-        "top5": "max",
-        "loss": "min",
-        "precision": "max",
-        "recall": "max",
-        "f1": "max",
-    }
-)
-"""Evaluation metrics that a recipe can name, and the better direction; the last three are macro
-averages."""
-
-Direction = Literal["max", "min"]
 
 
 class MetricSpec(Spec):

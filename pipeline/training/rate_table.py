@@ -14,8 +14,8 @@ from numpy.lib.format import MAGIC_PREFIX
 from pydantic import model_validator
 
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import show
 from pipeline.core.files.npy import parse_npy
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import MAX_FLOAT, FilePath, part
 from pipeline.training.part_specs import ScheduleSpec
 

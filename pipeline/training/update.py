@@ -27,6 +27,7 @@ from pipeline.training.state import (
     merge,
     split,
 )
+from pipeline.training.step_counts import updates_so_far
 from pipeline.training.step_outcome import StepOutcome
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
@@ -172,21 +173,6 @@ def init_bad_step_counts(policy: BadStepPolicy) -> BadStepCounts | None:
     """The counts at step 0; None where the first bad step ends the run."""
     zero = jnp.zeros((), jnp.int32)
     return BadStepCounts(zero, zero) if policy.counts_steps else None
-
-
-def updates_so_far(state: TrainState) -> Array:
-    """The number of updates applied, int32 (), which selects the learning rate."""
-    updates = state.step
-    if state.overflows is not None:
-        updates = updates - state.overflows.skipped_steps
-    if state.bad_steps is not None:
-        updates = updates - state.bad_steps.left_out
-    return updates
-
-
-def num_skipped(state: TrainState) -> int:
-    """The number of steps without an update because of a bad step."""
-    return 0 if state.bad_steps is None else int(state.bad_steps.left_out)
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:

@@ -16,7 +16,7 @@ from pipeline import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.monitors.monitors import SinkReport
+from pipeline.engine.callbacks.events import SinkReport
 from pipeline.stages.run import run
 from pipeline.training.telemetry import Telemetry
 from tests import outcome

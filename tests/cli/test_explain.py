@@ -18,8 +18,8 @@ from pipeline.backends.sink_choice import SinkChoice
 from pipeline.cli import explain as command
 from pipeline.cli.explain import calendar_of, memory_of
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.core.reporter import Reporter
-from pipeline.engine.event_periods import event_periods
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
 from pipeline.training.parallel.placement import DevicePlacement

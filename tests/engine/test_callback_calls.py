@@ -18,25 +18,27 @@ from pipeline.checkpoint.host_state import (
     HostState,
     RateChange,
     Requests,
-    parse_host_state,
 )
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callback_calls import (
     CallbackError,
     Callbacks,
+    NoCallbacks,
     RunView,
-    changed_rates,
-    combined_changes,
 )
 from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.engine.history import History
-from pipeline.engine.loop import Training, exhaust, train
-from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, SinkReport
-from pipeline.engine.rollback import Rollbacks
+from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.program import Program
+from pipeline.engine.rate_changes import changed_rates, combined_changes
+from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.bad_steps import Rollback
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.part_specs import RateRule
 from pipeline.training.state import BadStepCounts, TrainState
@@ -187,22 +189,21 @@ class Runner:
         about = Path("run"), schedule, world.evaluate_now
         view = RunView(*about, resumed=resumed, processes=processes)
         called = Callbacks(callbacks, view, world.warnings.append, world.on_scalars)
-        training = Training(
-            self.tiny("train.steps=24", "train.sink_size=8", *recipe),
-            schedule,
-            world,  # type: ignore[arg-type]
-            "loop",
-            [world],
-            world.evaluate,
-            world,  # type: ignore[arg-type]
+        composed = self.tiny("train.steps=24", "train.sink_size=8", *recipe)
+        hooks = Hooks(
+            monitors=[world],
+            evaluate=world.evaluate,
+            saves=Saves(world, composed.checkpoint.every_seconds),
+            callbacks=called if callbacks else NoCallbacks(),
+            rollbacks=NoRollbacks() if rollbacks is None else rollbacks,
+            on_bad_step=composed.train.on_nan.name,
             signals=world.signals,
-            rollbacks=rollbacks,
-            callbacks=called if callbacks else None,
-            learning_rates=SCHEDULE,
             agree=agree,
         )
+        program = Program(world, "loop", SCHEDULE)  # type: ignore[arg-type]
+        events = schedule_events(composed, schedule)
         history = History(first)
-        exhaust(train(training, state, host, history))
+        exhaust(train(program, state, events, hooks, host, history))
         return history
 
 
@@ -639,9 +640,7 @@ def test_after_a_rollback_the_rate_is_that_which_callbacks_set(play: Runner) -> 
     world, actor = World(), Actor({("on_sink", 16): lambda run: run.set_learning_rate(0.125)})
     seen: list[float] = []
     actor.acts[("on_sink", 24)] = lambda run: seen.append(run.learning_rate)
-    rollbacks = Rollbacks(
-        Rollback(most=3), (12,), lambda: list(world.saved), lambda step, _: world.saved[step][0]
-    )
+    rollbacks = Rollbacks(3, (12,), lambda: list(world.saved), lambda step, _: world.saved[step][0])
     world.bad = 18
     recipe = ["checkpoint.every_steps=12", "train.on_nan=rollback"]
     play(world, actor, recipe=recipe, rollbacks=rollbacks, undone=0)

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import Mechanism
-from pipeline.checkpoint.host_state import parse_host_state
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals, heard
 from pipeline.engine import loop as stage
+from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.history import DISPATCHES_KEPT, History
-from pipeline.engine.loop import Training, exhaust, train
-from pipeline.engine.monitors.monitors import Evaluation, SinkReport
+from pipeline.engine.hooks import Hooks, NoSaves, Saves, never_prune
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.program import Program
 from pipeline.engine.schedule import RunSchedule
+from pipeline.stages.runner.open_training import make_early_stop
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
@@ -82,6 +86,9 @@ class Script:
     def close(self) -> None:
         raise AssertionError("closing is not training's business")
 
+    def prune(self, verdict: str | None) -> str | None:
+        return self.prune_reason or verdict
+
     # The checkpoints.
 
     def prepare(self) -> None:
@@ -111,6 +118,10 @@ class Script:
         return Evaluation(metrics, EVALUATION.confusion)
 
 
+def _saves(script: Script, recipe: Recipe) -> Saves:
+    return Saves(script, recipe.checkpoint.every_seconds)
+
+
 def state_at(step: int) -> TrainState:
     return TrainState(np.int32(step), {}, {}, (), np.float32(1))
 
@@ -130,20 +141,23 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         monkeypatch.setattr(stage, "time", clock)
         recipe = tiny("train.steps=20", "train.sink_size=8", *overrides)
         run_schedule = RunSchedule(20, 6, 8 if recipe.train.sink else None)
-        training = Training(
-            recipe,
-            run_schedule,
-            script,  # type: ignore[arg-type]
-            "loop",
-            [script],
-            script.evaluate,
-            script if saves else None,  # type: ignore[arg-type]
+        if not saves:
+            stages = tuple(stage for stage in recipe.stages if stage != "checkpoint")
+            recipe = recipe.model_copy(update={"stages": stages})
+        hooks = Hooks(
+            monitors=[script],
+            evaluate=script.evaluate,
+            saves=_saves(script, recipe) if saves else NoSaves(),
+            early_stop=make_early_stop(recipe.monitor.early_stop),
+            prune=script.prune if script.prune_reasons else never_prune,
             signals=script.signals,
-            pruner=script if script.prune_reasons else None,  # type: ignore[arg-type]
         )
+        program = Program(script)  # type: ignore[arg-type]
+        schedule = schedule_events(recipe, run_schedule)
+        state, kept = state_at(first), parse_host_state(host or {})
         history = History(first)
         with heard(script.signals), script.signals.held():
-            state = exhaust(train(training, state_at(first), parse_host_state(host or {}), history))
+            state = exhaust(train(program, state, schedule, hooks, kept, history))
         assert int(state.step) == history.step
         return history
 

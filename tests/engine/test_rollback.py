@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.checkpoint.checkpointer import Checkpoints
-from pipeline.checkpoint.host_state import parse_host_state
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import RunError
 from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import is_due
-from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import BadStepCounts, TrainState
 
 
@@ -29,9 +28,7 @@ def state_at(step: int, skipped: int = 0, weight: float = 1.0) -> TrainState:
 
 
 def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) -> Rollbacks:
-    return Rollbacks(
-        Rollback(most=most), periods, lambda: sorted(saved), lambda step, _: saved[step]
-    )
+    return Rollbacks(most, periods, lambda: sorted(saved), lambda step, _: saved[step])
 
 
 def test_the_state_after_the_bad_step_has_the_weights_of_the_checkpoint() -> None:
@@ -79,7 +76,7 @@ def test_a_resumed_run_remembers(steps: list[int]) -> None:
     unbroken = rollbacks(saved)
     for step in sorted(steps):
         before = rollbacks(saved)
-        before.remember(parse_host_state(unbroken.kept()).rollbacks)
+        before.remember(parse_host_state(unbroken.state()).rollbacks)
         before.go_back(step, state_at(step - 1))
         unbroken.go_back(step, state_at(step - 1))
         assert before.done == unbroken.done

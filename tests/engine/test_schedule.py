@@ -1,84 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.schedule import Event, RunSchedule, schedule_run, total_steps
-
-
-@dataclass
-class Length:
-    """As much of the recipe's train section as decides the schedule of a run."""
-
-    epochs: int | None = None
-    passes: int | None = None
-    steps: int | None = None
-    sink: bool = True
-    sink_size: int | str = -1
-
-
-def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
-    """S-06: 10 epochs of 1000 batches over 1875 a pass are 10,000 steps, 5.33 passes."""
-    assert total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
-
-
-@pytest.mark.parametrize(
-    "length",
-    [
-        Length(epochs=10),
-        Length(epochs=10, sink=False, sink_size=1000),
-        Length(epochs=10, sink_size="auto"),
-        Length(passes=10),
-    ],
-)
-def test_epochs_count_passes_otherwise(length: Length) -> None:
-    """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
-    assert total_steps(length, 1875) == 18_750
-
-
-def test_total_steps_without_a_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="one of epochs, passes and steps must be given"):
-        total_steps(Length(), 10)
-
-
-def test_a_length_beyond_all_reason_is_refused() -> None:
-    with pytest.raises(ValueError, match="100000001 steps in all; must be at most 100000000"):
-        total_steps(Length(steps=100_000_001), 10)
+from pipeline.engine.schedule import Event, RunSchedule, Schedule
 
 
 def test_a_sink_longer_than_a_pass_is_not_cut_at_its_end() -> None:
     run = RunSchedule(total=50, steps_per_pass=7, sink_steps=20)
     assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
-
-
-def test_sinks_continue_where_the_last_one_stopped() -> None:
-    """S-06: pass offsets at the boundaries of sinks of 1000 over 1875 batches."""
-    run = schedule_run(Length(epochs=10, sink_size=1000), 1875)
-    offsets = [run.place(1000 * (sink + 1)).pass_step for sink in range(10)]
-    assert offsets == [1000, 125, 1125, 250, 1250, 375, 1375, 500, 1500, 625]
-    assert [run.place(1000 * k).sink_step for k in range(1, 11)] == [1000] * 10
-    assert [run.place(1000 * k).sink for k in range(1, 11)] == list(range(1, 11))
-
-
-def test_a_sink_that_is_not_chosen_yet_is_a_pass() -> None:
-    assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
-
-
-def test_sink_size_minus_one_is_a_sink_per_pass() -> None:
-    run = schedule_run(Length(passes=2), 7)
-    ends = [s.stop for s in run.segments(0, {}) if Event.SINK_END in s.events]
-    assert (run.sink_steps, run.sinks, ends) == (7, 2, [7, 14])
-
-
-def test_without_sinks_every_step_is_a_segment() -> None:
-    run = schedule_run(Length(steps=4, sink=False), 3)
-    segments = list(run.segments(0, {}))
-    assert [(s.start, s.stop) for s in segments] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert [Event.SINK_END in s.events for s in segments] == [True] * 4
-    assert (run.place(4).sink, run.place(4).sink_step) == (2, 1)
 
 
 def test_a_sink_is_cut_at_each_event() -> None:
@@ -111,3 +41,38 @@ def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
     for event, period in ((Event.CHECKPOINT, save), (Event.EVALUATE, evaluate)):
         happened = [s.stop for s in segments if event in s.events]
         assert happened == [n for n in range(min(first, total) + 1, total + 1) if n % period == 0]
+
+
+@given(
+    run=st.builds(
+        RunSchedule,
+        st.integers(1, 60),
+        st.integers(1, 20),
+        st.one_of(st.none(), st.integers(1, 70)),
+    ),
+    save=st.integers(1, 20),
+    further=st.sets(st.integers(0, 80), max_size=5),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_dispatches_of_any_size_come_to_the_same_events(
+    run: RunSchedule, save: int, further: set[int], sizes: list[int]
+) -> None:
+    """Cut afresh after each dispatch: an event has its step, and no part of a segment has any."""
+    every, at = {Event.CHECKPOINT: (save,)}, {Event.EVALUATE: further}
+    whole = {s.stop: s.events for s in run.segments(0, every, at)}
+    schedule, happened, step = Schedule(run, every), {}, 0
+    while step < run.total:
+        max_steps = sizes[step % len(sizes)]
+        segment = schedule.next_segment(step, max_steps, at)
+        assert segment.start == step < segment.stop <= step + max_steps
+        step = segment.stop
+        if segment.events:
+            happened[step] = segment.events
+    assert happened == whole
+
+
+def test_a_schedule_has_dumps_at_its_steps_alone() -> None:
+    schedule = Schedule(RunSchedule(20, 6, 8), at={Event.DUMP: (3,)})
+    assert [step for step in range(21) if schedule.dumps_at(step)] == [3]
+    assert schedule.next_segment(0, 20, {}).stop == 3
+    assert not Schedule(RunSchedule(20, 6, 8)).dumps_at(0)

@@ -14,9 +14,9 @@ from pipeline import load_recipe
 from pipeline.backends.base import StepToPrice
 from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
-from pipeline.engine.schedule import total_steps
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost, propose

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.engine.schedule import schedule_run
 from pipeline.stages.learning_rates import learning_rates
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.run import run

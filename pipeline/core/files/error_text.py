@@ -7,11 +7,11 @@ from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.core.errors import MAX_PROBLEMS, printable
+from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
 
@@ -98,34 +98,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
 
 
-def show(value: Any) -> str:
-    """A value as it would be typed, shortened."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    try:
-        text = str(value)
-    except ValueError:
-        # Python refuses to print a number of more than 4300 digits.
-        text = f"a number of {value.bit_length():,} bits"
-    if isinstance(value, str) and not _is_plain_text(value):
-        text = f"'{value}'"
-    return printable(text if len(text) <= 60 else f"{text[:57]}...")
-
-
 def shown(name: str) -> str:
     """A name from a file, made printable: shortened, control characters escaped."""
     text = printable(name)
     return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def _is_plain_text(text: str) -> bool:
-    """Return whether YAML reads it as a text."""
-    if len(text) > 60:
-        return True
-    try:
-        return isinstance(yaml.safe_load(text or "x"), str)
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        return False
 
 
 def _describe_one(details: ErrorDetails, where: Location, known: _KnownKeys) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import FilePath, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec

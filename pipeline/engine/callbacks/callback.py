@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pipeline.core.registry import Spec
-
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.engine.monitors.monitors import Evaluation, SinkReport
+    from pipeline.engine.callbacks.events import Evaluation, SinkReport
     from pipeline.training.telemetry import Telemetry
 
 OnFailure = Literal["end", "warn"]
@@ -124,20 +121,3 @@ class Callback:
 
     def restore(self, state: Any) -> None:
         """Go on with what a checkpoint kept. Raises ValueError where it can't."""
-
-
-class CallbackSpec(Spec):
-    """A callback in a recipe: the part of kind "callback"."""
-
-    name: str
-    on_failure: OnFailure = "end"
-
-    def require_ready(self) -> None:
-        """Check that the callback can work in this process, before any data is read.
-
-        Raises ValueError with what to do, such as the package to install.
-        """
-
-    @abstractmethod
-    def build(self) -> Callback:
-        """The callback, new for every run."""

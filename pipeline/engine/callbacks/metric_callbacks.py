@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from pipeline.core.registry import part
-from pipeline.engine.callbacks.callback import Callback, CallbackSpec, RunControl
+from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.callback_spec import CallbackSpec
 from pipeline.training.part_specs import metric_directions
 
 if TYPE_CHECKING:
-    from pipeline.engine.monitors.monitors import Evaluation
+    from pipeline.engine.callbacks.events import Evaluation
 
 
 @part("callback")

@@ -27,11 +27,12 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.registry import Seq, part
-from pipeline.engine.callbacks.callback import Callback, CallbackSpec, OnFailure, RunControl
+from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
+from pipeline.engine.callbacks.callback_spec import CallbackSpec
 from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
-    from pipeline.engine.monitors.monitors import Evaluation
+    from pipeline.engine.callbacks.events import Evaluation
     from pipeline.training.telemetry import Telemetry
 
 FOLDER = "trackers"

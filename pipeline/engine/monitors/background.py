@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from pipeline.engine.monitors.monitors import Evaluation, Monitor, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.training.telemetry import Telemetry
 
 PERIOD_S = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.core.reporter import Reporter
-from pipeline.engine.monitors.monitors import MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import MonitorBase, SinkReport
 from pipeline.training.telemetry import Telemetry
 
 SHOWN = 10

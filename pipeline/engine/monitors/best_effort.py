@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from pipeline.core.errors import PipelineError
-from pipeline.engine.monitors.monitors import Evaluation, Monitor, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.training.telemetry import Telemetry
 
 M = TypeVar("M", bound=Monitor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.engine.monitors.monitors import Evaluation
+from pipeline.engine.callbacks.events import Evaluation
 
 MOST_ROWS = 20
 """The most classes that have a table in the log."""

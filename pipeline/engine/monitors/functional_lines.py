@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.engine.monitors.monitors import Evaluation, MonitorBase
+from pipeline.engine.callbacks.events import Evaluation, MonitorBase
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.folder_lock import Lock
-from pipeline.engine.monitors.monitors import MonitorBase
+from pipeline.engine.callbacks.events import MonitorBase
 
 
 class LockMonitor(MonitorBase):

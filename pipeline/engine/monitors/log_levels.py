@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.core.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]

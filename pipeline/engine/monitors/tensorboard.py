@@ -18,11 +18,12 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
+from pipeline.engine.callbacks.events import TRAINED, Evaluation, MonitorBase, SinkReport
 from pipeline.engine.monitors.board_graph import BoardNode, graph_definition
 from pipeline.engine.monitors.captioned_pictures import captioned, stretched
 from pipeline.engine.monitors.event_file import PREFIX, VERSION, EventFile
 from pipeline.engine.monitors.histograms import Histogram
-from pipeline.engine.monitors.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
+from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.monitors.projector import write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 

@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.engine.monitors.monitors import MonitorBase
+from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.dump_files import add_run_loss
 from pipeline.inspect.dumps.dump_step import (

@@ -17,11 +17,11 @@ from pipeline.config.cache import cache_root
 from pipeline.config.precision import level_of
 from pipeline.config.profile_spec import LEAST_STEPS
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.engine.event_periods import event_periods
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.schedule import Event
 from pipeline.inspect.profiler.ascend_profile import modelled_profile

@@ -18,11 +18,11 @@ from pipeline.backends.sink_choice import (
     choose,
     no_sink,
 )
-from pipeline.checkpoint.host_state import KeptSink
+from pipeline.checkpoint.host_state import SinkState
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.engine.event_periods import event_periods
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.autosink.dispatch_costs import LONGEST, first_look, least_steps, measure
 from pipeline.stages.autosink.timed_runs import TimedRuns
@@ -76,7 +76,7 @@ def choose_sink(
     executable: Executable,
     backend: Backend,
     estimate: Estimate | None,
-    before: KeptSink | None,
+    before: SinkState | None,
     reporter: Reporter,
 ) -> SinkPlan:
     """Choose the sinks of a run: the recipe's, or the fastest where that is auto.

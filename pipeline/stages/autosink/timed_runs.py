@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 import numpy as np
 from rich.console import Console
@@ -22,13 +22,14 @@ from pipeline.backends.base import Executable, Mechanism
 from pipeline.checkpoint.host_state import HostState
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.engine.history import History
-from pipeline.engine.loop import Training, exhaust, train
-from pipeline.engine.monitors.monitors import MonitorBase
-from pipeline.engine.schedule import RunSchedule
+from pipeline.engine.hooks import Hooks
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.program import Program
+from pipeline.engine.schedule import RunSchedule, Schedule
 from pipeline.stages.runner.observer_settings import observer_settings
 from pipeline.stages.runner.observers import Observers, open_observers
-from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 
@@ -56,7 +57,7 @@ class TimedRuns:
     def __init__(
         self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
     ) -> None:
-        self._recipe, self._run_schedule = _without_events(recipe), run_schedule
+        self._recipe, self._run_schedule = recipe, run_schedule
         self._executable, self._terminal = executable, terminal
         self._state = executable.init()
         self._open = ExitStack()
@@ -68,16 +69,12 @@ class TimedRuns:
         Raises RunError where one is not finite.
         """
         watch, observers = _Stopwatch(), self._observers_of(variant)
-        training = Training(
-            self._recipe,
-            replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps),
-            self._executable,
-            variant.mechanism,
-            [observers.monitor, watch],
-            _never,
-            None,
-        )
-        self._state = exhaust(train(training, self._state, HostState(), History(0)))
+        run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
+        schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
+        program = Program(self._executable, variant.mechanism)
+        hooks = Hooks(monitors=[observers.monitor, watch])
+        training = train(program, self._state, schedule, hooks, HostState(), History(0))
+        self._state = exhaust(training)
         observers.monitor.flush()
         return watch.timing(variant.sink_steps or 1)
 
@@ -127,14 +124,3 @@ def _unseen(terminal: bool) -> Iterator[Console]:
         yield Console(
             file=nowhere, force_terminal=terminal, soft_wrap=True, highlight=False, markup=False
         )
-
-
-def _without_events(recipe: Recipe) -> Recipe:
-    """Return the recipe without evaluations and collections, which take as long in sinks."""
-    evaluation = recipe.eval.model_copy(update={"every_steps": None, "every_passes": None})
-    monitor = recipe.monitor.model_copy(update={"collect_every": None})
-    return recipe.model_copy(update={"eval": evaluation, "monitor": monitor})
-
-
-def _never(state: TrainState) -> NoReturn:
-    raise AssertionError("a trial has no evaluations")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import show, shown
+from pipeline.core.files.error_text import shown
+from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 from pipeline.stages.record.settings import compare_settings

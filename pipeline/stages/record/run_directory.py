@@ -29,11 +29,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError, printable
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
-from pipeline.core.files.error_text import show
 from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
 from pipeline.core.files.tree_diff import differences
+from pipeline.core.files.value_text import show
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.stages.record.descendants import DESCENDANTS
 

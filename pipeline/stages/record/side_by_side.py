@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.core.errors import printable
-from pipeline.core.files.error_text import show, shown
+from pipeline.core.files.error_text import shown
 from pipeline.core.files.tree_diff import Difference
+from pipeline.core.files.value_text import show
 from pipeline.stages.record.compare_steps import Comparison
 from pipeline.stages.record.run_record import RunRecord, compare_origins
 

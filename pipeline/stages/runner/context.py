@@ -12,7 +12,7 @@ from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.monitors.monitors import Pruner
+from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.record.summary import Summary

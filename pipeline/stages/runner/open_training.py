@@ -13,19 +13,28 @@ from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.checkpoint.retention import Retention
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import EarlyStopSpec, Recipe
+from pipeline.config.run_length import event_periods, schedule_events
 from pipeline.core.errors import RecipeError, exit_status_of, first_line
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.bad_step import Examined
-from pipeline.engine.callback_calls import Callbacks, RunView
+from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.event_periods import event_periods
+from pipeline.engine.callbacks.events import Monitor, MonitorBase, Pruner
+from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
-from pipeline.engine.loop import Training
-from pipeline.engine.monitors.monitors import MonitorBase
-from pipeline.engine.rollback import Rollbacks
-from pipeline.engine.schedule import Event, is_due
+from pipeline.engine.hooks import (
+    Hooks,
+    NoSaves,
+    Saves,
+    do_nothing,
+    never_prune,
+    nothing_examined,
+)
+from pipeline.engine.program import Program
+from pipeline.engine.rollback import NoRollbacks, Rollbacks
+from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
@@ -33,7 +42,9 @@ from pipeline.stages.record.run_folder import HeldWrites
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.observers import Observers
 from pipeline.training.bad_steps import Rollback
+from pipeline.training.part_specs import metric_directions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -71,6 +82,15 @@ class AdvanceMonitor(MonitorBase):
         self._advanced.release()
 
 
+@dataclass(frozen=True)
+class Training:
+    """What `train` takes besides the state."""
+
+    program: Program
+    schedule: Schedule
+    hooks: Hooks
+
+
 @contextmanager
 def open_training(
     context: RunContext,
@@ -103,44 +123,67 @@ def open_training(
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(context, built, save_periods, stack)
         dumps = extras.dumps
-        training = Training(
-            recipe,
-            built.run_schedule,
-            executable,
-            sink.mechanism,
-            [
-                AdvanceMonitor(context.folder.advanced),
-                observers.monitor,
-                *([context.pruner] if context.pruner else []),
-                *([dumps] if dumps else []),
-            ],
-            evaluations.unless_stopped,
-            checkpoints,
-            sink.kept,
-            signals,
-            dump=dumps,
-            dump_at=frozenset() if dumps is None else frozenset(dumps.steps),
-            pruner=context.pruner,
-            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
-            # What an examination runs on one device is spread over several processes.
-            examine=examine_bad_step if context.ranks.size == 1 else None,
-            log_marks=observers.log_marks,
+        monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
+        monitors += [monitor for monitor in (context.pruner, dumps) if monitor is not None]
+        hooks = Hooks(
+            monitors=monitors,
+            evaluate=evaluations.unless_stopped,
+            saves=_saves(context, sink, observers, checkpoints),
             callbacks=_callbacks(context, evaluations, extras.callbacks),
-            learning_rates=built.learning_rates,
+            early_stop=make_early_stop(recipe.monitor.early_stop),
+            prune=_prune(context.pruner),
+            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
+            on_bad_step=recipe.train.on_nan.name,
+            # What an examination runs on one device is spread over several processes.
+            examine=examine_bad_step if context.ranks.size == 1 else nothing_examined,
+            dump=do_nothing if dumps is None else dumps,
             collect=_collector(context, built, backend, evaluations),
+            signals=signals,
             agree=context.ranks.agree,
+        )
+        rules = recipe.train.lr_rules
+        training = Training(
+            Program(executable, sink.mechanism, built.learning_rates, rules),
+            schedule_events(recipe, built.run_schedule, () if dumps is None else dumps.steps),
+            hooks,
         )
         stack.callback(executable.feed.close)
         stack.callback(_record, context, history, training, evaluations.dataset.unit)
         yield training
 
 
+def _saves(
+    context: RunContext,
+    sink: SinkPlan,
+    observers: Observers,
+    checkpoints: Checkpoints | NoCheckpoints | None,
+) -> NoSaves:
+    if checkpoints is None:
+        return NoSaves()
+    every_seconds = context.recipe.checkpoint.every_seconds
+    return Saves(checkpoints, every_seconds, sink.kept, observers.log_marks)
+
+
+def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None]:
+    if pruner is None:
+        return never_prune
+    return lambda verdict: pruner.prune_reason or verdict
+
+
+def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
+    """Return the early stop of a recipe."""
+    if spec.metric is None:
+        return EarlyStop()
+    better = metric_directions([spec.metric])[spec.metric]
+    return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
+
+
 def _collector(
     context: RunContext, built: Built, backend: Backend, evaluations: Evaluations
-) -> Callable[[TrainState, int], None] | None:
-    """Return what shows weights and gradients in TensorBoard; None where nobody asks for it."""
+) -> Callable[[TrainState, int], None]:
+    """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
-        return None
+        return do_nothing
     # Few runs need it, and all would wait for its import.
     from pipeline.stages.collect import Collector
 
@@ -211,13 +254,13 @@ def require_ready_callbacks(recipe: Recipe) -> None:
 
 def _callbacks(
     context: RunContext, evaluations: Evaluations, made: Sequence[Callback]
-) -> Callbacks | None:
-    """Open the callbacks; None where the run has none.
+) -> NoCallbacks:
+    """Open the callbacks.
 
     Of several processes the first one has them, and the others do what they ask for.
     """
     if not context.recipe.train.callbacks and not context.callbacks:
-        return None
+        return NoCallbacks()
     processes = context.ranks.size
     # One that was killed before it saved anything begins again.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
@@ -281,11 +324,11 @@ def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
 
 def _rollbacks(
     recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
-) -> Rollbacks | None:
+) -> NoRollbacks:
     policy = recipe.train.on_nan
     if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
-        return None
-    return Rollbacks(policy, save_periods, checkpoints.steps, checkpoints.read)
+        return NoRollbacks()
+    return Rollbacks(policy.most, save_periods, checkpoints.steps, checkpoints.read)
 
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
@@ -299,25 +342,24 @@ def record_overflows(context: RunContext, state: TrainState) -> None:
 
 def _record(context: RunContext, history: History, training: Training, unit: SampleUnit) -> None:
     """Record the results of training in the summary."""
-    summary, run_schedule = context.summary, training.run_schedule
+    summary, run_schedule = context.summary, training.schedule.run
     summary.status, summary.reason = history.status, history.reason
     summary.exit_status = exit_status_of(history.status)
     summary.steps = history.step
     summary.passes = history.step / run_schedule.steps_per_pass
     summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
-    summary.bad_steps = _bad_steps(history, training)
-    summary.feed = asdict(training.executable.feed.report())
+    summary.bad_steps = _bad_steps(history, training.hooks)
+    summary.feed = asdict(training.program.executable.feed.report())
     summary.time |= _times(context, history, unit)
     summary.time["first_window_s"] = summary.feed["first_window_ms"] / 1000
 
 
-def _bad_steps(history: History, training: Training) -> dict[str, Any]:
-    rollbacks = training.rollbacks.done if training.rollbacks is not None else []
+def _bad_steps(history: History, hooks: Hooks) -> dict[str, Any]:
     return {
-        "policy": training.recipe.train.on_nan.name,
+        "policy": hooks.on_bad_step,
         "left_out": history.left_out,
-        "rollbacks": [asdict(gone) for gone in rollbacks],
+        "rollbacks": [asdict(gone) for gone in hooks.rollbacks.done],
     }
 
 

@@ -20,7 +20,7 @@ from pipeline.core.errors import exit_status_of, printable, report_errors, statu
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.signals import Signals
-from pipeline.engine.monitors.monitors import Pruner
+from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.study.sweep.directory import (

@@ -11,7 +11,7 @@ import numpy as np
 import optuna
 
 from pipeline.core.errors import RunError
-from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.study import open_study, read_settings
 from pipeline.training.telemetry import Telemetry

@@ -16,7 +16,7 @@ from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
 from pipeline.core.host.signals import Signals
-from pipeline.engine.monitors.monitors import Pruner
+from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.study.population.groups import (

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
-from pipeline.engine.monitors.monitors import Evaluation
 from pipeline.stages.run import run
 from tests import outcome
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
 from pipeline.engine.monitors import background
 from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.monitors import Evaluation, MonitorBase, SinkReport
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
 from tests.step_rows import telemetry_of

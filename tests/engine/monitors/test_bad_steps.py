@@ -8,8 +8,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
-from pipeline.engine.monitors.monitors import SinkReport
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from tests.step_rows import telemetry_of
 

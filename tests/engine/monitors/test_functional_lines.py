@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.monitors.functional_lines import BANNER, FunctionalMonitor
-from pipeline.engine.monitors.monitors import Evaluation
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 from tests.step_rows import telemetry_of

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError, RunError
+from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.monitors.kept_log import KeptLog
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import Evaluation
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at

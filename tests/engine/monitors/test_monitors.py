@@ -9,15 +9,8 @@ from rich.console import Console
 
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import SampleUnit
-from pipeline.engine.monitors.monitors import (
-    EvalMonitor,
-    Evaluation,
-    LossMonitor,
-    MonitorBase,
-    ProgressMonitor,
-    SinkReport,
-    TimeMonitor,
-)
+from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
 from pipeline.engine.schedule import RunSchedule
 from tests.step_rows import telemetry_of
 

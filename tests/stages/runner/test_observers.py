@@ -14,10 +14,11 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
 from pipeline.engine.monitors.best_effort import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, MonitorBase, TimeMonitor
+from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, TimeMonitor
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.runner import observers
 from pipeline.stages.runner.observer_settings import observer_settings

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, listed
-from pipeline.core.files.error_text import describe, nearest, no_such, show, shown
+from pipeline.core.files.error_text import describe, nearest, no_such, shown
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import parts
 
 DEVICES = CONF / "device"

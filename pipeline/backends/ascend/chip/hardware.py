@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
-from pipeline.core.files.error_text import show
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 
 Confidence = Literal["measured", "stated", "derived", "assumed"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.parse_host_state import parse_host_state
 
 
 def test_what_a_run_keeps_comes_back() -> None:
@@ -61,3 +62,10 @@ def test_a_verdict_steers_no_terminal() -> None:
     state = parse_host_state({"unfinished_boundary": {"loss": None, "verdict": "\x1b[31m"}})
     assert state.unfinished_boundary is not None
     assert state.unfinished_boundary.verdict == r"\x1b[31m"
+
+
+def test_json_of_callbacks_comes_back_bit_for_bit() -> None:
+    """NaN, infinities, numbers beyond 64 bits, and nested lists, which no schema describes."""
+    states = {"A-1": [math.inf, -0.0, 2**200, {"deep": [[], {}, None, True, "ü\x00"]}], "B-1": 0.1}
+    state = parse_host_state(json.loads(json.dumps({"callbacks": {"states": states}})))
+    assert json.dumps(state.callbacks.states) == json.dumps(states)

@@ -1,0 +1,109 @@
+"""Events of a run, and the interface of who is notified of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.training.metric_names import METRICS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.training.telemetry import Telemetry
+
+TRAINED = "train_"
+"""Prefix of the metrics of training samples."""
+
+
+@dataclass(frozen=True)
+class SinkReport:
+    """A sink (or, without sinks, a step) that ended at boundary `step`."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true
+    and predicted class; None where there are too many classes."""
+
+    metrics: Mapping[str, Any]
+    confusion: np.ndarray | None
+    counted: str = "samples"
+    """Plural of what `count` counts: samples, or tokens that have a label each."""
+
+    def scalars(self) -> dict[str, float]:
+        """Return the metrics that a recipe can name; precision, recall and F1 as macro averages."""
+        values = {name: value for name, value in self.metrics.items() if name != "count"}
+        return {k: v["macro"] if isinstance(v, Mapping) else v for k, v in values.items()}
+
+    def __str__(self) -> str:
+        scalars = self.scalars()
+        unsaid = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        unsaid += [f"{TRAINED}{name}" for name in ("top5", *unsaid)]
+        shown = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in unsaid)
+        return f"{shown} over {self.metrics['count']:,} {self.counted}"
+
+
+class Monitor(Protocol):
+    """Receiver of a run's events, which can't change the run (C-01)."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Steps were done in `seconds`; a sink may come in several such chunks."""
+
+    def on_sink(self, report: SinkReport) -> None:
+        """A sink ended."""
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """An evaluation was done after `step` steps."""
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Callbacks have logged scalars by name, up to boundary `step`."""
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Bad step `step` rolled the state back to boundary `to`; training goes on after `step`."""
+
+    def flush(self) -> None:
+        """Write all events so far to where they outlive the process."""
+
+    def close(self) -> None:
+        """The run ended: write the rest and release everything."""
+
+
+class Pruner(Monitor, Protocol):
+    """Monitor that may decide that a run isn't worth continuing."""
+
+    @property
+    def prune_reason(self) -> str | None:
+        """The reason to end the run at this boundary; None while it should go on."""
+
+
+class MonitorBase:
+    """Base of monitors, which ignores every event that a subclass does not override."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Ignore it."""
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Ignore it."""
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Ignore it."""
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Ignore it."""
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Ignore it."""
+
+    def flush(self) -> None:
+        """Ignore it."""
+
+    def close(self) -> None:
+        """Ignore it."""

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import schedule_events, schedule_run, total_steps
+from pipeline.engine.schedule import Event, RunSchedule
+
+Compose = Callable[..., Recipe]
+
+
+@dataclass
+class Length:
+    """As much of the recipe's train section as decides the schedule of a run."""
+
+    epochs: int | None = None
+    passes: int | None = None
+    steps: int | None = None
+    sink: bool = True
+    sink_size: int | str = -1
+
+
+def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
+    """S-06: 10 epochs of 1000 batches over 1875 a pass are 10,000 steps, 5.33 passes."""
+    assert total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        Length(epochs=10),
+        Length(epochs=10, sink=False, sink_size=1000),
+        Length(epochs=10, sink_size="auto"),
+        Length(passes=10),
+    ],
+)
+def test_epochs_count_passes_otherwise(length: Length) -> None:
+    """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
+    assert total_steps(length, 1875) == 18_750
+
+
+def test_total_steps_without_a_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of epochs, passes and steps must be given"):
+        total_steps(Length(), 10)
+
+
+def test_a_length_beyond_all_reason_is_refused() -> None:
+    with pytest.raises(ValueError, match="100000001 steps in all; must be at most 100000000"):
+        total_steps(Length(steps=100_000_001), 10)
+
+
+def test_sinks_continue_where_the_last_one_stopped() -> None:
+    """S-06: pass offsets at the boundaries of sinks of 1000 over 1875 batches."""
+    run = schedule_run(Length(epochs=10, sink_size=1000), 1875)
+    offsets = [run.place(1000 * (sink + 1)).pass_step for sink in range(10)]
+    assert offsets == [1000, 125, 1125, 250, 1250, 375, 1375, 500, 1500, 625]
+    assert [run.place(1000 * k).sink_step for k in range(1, 11)] == [1000] * 10
+    assert [run.place(1000 * k).sink for k in range(1, 11)] == list(range(1, 11))
+
+
+def test_a_sink_that_is_not_chosen_yet_is_a_pass() -> None:
+    assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
+
+
+def test_sink_size_minus_one_is_a_sink_per_pass() -> None:
+    run = schedule_run(Length(passes=2), 7)
+    ends = [s.stop for s in run.segments(0, {}) if Event.SINK_END in s.events]
+    assert (run.sink_steps, run.sinks, ends) == (7, 2, [7, 14])
+
+
+def test_without_sinks_every_step_is_a_segment() -> None:
+    run = schedule_run(Length(steps=4, sink=False), 3)
+    segments = list(run.segments(0, {}))
+    assert [(s.start, s.stop) for s in segments] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [Event.SINK_END in s.events for s in segments] == [True] * 4
+    assert (run.place(4).sink, run.place(4).sink_step) == (2, 1)
+
+
+def test_events_of_a_recipe_are_plain_numbers(tiny: Compose) -> None:
+    """Without the checkpoint stage no segment is cut for a save."""
+    recipe = tiny("eval.every_passes=2", "checkpoint.every_steps=5", "train.dispatch_seconds=0.5")
+    run = RunSchedule(20, 6, 8)
+    schedule = schedule_events(recipe, run, (3, 4))
+    assert (schedule.run, schedule.dispatch_seconds) == (run, 0.5)
+    assert schedule.every[Event.EVALUATE] == (12,)
+    assert schedule.every[Event.CHECKPOINT] == (5,)
+    assert schedule.at[Event.DUMP] == (3, 4)
+    stages = tuple(stage for stage in recipe.stages if stage != "checkpoint")
+    unsaved = recipe.model_copy(update={"stages": stages})
+    assert schedule_events(unsaved, run).every[Event.CHECKPOINT] == ()

@@ -1,0 +1,50 @@
+"""The engine knows no recipe."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pipeline
+
+ROOT = Path(pipeline.__file__).parent
+ENGINE = sorted(
+    [
+        *(ROOT / "stages" / "train").glob("*.py"),
+        *(ROOT / "callbacks" / name for name in ("callback.py", "events.py")),
+        *(ROOT / "sink" / name for name in ("schedule.py", "telemetry.py")),
+    ]
+)
+RECIPE = ("hydra", "omegaconf", "pydantic", "pipeline.config", "pipeline.stages.runner")
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("file", ENGINE, ids=module_name)
+def test_no_module_of_the_engine_names_a_recipe(file: Path) -> None:
+    """Neither at its top, nor for types, nor inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    refused = {name for name in names if f"{name}.".startswith(tuple(f"{r}." for r in RECIPE))}
+    assert refused == set()
+
+
+def test_the_engine_loads_without_the_packages_of_recipes() -> None:
+    program = (
+        f"import sys, {', '.join(map(module_name, ENGINE))}\n"
+        f"print([name for name in {RECIPE} if name in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[]\n"
