@@ -131,8 +131,9 @@ class XlaBackend:
             init, train, evaluation = specs
             specs = init, replace(train, compiler_options=KEEP_RECOMPUTED), evaluation
         if work.eager:
-            init, train, evaluation = (spec.function for spec in specs)
-            programs, report = Programs(init, train, evaluation), CompileReport(())
+            init, train, evaluation = specs
+            programs = Programs(init.function, train.function, evaluation.function)
+            report = CompileReport(())
         else:
             init, *loops = (spec.with_options(self.options) for spec in specs)
             train, evaluation = (self._with_key(work, spec) for spec in loops)

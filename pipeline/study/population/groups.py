@@ -103,7 +103,8 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
 
 
 def _devices() -> tuple[str, ...]:
-    return tuple(name for name, device in parts("device").items() if device.runs_populations)
+    devices: Mapping[str, Any] = parts("device")
+    return tuple(name for name, device in devices.items() if device.runs_populations)
 
 
 def refusals(recipe: Recipe) -> list[str]:

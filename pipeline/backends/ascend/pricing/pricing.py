@@ -44,6 +44,7 @@ from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, TuneSet
 from pipeline.backends.ascend.tune.bank_path import custom_bank
 
 DEFAULTS = ExecutionConfig()
+SWITCHES = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
 
 
 class PriceOptions(TypedDict, total=False):
@@ -101,10 +102,10 @@ def _config_of(options: PriceOptions) -> ExecutionConfig:
         if name not in PriceOptions.__annotations__:
             raise TypeError(f"price() got an unexpected keyword argument {name!r}")
     software, workers = options.get("software"), options.get("host_workers")
-    config = replace(DEFAULTS, precision=options.get("precision", DEFAULTS.precision))
-    config = replace(config, **_switches(options))
+    switches = {name: switch(name, value) for name, value in options.items() if name in SWITCHES}
     return replace(
-        config,
+        DEFAULTS,
+        precision=options.get("precision", DEFAULTS.precision),
         mode=mode_of(software, options.get("mode")),
         software=software,
         sink_size=whole("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
@@ -113,12 +114,11 @@ def _config_of(options: PriceOptions) -> ExecutionConfig:
         host_workers=None if workers is None else whole("host_workers", workers),
         auto_tune=_mode_of_tuning(options.get("auto_tune")),
         tune_bank=custom_bank(options.get("tune_bank")),
+        keep_batchnorm_fp32=switches.get("keep_batchnorm_fp32", DEFAULTS.keep_batchnorm_fp32),
+        data_sink=switches.get("data_sink", DEFAULTS.data_sink),
+        repeat_tune=switches.get("repeat_tune", DEFAULTS.repeat_tune),
+        strict=switches.get("strict", DEFAULTS.strict),
     )
-
-
-def _switches(options: PriceOptions) -> dict[str, bool]:
-    names = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
-    return {name: switch(name, options[name]) for name in names if name in options}
 
 
 def _mode_of_tuning(mode: Any) -> TuneMode | None:
