@@ -48,10 +48,8 @@ def list_kept_operations(
 ) -> tuple[KeptOperation, ...]:
     """List convolutions and max pooling of a custom network that nothing replaces."""
     images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
-    forward = _forward(parts.network, True)
-    return list_kept(
-        *(forward, images, state.params, state.batch_stats), root=scope_root(parts.network)
-    )
+    forward, root = _forward(parts.network, True), scope_root(parts.network)
+    return list_kept(forward, images, state.params, state.batch_stats, root=root)
 
 
 def with_policy(parts: StepConfig, policy: LoweringPolicy) -> StepConfig:

@@ -6,8 +6,8 @@ them: linen, nnx, Keras or `jax.lax` itself. To intercept calls of modules would
 `nn.Dense` alone, since `nn.max_pool` is a function, and need other code for each framework.
 
 The loss of a step is rewritten before it is differentiated, and so is an evaluation
-(`StepConfig.lower`). A network whose layers ask the policy themselves (`lowers_itself`) is not
-traced twice.
+(`StepConfig.lower`). A network whose layers ask the policy themselves (`lowers_itself`) stays as it
+is: they know layouts that a jaxpr doesn't show, and their other products would change last digits.
 
 Named scopes are kept. Loops, branches and `jax.checkpoint` stay, around a replaced body. Rules of
 `jax.custom_jvp` and `jax.custom_vjp` stay, and what these functions compute is not replaced.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,6 +20,19 @@ Cell = Callable[[State, Array, Array, Array | None], State]
 state is the output."""
 
 _TIME_FIRST = (1, 0, 2)
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What PyTorch's recurrent operators read after their states, in their order."""
+
+    weights: Sequence[Laid]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
 
 
 def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
@@ -56,63 +70,56 @@ def _product(hidden: Array, kernel: Array, bias: Array | None) -> Array:
 @aten("lstm.input", draws=True)
 def lstm(context: OperatorContext, x: Laid, states: Sequence[Laid], *settings: Any) -> Any:
     """Outputs of the last layer, and the last hidden and cell states of all layers."""
-    return _layers(context, lstm_cell, x, tuple(states), *settings)
+    return _layers(context, lstm_cell, x, tuple(states), Recurrence(*settings))
 
 
 @aten("gru.input", draws=True)
 def gru(context: OperatorContext, x: Laid, state: Laid, *settings: Any) -> Any:
     """Outputs of the last layer, and the last states of all layers."""
-    return _layers(context, gru_cell, x, (state,), *settings)
+    return _layers(context, gru_cell, x, (state,), Recurrence(*settings))
 
 
 @aten("rnn_tanh.input", draws=True)
 def rnn_tanh(context: OperatorContext, x: Laid, state: Laid, *settings: Any) -> Any:
     """Outputs of the last layer, and the last states of all layers."""
-    return _layers(context, _plain_cell(jnp.tanh), x, (state,), *settings)
+    return _layers(context, _plain_cell(jnp.tanh), x, (state,), Recurrence(*settings))
 
 
 @aten("rnn_relu.input", draws=True)
 def rnn_relu(context: OperatorContext, x: Laid, state: Laid, *settings: Any) -> Any:
     """Outputs of the last layer, and the last states of all layers."""
-    return _layers(context, _plain_cell(jax.nn.relu), x, (state,), *settings)
+    return _layers(context, _plain_cell(jax.nn.relu), x, (state,), Recurrence(*settings))
 
 
 def _layers(
-    context: OperatorContext,
-    cell: Cell,
-    x: Laid,
-    states: tuple[Laid, ...],
-    weights: Sequence[Laid],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    context: OperatorContext, cell: Cell, x: Laid, states: tuple[Laid, ...], settings: Recurrence
 ) -> tuple[Laid, ...]:
     """Stacked layers, each in one or both directions, with dropout between them."""
-    directions = 2 if bidirectional else 1
-    each = 4 if has_biases else 2
-    if len(weights) != num_layers * directions * each:
+    directions = 2 if settings.bidirectional else 1
+    num_weights = 4 if settings.has_biases else 2
+    weights = settings.weights
+    if len(weights) != settings.num_layers * directions * num_weights:
         raise ValueError(
-            f"{len(weights)} weights for {num_layers} layers; projections are not read"
+            f"{len(weights)} weights for {settings.num_layers} layers; projections are not read"
         )
+    batch_first = settings.batch_first
     outputs = x.plain().transpose(_TIME_FIRST) if batch_first else x.plain()
     initial = [state.plain().astype(outputs.dtype) for state in states]
     last: list[State] = []
-    for layer in range(num_layers):
-        if layer and train and dropout > 0:
+    for layer in range(settings.num_layers):
+        if layer and settings.train and settings.dropout > 0:
             key = jax.random.fold_in(context.draw(), layer)
-            outputs = dropped(outputs, dropout, key)
-        found = []
+            outputs = dropped(outputs, settings.dropout, key)
+        sequences = []
         for direction in range(directions):
             at = layer * directions + direction
-            own = [w.plain().astype(outputs.dtype) for w in weights[at * each : (at + 1) * each]]
+            used = weights[at * num_weights : (at + 1) * num_weights]
+            kernels = [weight.plain().astype(outputs.dtype) for weight in used]
             start = tuple(state[at] for state in initial)
-            after, sequence = _scan(cell, outputs, start, own, reverse=direction == 1)
+            after, sequence = _scan(cell, outputs, start, kernels, reverse=direction == 1)
             last.append(after)
-            found.append(sequence)
-        outputs = jnp.concatenate(found, -1)
+            sequences.append(sequence)
+        outputs = jnp.concatenate(sequences, -1)
     final = (laid(jnp.stack(parts)) for parts in zip(*last, strict=True))
     return (laid(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
 

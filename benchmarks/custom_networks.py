@@ -1,15 +1,17 @@
-"""What a network of one's own costs in a loop: a flax module, the same layers in YAML, plain JAX.
+"""The step time of one network, written in several ways.
 
-    python -m benchmarks.foreign_networks
+    python -m benchmarks.custom_networks
 
-Two convolutions, max pooling after each, and a dense layer, on digits of 32x32 in batches of 32.
-The first two are trained by the pipeline in one sink; the third is a `jax.jit` of a step with
+Two convolutions, max pooling after each, and a dense layer, on digits of 32x32 in batches of 32:
+layers in YAML, `model=flax`, a `ModelSpec` that builds the flax module, and `model=torch` if torch
+is installed. The pipeline trains each in one sink. The last one is a `jax.jit` of a step with
 optax, one dispatch a step without waiting, on the same images, resized beforehand.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import time
@@ -25,6 +27,7 @@ from flax import linen as nn
 from jax import Array
 from rich.console import Console
 
+from benchmarks.custom_parts import ConvNet
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
@@ -39,7 +42,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-THIS = "benchmarks.foreign_networks"
+THIS, PARTS = "benchmarks.custom_networks", "benchmarks.custom_parts"
 BATCH, RATE, MOMENTUM = 32, 0.01, 0.9
 LAYERS = (
     "[{name: conv, features: 16, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
@@ -48,24 +51,15 @@ LAYERS = (
 )
 RECIPES = {
     "layers in YAML": ("model=layers", f"model.layers={LAYERS}"),
-    "flax module": ("model=flax", f"model.import={THIS}:ConvNet"),
+    "model=flax": ("model=flax", f"model.import={PARTS}:ConvNet"),
+    "ModelSpec": ("model.name=custom_conv_net",),
+    "model=torch": (
+        "model=torch",
+        f"model.import={PARTS}:torch_conv_net",
+        "model.arguments={channels: 1, classes: $classes}",
+    ),
 }
 PLAIN = "flax module, plain jax.jit"
-
-
-class ConvNet(nn.Module):
-    """The network as one writes it in flax."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, images: Array) -> Array:
-        """Logits (batch, classes) of images (batch, 32, 32, 1)."""
-        x = images
-        for features in (16, 32):
-            x = nn.relu(nn.Conv(features, (3, 3))(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
-        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
 
 
 class Trained:
@@ -151,16 +145,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=11)
-    add_save(parser, "foreign_networks.md")
-    parser.add_argument("overrides", nargs="*", help="of both recipes, as autotune=off")
+    add_save(parser, "custom_networks.md")
+    parser.add_argument("overrides", nargs="*", help="of all recipes, as autotune=off")
     args = parser.parse_args()
-    name_for_all([THIS])
+    name_for_all([PARTS])
     total = args.steps * (args.rounds + 1)
     overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
     overrides += [f"train.batch_size={BATCH}", "optimizer=momentum", *args.overrides]
     overrides += [f"train.optimizer.lr={RATE}", f"train.optimizer.momentum={MOMENTUM}"]
     contestants: dict[str, Callable[[], float]] = {}
     for name, keys in RECIPES.items():
+        if name == "model=torch" and importlib.util.find_spec("torch") is None:
+            print("torch is not installed: without model=torch")
+            continue
         trained = Trained(keys, overrides, args.steps)
         contestants[name] = trained
     contestants[PLAIN] = Plain(trained.recipe, trained.dataset, args.steps)
@@ -179,7 +176,7 @@ def main() -> None:
         )
     header = ("network", "ms/step, median", "range", "against YAML in the same round")
     what = f"--steps {args.steps} --rounds {args.rounds} {' '.join(args.overrides)}".rstrip()
-    title = heading("A network of one's own", f"python -m {THIS} {what}", PACKAGES)
+    title = heading("One network, written in several ways", f"python -m {THIS} {what}", PACKAGES)
     publish(
         f"{title}\n{args.rounds} rounds of {args.steps} steps.\n\n{table(header, rows)}", args.save
     )

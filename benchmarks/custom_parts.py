@@ -1,0 +1,51 @@
+"""The network of `benchmarks.custom_networks`, as a plug-in: a flax module, a part, PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from flax import linen as nn
+from jax import Array
+
+from pipeline.api import ModelSpec, part
+
+WIDTHS = (16, 32)
+
+
+class ConvNet(nn.Module):
+    """Two convolutions, max pooling after each, and a dense layer."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, images: Array, train: bool = False) -> Array:
+        """Logits (batch, classes) of images (batch, 32, 32, channels)."""
+        x = images
+        for width in WIDTHS:
+            x = nn.relu(nn.Conv(width, (3, 3))(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
+
+
+@part("model")
+class CustomConvNet(ModelSpec):
+    """The flax module, built by a part."""
+
+    name: Literal["custom_conv_net"] = "custom_conv_net"
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """The module in float32."""
+        return ConvNet(classes)
+
+
+def torch_conv_net(channels: int, classes: int) -> Any:
+    """The same network in PyTorch, for images (batch, channels, 32, 32)."""
+    from torch import nn as torch_nn
+
+    layers: list[Any] = []
+    for inputs, width in zip((channels, *WIDTHS), WIDTHS, strict=False):
+        layers += [torch_nn.Conv2d(inputs, width, 3, padding=1), torch_nn.ReLU()]
+        layers.append(torch_nn.MaxPool2d(2))
+    return torch_nn.Sequential(
+        *layers, torch_nn.Flatten(), torch_nn.Linear(8 * 8 * WIDTHS[-1], classes)
+    )
