@@ -78,7 +78,7 @@ class RunSchedule:
         own.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
-        further = {event: frozenset(steps) for event, steps in at.items()}
+        further = {event: frozenset(steps) for event, steps in at.items() if steps}
         ahead = sorted({step for steps in further.values() for step in steps if step > first})
         start, position = first, 0
         while start < self.total:
