@@ -16,10 +16,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RunError
 from pipeline.observe import kept_log
 from pipeline.runner import initial_state
-from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import TINY
 from tests.test_shared_machines import At, log_of
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

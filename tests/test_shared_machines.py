@@ -23,12 +23,12 @@ from pipeline.errors import DataError, RunError
 from pipeline.observe import metrics_log, tensorboard
 from pipeline.observe.monitors import MonitorBase, SinkReport
 from pipeline.runner.record.summary import Summary
-from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import TINY
 from tests.image_folders import save_images
 from tests.observe.disk import files_end_at
 from tests.observe.test_tensorboard import scalars
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

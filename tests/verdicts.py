@@ -21,8 +21,8 @@ from typing import Any
 from pipeline import load_recipe
 from pipeline.errors import PipelineError
 from pipeline.files.bounded_read import read_json
-from pipeline.runner.run import run
 from tests.profiler import slow_parts
+from tests.whole_run import run
 
 ONLY = [
     *("profile.mode=only", "stages=[data,build,compile,train]", "monitor.tensorboard=false"),

@@ -22,10 +22,12 @@ from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.dumps.run_inspection import RunInspection
 from pipeline.errors import DataError, RunError
 from pipeline.host.signals import Interrupted, Signals
 from pipeline.observe.monitors import SinkReport
 from pipeline.observe.reporter import Reporter
+from pipeline.runner.context import RunOptions
 from pipeline.runner.record.log_arrays import read_arrays
 from pipeline.runner.record.log_lines import EVALS, METRICS
 from pipeline.runner.record.summary import Summary
@@ -111,8 +113,13 @@ class Trainer:
         """
         given = None if self._given_dir is None else Path(self._given_dir)
         self._signals = Signals()
-        callbacks = (*self._callbacks, self._watch)
-        steps = run_in_sinks(self.recipe, given, signals=self._signals, callbacks=callbacks)
+        options = RunOptions(
+            given,
+            signals=self._signals,
+            callbacks=(*self._callbacks, self._watch),
+            inspection=RunInspection(),
+        )
+        steps = run_in_sinks(self.recipe, options)
         ended = exiting = False
 
         def end_with_process() -> None:
@@ -168,10 +175,10 @@ class Trainer:
         tree["checkpoint"] |= {"restore": str(self.run_dir), "rules": "none", "renames": []}
         tree["monitor"] |= {"tensorboard": False}
         with tempfile.TemporaryDirectory() as folder:
-            signals = Signals()
             recipe = check_tree(tree, length_replaced=True)
-            summary = run(recipe, Path(folder) / "run", signals=signals)
-            signals.check()
+            options = RunOptions(Path(folder) / "run", inspection=RunInspection())
+            summary = run(recipe, options)
+            options.signals.check()
         values = summary.metrics.items()
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
 

@@ -19,8 +19,10 @@ from pipeline.sink.schedule import Event, RunSchedule
 from pipeline.stages.checkpoint.host_state import KeptSink
 from pipeline.stages.train.event_periods import event_periods
 
-BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)
-"""Share of a run's time that measuring takes, and its bounds in seconds."""
+BUDGET_SHARE = 0.05
+"""Share of a run's time that measuring takes."""
+LEAST_BUDGET_S = 0.6
+MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
 """Most steps that are only timed, as a share of the run's steps."""
 
@@ -68,24 +70,32 @@ def choose_sink(
     executable: Executable,
     backend: Backend,
     estimate: Estimate | None,
-    before: KeptSink | None,
     reporter: Reporter,
 ) -> SinkPlan:
     """Choose the sinks of a run: the recipe's, or the fastest where that is auto.
 
-    An emulated device has an `estimate`. `before` is what a checkpoint kept: a resumed run keeps
-    its sinks. Raises KeyboardInterrupt when a signal stops a measurement.
+    An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
+    measurement.
     """
     if not chooses_sink(recipe):
         mechanism, why = _mechanism(recipe, executable, backend)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
-    if before is not None:
-        plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
-    elif estimate is not None and estimate.choice is not None:
+    if estimate is not None and estimate.choice is not None:
         plan = _modelled(recipe, executable, backend, estimate.device, estimate.choice)
     else:
         with reporter.clock("measuring sinks"):
             plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
+    return _report(plan, reporter)
+
+
+def resume_sink(before: KeptSink, reporter: Reporter) -> SinkPlan:
+    """Return the sinks that were chosen when a resumed run began, as its checkpoint has them."""
+    plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
+    return _report(plan, reporter)
+
+
+def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
+    """Report chosen sinks; return them with what checkpoints keep of the choice."""
     reporter.stage("sink", f"{plan}; {plan.why}")
     return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
 
@@ -132,7 +142,7 @@ def _choose(bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: Timed
         reason = f"not measured: that takes {least} steps, and the run has {total:,}"
     if reason is not None:
         return no_sink(single_ms, reason)
-    budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, *BUDGET_S)
+    budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 

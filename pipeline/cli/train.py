@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from argparse import ArgumentError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,16 +130,18 @@ def _single(
     recipe = check(config, hydra_config.overrides.task)
     with _resolved():
         folder = hydra_config.run.dir
+    from pipeline.dumps.run_inspection import RunInspection
+    from pipeline.runner.context import RunOptions
     from pipeline.runner.run import lower_and_compile, run
 
-    run_dir = None if folder == "." else Path(folder)
-    return run(
-        recipe,
-        run_dir,
-        started_at=started_at,
+    options = RunOptions(
+        run_dir=None if folder == "." else Path(folder),
+        started_at=time.perf_counter() if started_at is None else started_at,
         how_to_resume=partial(resume_run_command, args),
         programs=partial(lower_and_compile, keeps=alone),
-    ).exit_status
+        inspection=RunInspection(),
+    )
+    return run(recipe, options).exit_status
 
 
 def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
@@ -155,10 +158,11 @@ def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> i
     placed = [*own, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
+    from pipeline.dumps.run_inspection import RunInspection
     from pipeline.sweep.jobs import Job
 
     try:
-        job = Job(swept_keys(own), find_failures(sweep_dir), on_changed)
+        job = Job(swept_keys(own), find_failures(sweep_dir), on_changed, RunInspection())
         _hydra(flags, typed, placed, job)
     except RecipeError:
         if known is None and not find_jobs(sweep_dir):

@@ -24,7 +24,7 @@ from pipeline.parallel.ranks import PeerGoneError
 from pipeline.runner.record.run_directory import RANKS
 from pipeline.runner.record.summary import Summary, read_summary
 
-WORKER = "pipeline.runner.worker"
+WORKER = "pipeline.cli.processes.worker"
 """Module that a process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05

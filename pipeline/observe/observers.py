@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,33 +111,42 @@ class Observers:
         self.monitor.close()
 
 
+@dataclass(frozen=True)
+class ObserverOptions:
+    """What the observers of a run depend on beside its recipe and schedule."""
+
+    estimate: Estimate | None = None
+    """Shown beside the measured times, under names of its own."""
+    kept_logs: Mapping[str, Any] | None = None
+    """The marks of the logs in the checkpoint that the run goes on from; None if it begins."""
+    lock: Lock | None = None
+    """Keeps other processes out of the directory."""
+    scalars: bool = False
+    """Whether callbacks may log any."""
+    unit: SampleUnit = IMAGES
+    """What speed is counted in."""
+
+
 def open_observers(
     recipe: Recipe,
     run_dir: Path,
     run_schedule: RunSchedule,
     first: int,
     reporter: Reporter,
-    estimate: Estimate | None = None,
-    kept_logs: Mapping[str, Any] | None = None,
-    lock: Lock | None = None,
-    *,
-    scalars: bool = False,
-    unit: SampleUnit = IMAGES,
+    options: ObserverOptions = ObserverOptions(),
 ) -> Observers:
     """Open the observers of a run that goes on from boundary `first`.
 
-    `kept_logs` are the marks of the logs in the checkpoint there, None where the run begins there;
-    `lock` keeps other processes out of the directory. An `estimate` is shown beside the measured
-    times, under names of its own; `scalars` says whether callbacks may log any; speed is counted in
-    `unit`. A log of steps that can't be written ends the run; TensorBoard and the progress bar
-    are best effort.
+    A log of steps that can't be written ends the run; TensorBoard and the progress bar are best
+    effort.
     """
-    batch_size = recipe.train.batch_size
+    batch_size, estimate, unit = recipe.train.batch_size, options.estimate, options.unit
+    kept_logs, scalars = options.kept_logs, options.scalars
     log = MetricsLog(run_dir, run_schedule, first, kept_logs, scalars=scalars)
     for findings in log.found:
         reporter.warn(str(findings))
     monitors: list[Monitor] = [
-        *([LockMonitor(run_dir, lock)] if lock is not None else []),
+        *([LockMonitor(run_dir, options.lock)] if options.lock is not None else []),
         log,
         *_lines(recipe, run_schedule, reporter, estimate, unit),
         BadStepMonitor(reporter, skips_overflow=loss_scale_of(recipe).skips_overflow),

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from pipeline.backends.base import Backend, CompileReport, Executable
+from pipeline.backends.base import Backend, CompileReport
 from pipeline.backends.initialisation import UNOPTIMIZED
 from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
@@ -29,7 +29,7 @@ from pipeline.observe.reporter import Reporter
 from pipeline.population.groups import flat, numbers_of
 from pipeline.population.varied_number import CompiledInError, Values
 from pipeline.population.varied_step import VariedStep, varied_step, with_columns
-from pipeline.runner.context import RunContext
+from pipeline.runner.context import CompiledRun, RunContext
 from pipeline.runner.record.guards import timed
 from pipeline.runner.record.run_directory import LOWERINGS
 from pipeline.runner.record.run_folder import RunFolder
@@ -117,24 +117,23 @@ class SharedProgram:
         dataset: Dataset,
         built: Built,
         backend: Backend,
-    ) -> tuple[Built, Built, Executable]:
+    ) -> CompiledRun:
         """Give a run its step as it is lowered, and its share of the program.
 
         A run that was lowered in another way before it is resumed, or that only compiles, has
         programs of its own. Raises CompiledInError where numbers of the runs decide what is
         compiled.
         """
-        own = context, recipe, dataset, built, backend
         if not {"train", "eval"} & set(recipe.stages):
-            return lower_and_compile(*own)
+            return lower_and_compile(context, recipe, dataset, built, backend)
         try:
             with timed(context.summary, "compile_s"):
                 lowered, executable = self._open(context, dataset, built, backend)
         except OtherLoweringsError:
             said = "not as the other runs of the sweep: programs of its own"
             context.reporter.stage("lower", said)
-            return lower_and_compile(*own)
-        return lowered, lowered, executable
+            return lower_and_compile(context, recipe, dataset, built, backend)
+        return CompiledRun(context, dataset, lowered, backend, executable)
 
     def _open(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
@@ -171,8 +170,8 @@ class SharedProgram:
     ) -> _Compiled:
         recipe, reporter = context.recipe, context.reporter
         # Written at once: what the group keeps of the choice is read from there below.
-        about = dataset, built, backend, RunFolder(context.run_dir), reporter, context.ranks
-        lowered = lower(recipe, *about)
+        folder = RunFolder(context.run_dir, ranks=context.ranks)
+        lowered = lower(recipe, dataset, built, backend, folder, reporter)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
 
         def make(varied: Recipe) -> Any:

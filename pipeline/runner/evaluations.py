@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.errors import first_line
@@ -17,10 +16,10 @@ from pipeline.observe.class_table import class_table, never_predicted
 from pipeline.observe.monitors import Evaluation
 from pipeline.observe.observers import Observers
 from pipeline.parallel.ranks import Agree, decide_alone
-from pipeline.runner.context import RunContext
+from pipeline.runner.context import CompiledRun, RunContext
 from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images
-from pipeline.stages.evaluate import evaluate
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.predicted_masks import mask_pictures
 from pipeline.stages.sample_pictures import predict_samples, sample_labels
 from pipeline.stages.train.history import History
@@ -31,11 +30,23 @@ from pipeline.training.state import TrainState
 class Evaluations:
     """The evaluations of a run's states, and the samples and predictions that it shows."""
 
-    context: RunContext
-    dataset: Dataset
-    built: Built
-    executable: Executable
+    run: CompiledRun
     observers: Observers
+
+    @property
+    def context(self) -> RunContext:
+        """The recipe, directory and services of the run."""
+        return self.run.context
+
+    @property
+    def dataset(self) -> Dataset:
+        """The splits of the run."""
+        return self.run.dataset
+
+    @property
+    def built(self) -> Built:
+        """The step of the run."""
+        return self.run.built
 
     @cached_property
     def _draw_masks(self) -> Callable[[TrainState], np.ndarray] | None:
@@ -44,7 +55,7 @@ class Evaluations:
 
     def unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None where a signal to stop comes first."""
-        agree, signals = self.context.ranks.agree, self.context.signals
+        agree, signals = self.context.ranks.agree, self.context.options.signals
         found = self._evaluate(state, agree, lambda: agree(lambda: signals.stop is not None))
         if found is not None:
             self._show_masks(state)
@@ -69,7 +80,7 @@ class Evaluations:
         self._show_classes(evaluation)
         # `train_loss` stays that of the last step.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
-        observers.add_hparams(context.changed or _main_parameters(recipe), evaluation)
+        observers.add_hparams(context.options.changed or _main_parameters(recipe), evaluation)
         if context.ranks.is_first and recipe.monitor.tensorboard:
             shown = predict_samples(recipe, self.built.parts, state, self.dataset)
             if shown is not None:
@@ -133,16 +144,12 @@ class Evaluations:
         self, state: TrainState, agree: Agree, is_given_up: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
         recipe = self.context.recipe
-        return evaluate(
-            self.executable,
-            state,
-            self.dataset,
+        options = EvalOptions(
             recipe.train.dispatch_seconds,
-            is_given_up,
-            agree,
             self.built.parts.metrics,
             on_train=recipe.eval.on_train,
         )
+        return evaluate(self.run.executable, state, self.dataset, options, is_given_up, agree)
 
     def _show_masks(self, state: TrainState) -> None:
         if self._draw_masks is not None:

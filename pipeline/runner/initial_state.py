@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.errors import DataError, RecipeError, RunError
 from pipeline.files.bounded_read import read_json
 from pipeline.host.memory import require_room
-from pipeline.runner.context import RunContext
+from pipeline.runner.context import CompiledRun, RunContext
 from pipeline.runner.record.run_directory import SUMMARY, run_of
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.host_state import HostState
@@ -76,21 +75,15 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         )
 
 
-def initial_state(
-    context: RunContext,
-    built: Built,
-    executable: Executable,
-    restored: Restored | None,
-    free_bytes: int | None = None,
-) -> tuple[TrainState, HostState]:
+def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
     """Return fresh weights, restored ones, or the last checkpoint of the run to resume.
 
-    The state is on the device, the host's part of the checkpoint beside it. `free_bytes` are those
-    of a GPU; None: the host's memory counts. Raises RecipeError when
+    The state is on the device, the host's part of the checkpoint beside it. Raises RecipeError when
     the run to resume is longer than the recipe says, RunError where weights and optimizer don't fit
     into memory.
     """
-    _require_room(context.recipe, built, free_bytes)
+    context, built, executable = run.context, run.built, run.executable
+    _require_room(context.recipe, built, run.backend.placement.free_bytes)
     found = _resumed(context, built) if context.resuming and restored is None else None
     # Weights that are drawn only to be replaced, or are copied, would take as much memory again.
     if found is not None:

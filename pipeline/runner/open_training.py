@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.autopsy.archive import set_aside_autopsy
 from pipeline.autosink.choose_sink import SinkPlan
-from pipeline.backends.base import Backend, Executable
 from pipeline.callbacks.callback import Callback
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import SampleUnit
 from pipeline.errors import RecipeError, exit_status_of, first_line
 from pipeline.files.error_text import show
 from pipeline.observe.monitors import MonitorBase
-from pipeline.runner.context import RunContext
+from pipeline.observe.observers import Observers
+from pipeline.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.runner.evaluations import Evaluations
 from pipeline.runner.record.run_folder import HeldWrites
 from pipeline.sink.schedule import Event
@@ -25,7 +24,6 @@ from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.build import Built
 from pipeline.stages.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.stages.checkpoint.restore import FOLDER, saved_steps
-from pipeline.stages.train.bad_step import Examined
 from pipeline.stages.train.callback_calls import Callbacks, RunView
 from pipeline.stages.train.event_periods import event_periods
 from pipeline.stages.train.history import History
@@ -33,9 +31,6 @@ from pipeline.stages.train.loop import Training
 from pipeline.stages.train.rollback import Rollbacks
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.state import TrainState
-
-if TYPE_CHECKING:
-    from pipeline.dumps.run_dumps import RunDumps
 
 
 @dataclass(frozen=True)
@@ -46,15 +41,14 @@ class Extras:
     """
 
     callbacks: Sequence[Callback] = ()
-    dumps: RunDumps | None = None
+    dumps: Dumps | None = None
 
 
-def make_extras(
-    context: RunContext, built: Built, executable: Executable, backend: Backend
-) -> Extras:
+def make_extras(run: CompiledRun) -> Extras:
     """Make the additions of a recipe to training. Raises RecipeError where one can't be made."""
+    context = run.context
     callbacks = _make_callbacks(context) if context.ranks.is_first else ()
-    return Extras(callbacks, _dumps(context, built, executable, backend))
+    return Extras(callbacks, context.options.inspection.open_dumps(run))
 
 
 class AdvanceMonitor(MonitorBase):
@@ -70,8 +64,7 @@ class AdvanceMonitor(MonitorBase):
 
 @contextmanager
 def open_training(
-    context: RunContext,
-    backend: Backend,
+    run: CompiledRun,
     sink: SinkPlan,
     evaluations: Evaluations,
     history: History,
@@ -82,20 +75,12 @@ def open_training(
     Inside, the first signal to stop is noted instead of raised; it is raised by whoever checks
     after everything that is being written is on disk.
     """
+    context, built, executable = run.context, run.built, run.executable
     _warn_of_ignored_sink(context)
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_set_autopsy_aside, context))
-    recipe, signals = context.recipe, context.signals
-    built, executable = evaluations.built, evaluations.executable
-    observers = evaluations.observers
-
-    def examine_bad_step(state: TrainState, step: int) -> Examined:
-        # Few runs need it, and all would wait for its import.
-        from pipeline.autopsy.on_failure import Examination
-
-        about = built.parts, executable, backend.device, context.reporter, signals
-        return Examination(context.run_dir, *about)(state, step)
-
+    recipe, options, observers = context.recipe, context.options, evaluations.observers
+    signals, pruner = options.signals, options.pruner
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(context, built, save_periods, stack)
@@ -108,7 +93,7 @@ def open_training(
             [
                 AdvanceMonitor(context.folder.advanced),
                 observers.monitor,
-                *([context.pruner] if context.pruner else []),
+                *([pruner] if pruner else []),
                 *([dumps] if dumps else []),
             ],
             evaluations.unless_stopped,
@@ -117,25 +102,23 @@ def open_training(
             signals,
             dump=dumps,
             dump_at=frozenset() if dumps is None else frozenset(dumps.steps),
-            pruner=context.pruner,
+            pruner=pruner,
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
-            # What an examination runs on one device is spread over several processes.
-            examine=examine_bad_step if context.ranks.size == 1 else None,
+            examine=options.inspection.open_autopsy(run),
             log_marks=observers.log_marks,
             callbacks=_callbacks(context, evaluations, extras.callbacks),
             learning_rates=built.learning_rates,
-            collect=_collector(context, built, backend, evaluations),
+            collect=_collector(run, evaluations.observers),
             agree=context.ranks.agree,
         )
         stack.callback(executable.feed.close)
-        stack.callback(_record, context, history, training, evaluations.dataset.unit)
+        stack.callback(_record, context, history, training, run.dataset.unit)
         yield training
 
 
-def _collector(
-    context: RunContext, built: Built, backend: Backend, evaluations: Evaluations
-) -> Callable[[TrainState, int], None] | None:
+def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None] | None:
     """Return what shows weights and gradients in TensorBoard; None where nobody asks for it."""
+    context, built = run.context, run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
         return None
     # Few runs need it, and all would wait for its import.
@@ -143,35 +126,14 @@ def _collector(
 
     return Collector(
         built.parts,
-        evaluations.executable.feed,
+        run.executable.feed,
         built.run_schedule.total,
-        backend.device,
-        evaluations.observers.show_histograms,
+        run.backend.device,
+        observers.show_histograms,
         context.reporter.warn,
         compiles=context.recipe.train.mode == "graph",
         of_gradients=context.ranks.size == 1,
     )
-
-
-def _dumps(
-    context: RunContext, built: Built, executable: Executable, backend: Backend
-) -> RunDumps | None:
-    """Return the dumps of a run; None without any, and in one of several processes."""
-    recipe = context.recipe
-    if recipe.dump.steps is None:
-        return None
-    if context.ranks.size > 1:
-        text = "none in a run of several processes; the command dump makes it from a checkpoint"
-        context.reporter.warn(f"dump.steps = {recipe.dump.steps}: {text}")
-        return None
-    # Few runs need it, and all would wait for its import.
-    from pipeline.dumps.run_dumps import RunDumps
-
-    name = backend.describe()["device"]
-    about = recipe, context.run_dir, built.parts, executable, backend.device, name
-    dumps = RunDumps(*about, context.reporter)
-    dumps.require_possible(built)
-    return dumps
 
 
 def _make_callbacks(context: RunContext) -> Sequence[Callback]:
@@ -186,7 +148,7 @@ def _make_callbacks(context: RunContext) -> Sequence[Callback]:
         except Exception as error:
             key = f"train.callbacks.{position} ({spec.name})"
             raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
-    for callback in context.callbacks:
+    for callback in context.options.callbacks:
         try:
             made.append(_require_callback(callback))
         except TypeError as error:
@@ -213,13 +175,18 @@ def _callbacks(
 
     Of several processes the first one has them, and the others do what they ask for.
     """
-    if not context.recipe.train.callbacks and not context.callbacks:
+    if not context.recipe.train.callbacks and not context.options.callbacks:
         return None
     processes = context.ranks.size
     # One that was killed before it saved anything begins again.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
-    about = context.run_dir, evaluations.built.run_schedule, evaluations.at_once
-    view = RunView(*about, resumed=resumed, processes=processes)
+    view = RunView(
+        context.run_dir,
+        evaluations.built.run_schedule,
+        evaluations.at_once,
+        resumed=resumed,
+        processes=processes,
+    )
     monitor = evaluations.observers.monitor
     view.flush = monitor.flush
     return Callbacks(made, view, context.reporter.warn, monitor.on_scalars)
@@ -238,7 +205,7 @@ def _warn_of_ignored_sink(context: RunContext) -> None:
 
 
 def _set_autopsy_aside(context: RunContext) -> None:
-    folder = set_aside_autopsy(context.run_dir)
+    folder = context.options.inspection.archive(context.run_dir)
     if folder is not None:
         context.reporter.stage("autopsy", f"that of the run before is in {folder}")
 
@@ -313,10 +280,11 @@ def _bad_steps(history: History, training: Training) -> dict[str, Any]:
 
 def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str, float | None]:
     step_ms, first_step_at = history.step_ms, history.first_step_at
+    started_at = context.options.started_at
     per_step = context.recipe.train.batch_size * unit.each
     return {
         "first_dispatch_s": history.first_dispatch_s,
-        "first_step_s": None if first_step_at is None else first_step_at - context.started_at,
+        "first_step_s": None if first_step_at is None else first_step_at - started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
         "median_step_ms": history.median_step_ms,

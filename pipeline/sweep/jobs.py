@@ -21,6 +21,7 @@ from pipeline.files.atomic_write import write_whole
 from pipeline.files.strict_json import json_text
 from pipeline.host.signals import Signals
 from pipeline.observe.monitors import Pruner
+from pipeline.runner.context import Inspection
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.sweep.directory import (
     claimed,
@@ -39,14 +40,20 @@ class Job:
     """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
 
     `swept` are the keys that the command line varies, `failures` the jobs that failed before this
-    command, and `on_changed` the reaction to jobs to resume whose data have changed.
+    command, and `on_changed` the reaction to jobs to resume whose data have changed. `inspection`
+    looks into every job.
     """
 
     def __init__(
-        self, swept: Sequence[str], failures: Mapping[str, int], on_changed: OnChanged = "refuse"
+        self,
+        swept: Sequence[str],
+        failures: Mapping[str, int],
+        on_changed: OnChanged,
+        inspection: Inspection,
     ) -> None:
         self.swept, self.failures = tuple(swept), dict(failures)
         self.on_changed: OnChanged = on_changed
+        self.inspection = inspection
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
@@ -86,12 +93,20 @@ class Job:
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
+            from pipeline.runner.context import RunOptions
             from pipeline.runner.run import run
 
             recipe = resumable(check(config, overrides), job_dir, self.on_changed)
-            # Jobs are resumed by the sweep's command, which the sweep prints.
-            about = recipe, job_dir, changed, None, _pruner(), signals, lambda *_: None
-            return run(*about).exit_status
+            options = RunOptions(
+                run_dir=job_dir,
+                changed=changed,
+                pruner=_pruner(),
+                signals=signals,
+                # Jobs are resumed by the sweep's command, which the sweep prints.
+                how_to_resume=lambda *_: None,
+                inspection=self.inspection,
+            )
+            return run(recipe, options).exit_status
 
         report_errors(partial(with_summary, job_dir, attempt), debug=debug)
 

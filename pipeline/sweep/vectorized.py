@@ -28,6 +28,7 @@ from pipeline.population.groups import (
 from pipeline.population.places import run_in_places
 from pipeline.population.shared_program import Places, SharedProgram
 from pipeline.population.varied_number import CompiledInError
+from pipeline.runner.context import RunOptions
 from pipeline.runner.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.runner.run import run
 from pipeline.sweep.directory import claimed, is_finished
@@ -151,10 +152,17 @@ class Populations:
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as nowhere:
-                    console = Console(file=nowhere)
-                    pruner = self._pruner(job)
-                    about = recipe, job.folder, job.changed, None, pruner, signals, lambda *_: None
-                    return run(*about, programs=shared.open, console=console).exit_status
+                    options = RunOptions(
+                        run_dir=job.folder,
+                        changed=job.changed,
+                        pruner=self._pruner(job),
+                        signals=signals,
+                        how_to_resume=lambda *_: None,
+                        programs=shared.open,
+                        inspection=self.task.inspection,
+                        console=Console(file=nowhere),
+                    )
+                    return run(recipe, options).exit_status
 
             def unless_refused() -> int:
                 try:

@@ -21,12 +21,12 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RunError, UsageError
 from pipeline.host.signals import Signals
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.sink.telemetry import Telemetry
 from pipeline.stages.train.bad_step import Examined
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.stages.train.test_bad_steps import VICTIM, poisoned_data
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

@@ -27,12 +27,12 @@ from pipeline.errors import RunError
 from pipeline.host.cuda import plugin
 from pipeline.parallel.devices import find_device
 from pipeline.parallel.placement import DevicePlacement
-from pipeline.runner.run import run
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 AUGMENTED = [
     "dataset.train.ops=[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]},"

@@ -17,8 +17,8 @@ from pipeline.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.observe.monitors import Evaluation
-from pipeline.runner.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -23,7 +23,7 @@ from pipeline.callbacks.callback import Callback
 from pipeline.callbacks.trackers import FOLDER, Mlflow, Row, TrackedRun, TrackerCallback, Wandb
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
-from pipeline.runner.run import run
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

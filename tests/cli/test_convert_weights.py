@@ -10,10 +10,10 @@ import pytest
 from pipeline.cli.convert import main as convert
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, UsageError
-from pipeline.runner.run import run
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from tests import outcome
 from tests.weights.test_matching import lenet
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 LENET5 = "+recipe=lenet5_digits"

@@ -13,9 +13,9 @@ from pipeline.cli import summary as command
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, UsageError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.layer_table import LayerTable, layer_table
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

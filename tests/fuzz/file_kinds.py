@@ -35,7 +35,6 @@ from pipeline.errors import DataError
 from pipeline.files.knowledge_bank import read_bank
 from pipeline.lowerings.tune.tuner import BUILT_IN
 from pipeline.lowerings.tune.tuner import check_lowering_entry as checked_lowering
-from pipeline.runner.run import run
 from pipeline.stages.checkpoint.restore import read_saved
 from pipeline.weights.files.weight_files import read_weights, write_weights
 from pipeline.weights.image_inputs import read_images
@@ -43,6 +42,7 @@ from pipeline.weights.trained_run import Samples
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
 from tests.fuzz.mutate import mutate_bytes, mutate_tree
+from tests.whole_run import run
 
 GOLDEN = ROOT / "tests" / "golden" / "weights"
 SMALL = Release("small", "small", {"a.bin": 3, "b.bin": 2}, {"t.bin": 2}, 1, 10)

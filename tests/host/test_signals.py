@@ -17,11 +17,11 @@ from pipeline.backends.xla import XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.host.signals import Interrupted, Signals, heard
 from pipeline.runner import run as run_module
-from pipeline.runner.run import run
 from pipeline.stages.checkpoint import checkpointer
 from pipeline.stages.checkpoint.manifest import verify
 from tests import outcome
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 STOP = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

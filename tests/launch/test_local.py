@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_recipe
-from pipeline.runner.run import run
 from tests import outcome
 from tests.forked import start_forked
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RunError
-from pipeline.runner.run import run
 from pipeline.stages.checkpoint.restore import read_saved
 from tests import outcome
+from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
 

@@ -19,12 +19,12 @@ from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.observe.reporter import Reporter
 from pipeline.profiler import run_profile
 from pipeline.profiler.trace import Tracer
-from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 SHORT = "train.steps=90"

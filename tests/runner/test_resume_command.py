@@ -20,8 +20,8 @@ from pipeline.runner.resume_command import (
     resume_run_command,
     resume_sweep_command,
 )
-from pipeline.runner.run import run
 from tests.conftest import STEPS, TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 PYTHON = ["python", "-m", "pipeline"]

@@ -17,9 +17,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import PipelineError, RunError
 from pipeline.runner import initial_state
 from pipeline.runner import run as run_module
-from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Patch = pytest.MonkeyPatch
 

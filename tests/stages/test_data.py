@@ -15,9 +15,9 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.provenance import read_provenance
-from pipeline.runner.run import run
 from pipeline.stages.data import declare_data, load_data, sample_images
 from tests.image_folders import save_images
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

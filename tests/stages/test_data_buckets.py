@@ -22,12 +22,12 @@ from pipeline.data.feed import feed as feeds
 from pipeline.data.padding.buckets import SIZE
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.training.bucketing import with_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -17,12 +17,12 @@ from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.observe.reporter import Reporter
 from pipeline.runner.record.run_folder import RunFolder
-from pipeline.runner.run import run
 from pipeline.sink.schedule import total_steps
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost, propose
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

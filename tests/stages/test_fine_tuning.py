@@ -12,11 +12,11 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
 

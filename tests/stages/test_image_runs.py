@@ -25,10 +25,10 @@ from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, chosen_ops, draw_choice
 from pipeline.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -13,10 +13,10 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError
 from pipeline.runner.record.provenance import read_provenance
-from pipeline.runner.run import run
 from pipeline.sink.schedule import schedule_run
 from pipeline.stages.learning_rates import learning_rates
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -32,13 +32,13 @@ from pipeline.observe.reporter import Reporter
 from pipeline.parallel.devices import find_device
 from pipeline.parallel.placement import DevicePlacement
 from pipeline.runner.record.run_folder import RunFolder
-from pipeline.runner.run import run
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower, read_choice, write_choice
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

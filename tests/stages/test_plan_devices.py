@@ -11,9 +11,9 @@ import yaml
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
-from pipeline.runner.run import run
 from pipeline.stages.checkpoint.restore import read_saved
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 AUTO = (

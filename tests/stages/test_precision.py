@@ -13,9 +13,9 @@ from flax import linen as nn
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError, RecipeError
-from pipeline.runner.run import run
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import read_trained_run
 from tests import outcome
 from tests.weights.text_runs import bert, gpt
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
     killed = tmp_path / "killed"
     script = (
         "import sys; from pathlib import Path; from tests.weights.text_runs import bert;"
-        "from pipeline.runner.run import run;"
+        "from pipeline import run;"
         "run(bert(Path(sys.argv[1]), *sys.argv[3:]), Path(sys.argv[2]))"
     )
     process = subprocess.Popen(

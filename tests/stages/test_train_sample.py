@@ -14,11 +14,11 @@ from pipeline import Trainer, load_recipe
 from pipeline.data.targets import Targets
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.data import load_data
 from pipeline.stages.sample_pictures import label_text, sample_labels
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 MLP = ("model=mlp", "model.hidden=[8]", "eval.every_steps=15")
 

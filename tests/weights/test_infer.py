@@ -17,13 +17,13 @@ from PIL import ExifTags, Image
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
 from pipeline.errors import DataError, PipelineError, RunError, UsageError
-from pipeline.runner.run import run
 from pipeline.weights.export import read_export
 from pipeline.weights.files.weight_files import write_weights
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import TrainedRun, read_trained_run
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
+from tests.whole_run import run
 
 OPS = (
     "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.004, shift: 0.0}, {name: hwc2chw}]"

@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.cli.export import main as export
 from pipeline.errors import DataError
-from pipeline.runner.run import run
 from pipeline.weights.files.weight_files import read_weights
 from pipeline.weights.mindspore_checkpoints import free_prefix
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24")
 

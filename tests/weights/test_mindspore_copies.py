@@ -11,7 +11,6 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.errors import RecipeError, RunError
-from pipeline.runner.run import run
 from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.weights.files.weight_files import read_weights
@@ -19,6 +18,7 @@ from pipeline.weights.mindspore_copies import MindSporeCopies
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.stages.checkpoint.test_checkpointer import kept, state_of
+from tests.whole_run import run
 
 SCHEDULE = RunSchedule(100, 10, None)
 

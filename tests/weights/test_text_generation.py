@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.runner.run import run
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.text_generation import (
     Decoder,
@@ -22,6 +21,7 @@ from pipeline.weights.text_generation import (
 )
 from pipeline.weights.trained_run import TrainedRun, read_trained_run
 from tests.weights.text_runs import GPT, RHYME, gpt
+from tests.whole_run import run
 
 PROMPT = "the dog"
 LENGTH = 12

@@ -14,8 +14,8 @@ from pipeline.errors import RunError
 from pipeline.files.bounded_read import read_json
 from pipeline.host.cuda import plugin
 from pipeline.runner.record.run_directory import COMPILED
-from pipeline.runner.run import run
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 ABSENT = ("device=gpu", "device.target=h200", "stages=[data,build,compile]")

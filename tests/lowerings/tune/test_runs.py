@@ -21,12 +21,12 @@ from pipeline.lowerings.candidates import FORMULAS
 from pipeline.lowerings.problem.lowering import ROLES, Engine, Lowering, Problem
 from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lowering_problems import list_problems
 from tests import outcome
 from tests.lowerings.engines import require
+from tests.whole_run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
 

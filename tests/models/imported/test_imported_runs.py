@@ -15,12 +15,12 @@ from rich.console import Console
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError, RunError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from tests import outcome
 from tests.models.imported.conftest import OWN_NETWORKS
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -16,9 +16,9 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
 from pipeline.registry import parts
-from pipeline.runner.run import run
 from tests import outcome
 from tests.models.build import initialise, parameters, random
+from tests.whole_run import run
 
 IMAGES = random(4, 8, 8, 1)
 Build = Callable[..., Any]

@@ -17,8 +17,8 @@ from pipeline.runner.record.continuity import (
     require_same_origin,
 )
 from pipeline.runner.record.provenance import Provenance, add_provenance, read_provenance
-from pipeline.runner.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -15,8 +15,8 @@ from pipeline.errors import DataError
 from pipeline.runner.record.code_version import describe_code
 from pipeline.runner.record.environment import describe_settings
 from pipeline.runner.record.provenance import Provenance, add_provenance, read_provenance
-from pipeline.runner.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -20,13 +20,13 @@ import pytest
 from pipeline.backends.xla import XlaExecutable
 from pipeline.config.recipe import CheckpointSpec, Recipe
 from pipeline.errors import DataError, RunError
-from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.stages.checkpoint.restore import read_checkpoint, restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
 from tests.observe.disk import files_end_at
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -13,7 +13,6 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import DataError, RecipeError, RunError
-from pipeline.runner.run import run
 from pipeline.stages.checkpoint.checkpointer import Checkpoints
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.checkpoint.manifest import DamagedError, write_manifest
@@ -26,6 +25,7 @@ from pipeline.stages.checkpoint.restore import (
 )
 from tests import outcome
 from tests.stages.checkpoint.test_checkpointer import EVAL_ONLY, kept, state_of
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

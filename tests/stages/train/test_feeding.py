@@ -14,9 +14,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.feed import feed as feeds
 from pipeline.data.sources.image_columns import ImageFiles
 from pipeline.errors import DataError
-from pipeline.runner.run import run
 from tests import outcome
 from tests.image_folders import save_images
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

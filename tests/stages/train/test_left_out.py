@@ -21,7 +21,6 @@ from pipeline.config.checks import conflicts
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
 from pipeline.observe.reporter import Reporter
-from pipeline.runner.run import run
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.weights.prediction import make_predict
@@ -29,6 +28,7 @@ from pipeline.weights.trained_run import Samples, TrainedRun
 from tests import outcome
 from tests.conftest import OPS
 from tests.training.sampled_loss import SampledMse
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 QUIETLY = Reporter(console=Console(file=io.StringIO()))

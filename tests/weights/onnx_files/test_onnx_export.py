@@ -22,13 +22,13 @@ from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.targets import Targets
 from pipeline.data.transform import column_specs
 from pipeline.errors import RecipeError, UsageError
-from pipeline.runner.run import run
 from pipeline.stages.build import typed_network
 from pipeline.training.step import image_shape
 from pipeline.weights.prediction import make_predict
 from pipeline.weights.trained_run import Samples, TrainedRun
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
+from tests.whole_run import run
 
 onnx = pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
 ort = pytest.importorskip(

@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.errors import RecipeError
-from pipeline.runner.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
 

@@ -1,4 +1,4 @@
-"""One of several processes of a run: `python -m pipeline.runner.worker FOLDER`.
+"""One of several processes of a run: `python -m pipeline.cli.processes.worker FOLDER`.
 
 `pipeline.launch.local` starts it, with what to run in FOLDER and its place in the environment.
 """
@@ -30,17 +30,20 @@ def main(folder: Path) -> int:
     _keep_stdout_for_python()
     # Imported under the guard above: it takes seconds.
     from pipeline.config.compose import check_tree
+    from pipeline.dumps.run_inspection import RunInspection
     from pipeline.launch.local import note_end, write_error
+    from pipeline.runner.context import RunOptions
     from pipeline.runner.run import run
 
+    options = RunOptions(
+        run_dir=Path(request["run_dir"]),
+        changed=request["changed"],
+        started_at=request["started_at"],
+        how_to_resume=lambda recipe, run_dir: None,
+        inspection=RunInspection(),
+    )
     try:
-        summary = run(
-            check_tree(request["recipe"], length_replaced=True),
-            Path(request["run_dir"]),
-            changed=request["changed"],
-            started_at=request["started_at"],
-            how_to_resume=lambda recipe, run_dir: None,
-        )
+        summary = run(check_tree(request["recipe"], length_replaced=True), options)
     except PipelineError as error:
         write_error(folder, rank, error)
         return exit_status_of(error)
