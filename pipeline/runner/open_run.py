@@ -37,8 +37,8 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     Raises the error of the process that failed first.
     """
     _require_launchable(options)
-    recipe = for_processes(recipe, recipe.launch.processes or DEFAULT_PROCESSES)
-    folder = _open_directory(recipe, options.run_dir, Ranks())
+    processes = recipe.launch.processes or DEFAULT_PROCESSES
+    recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
     run_dir, signals = folder.path, options.signals
     if folder.resuming:
         with os_errors_to_run_errors(run_dir):
@@ -81,8 +81,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     Raises RecipeError if the recipe can't be run by as many processes, or can't go on with the run
     that it resumes.
     """
-    recipe = for_processes(recipe, ranks.size)
-    folder = _open_directory(recipe, options.run_dir, ranks)
+    recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
     with heard(options.signals), _open_services(recipe, options, folder) as context:
         yield context
 
@@ -100,8 +99,14 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {context.run_dir}")
 
 
-def _open_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> RunFolder:
-    """Return the directory of the run, new or resumed; the first process decides."""
+def _place_run(
+    recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
+) -> tuple[Recipe, RunFolder]:
+    """Return the recipe for so many processes, and the run's directory, new or resumed.
+
+    The first process decides. Raises RecipeError if the recipe can't be run so.
+    """
+    recipe = for_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
         resumed = run_directory.to_resume(recipe)
@@ -111,7 +116,7 @@ def _open_directory(recipe: Recipe, run_dir: Path | None, ranks: Ranks) -> RunFo
         return str(made), False
 
     path, resuming = ranks.agree(choose)
-    return open_folder(Path(path), ranks, resuming=resuming)
+    return recipe, open_folder(Path(path), ranks, resuming=resuming)
 
 
 @contextmanager
@@ -120,13 +125,13 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
 
     Only the first process does: the others report to their own output, and keep their summary.
     """
-    run_dir = folder.path
-    if not folder.ranks.is_first:
-        with os_errors_to_run_errors(run_dir), oom_to_run_error():
-            yield RunContext(recipe, options, folder, Reporter(), new_summary(recipe, run_dir))
-        return
+    run_dir, summary = folder.path, new_summary(recipe, folder.path)
     with ExitStack() as stack:
         stack.enter_context(os_errors_to_run_errors(run_dir))
+        if not folder.ranks.is_first:
+            stack.enter_context(oom_to_run_error())
+            yield RunContext(recipe, options, folder, Reporter(), summary)
+            return
         lock = stack.enter_context(run_directory.owned(run_dir, new=not folder.resuming))
         # A process that is killed from here on leaves no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
@@ -134,7 +139,7 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
         reporter = stack.enter_context(Reporter(run_dir, options.console, held=folder.resuming))
         folder.accepted.add(reporter.write_held_lines)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
-        summary = stack.enter_context(write_summary(recipe, folder))
+        stack.enter_context(write_summary(summary, folder))
         stack.enter_context(os_errors_to_run_errors(run_dir))
         stack.enter_context(oom_to_run_error())
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
