@@ -18,7 +18,6 @@ from pipeline.runner.context import (
     Profile,
     RunContext,
 )
-from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.build import Built
 from pipeline.stages.train.bad_step import Examined
 from pipeline.training.state import TrainState
@@ -36,14 +35,14 @@ class RunInspection:
 
         return shorten_to_profile(context, built, backend)
 
-    def open_profile(self, run: CompiledRun, schedule: RunSchedule, done: int) -> Profile:
+    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
         """Choose the steps to trace after the first `done`."""
         recipe = run.context.recipe
         if recipe.profile.mode == "off" or "train" not in recipe.stages:
             return NoProfile(run)
         from pipeline.profiler.open_profile import open_profile
 
-        return open_profile(run, schedule, done)
+        return open_profile(run, total_steps, done)
 
     def open_dumps(self, run: CompiledRun) -> Dumps | None:
         """Return the dumps of a run; None without any, and in one of several processes."""

@@ -9,7 +9,6 @@ from pipeline.backends.base import Backend, Estimate
 from pipeline.errors import RecipeError, first_line
 from pipeline.profiler.run_profile import RunProfiler, only_profiled, require_profilable
 from pipeline.runner.context import CompiledRun, NoProfile, Profile, RunContext
-from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.build import Built
 from pipeline.training.state import TrainState
 
@@ -45,13 +44,14 @@ def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> B
     return only_profiled(built) if context.recipe.profile.mode == "only" else built
 
 
-def open_profile(run: CompiledRun, schedule: RunSchedule, done: int) -> Profile:
+def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
     """Choose the steps to trace after the first `done`.
 
-    `schedule` is the run's before it was shortened. Raises RecipeError if it has too few steps; a
-    run that goes on with what it has done goes on without a profile then.
+    `total_steps` is the run's length before it was shortened. Raises RecipeError if it has too few
+    steps; a run that goes on with what it has done goes on without a profile then.
     """
     recipe, reporter = run.context.recipe, run.context.reporter
+    schedule = replace(run.built.run_schedule, total=total_steps)
     try:
         profiler = RunProfiler(recipe, schedule, run.built, run.executable, reporter, done)
     except RecipeError as error:

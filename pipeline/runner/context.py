@@ -29,7 +29,6 @@ from pipeline.runner.record.provenance import Provenance
 from pipeline.runner.record.run_folder import RunFolder
 from pipeline.runner.record.summary import Summary
 from pipeline.runner.resume_command import HowToResume, resume_overrides
-from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.build import Built
 from pipeline.stages.train.bad_step import Examined
 from pipeline.training.state import TrainState
@@ -73,10 +72,10 @@ class Inspection(Protocol):
         Raises RecipeError if it can't be profiled.
         """
 
-    def open_profile(self, run: CompiledRun, schedule: RunSchedule, done: int) -> Profile:
+    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
         """Choose the steps to trace after the first `done`; without a profile, nothing changes.
 
-        `schedule` is the run's before `shorten`. Raises RecipeError if it has too few steps.
+        `total_steps` is the run's length before `shorten`. Raises RecipeError if it is too short.
         """
 
     def open_dumps(self, run: CompiledRun) -> Dumps | None:
@@ -113,7 +112,7 @@ class NoInspection:
             raise RecipeError([f"profile.mode = {mode}: must be off, nothing here can profile"])
         return built
 
-    def open_profile(self, run: CompiledRun, schedule: RunSchedule, done: int) -> Profile:
+    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
         """Return the run as it is."""
         return NoProfile(run)
 

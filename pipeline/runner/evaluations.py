@@ -120,7 +120,12 @@ class Evaluations:
             return
         self.observers.show_embeddings(embedded.vectors, embedded.labels, embedded.images)
 
-    def show_graph(self) -> None:
+    def show_start(self) -> None:
+        """Show what training starts from: samples and classes, and the graph of the network."""
+        self._show_samples()
+        self._show_graph()
+
+    def _show_graph(self) -> None:
         """Show the graph of the network, where the recipe asks for it."""
         if not self.context.recipe.monitor.graph or not self.context.shows_pictures:
             return
@@ -134,7 +139,7 @@ class Evaluations:
             return
         self.observers.show_graph(nodes)
 
-    def show_samples(self) -> None:
+    def _show_samples(self) -> None:
         """Show the classes and the first training samples."""
         recipe, dataset = self.context.recipe, self.dataset
         self.observers.show_classes(dataset.classes)

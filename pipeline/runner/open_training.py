@@ -157,8 +157,10 @@ def _make_callbacks(context: RunContext) -> Sequence[Callback]:
 
 
 def require_ready_callbacks(recipe: Recipe) -> None:
-    """Raise RecipeError if a callback of the recipe can't work in this process."""
+    """Raise RecipeError if a callback that will be called can't work in this process."""
     problems = []
+    if "train" not in recipe.stages:
+        return
     for position, spec in enumerate(recipe.train.callbacks):
         try:
             spec.require_ready()

@@ -37,7 +37,6 @@ from pipeline.runner.origin import record_data
 from pipeline.runner.record.compiled_programs import write_figures
 from pipeline.runner.record.guards import timed
 from pipeline.runner.record.summary import Summary, facts_of, versions
-from pipeline.sink.schedule import RunSchedule
 from pipeline.stages.build import Built, build
 from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.compile import CompileOptions, compile_programs
@@ -88,15 +87,11 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
 
 
 def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
-    """Run the stages in order, and end early where `stages` names no later one.
-
-    Yields the report of each sink.
-    """
+    """Run the stages in order, and end early if `stages` names no later one; yield each sink."""
     recipe, reporter, summary = context.recipe, context.reporter, context.summary
-    inspection, open_programs = context.options.inspection, context.options.programs
+    inspection, programs = context.options.inspection, context.options.programs
     trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
-    if trains:
-        require_ready_callbacks(recipe)
+    require_ready_callbacks(recipe)
     rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
 
@@ -105,7 +100,6 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     context = record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return
-
     with timed(summary, "build_s"):
         built = build(recipe, dataset, reporter)
     summary.parameters = built.parameters
@@ -119,41 +113,33 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     estimate = estimate_cost(recipe, dataset, built, backend, context.folder, reporter)
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
-        if not (trains or evaluates):
-            # A run that is only priced needs no program of the processor that computes for it.
-            return
+    if estimate is not None and not (trains or evaluates):
+        # A run that is only priced needs no program of the processor that computes for it.
+        return
 
-    schedule = built.run_schedule
+    total_steps = built.run_schedule.total
     built = inspection.shorten(context, built, backend)
-    run = (open_programs or lower_and_compile)(context, recipe, dataset, built, backend)
+    run = (programs or lower_and_compile)(context, recipe, dataset, built, backend)
     if not (trains or evaluates):
         return
 
     state, host = initial_state(run, restored)
     if trains:
         sink = sinks_of_run(run, estimate, host)
-        summary.sink = sink.summary()
-        schedule = with_sink(schedule, sink)
-        built = replace(run.built, run_schedule=with_sink(run.built.run_schedule, sink))
-        run = replace(run, built=built)
-    profile = inspection.open_profile(run, schedule, int(state.step))
+        run = with_sink(run, sink)
+    profile = inspection.open_profile(run, total_steps, int(state.step))
     run = profile.run
     extras = make_extras(run) if trains else Extras()
-    require_logs(context.run_dir, int(state.step), marks_of_run(context, host))
-    context.folder.accepted.release()
-
+    accept_run(context, int(state.step), host)
     history = History(int(state.step))
     with observers_of_run(run, history, estimate, host) as observers:
         summary.logs = observers.log_flaws()
         evaluations = Evaluations(run, observers)
         if trains:
             collect_seldom()
-            evaluations.show_samples()
-            evaluations.show_graph()
-            with (
-                profile.open(),
-                open_training(run, sink, evaluations, history, extras) as training,
-            ):
+            evaluations.show_start()
+            opened = open_training(run, sink, evaluations, history, extras)
+            with profile.open(), opened as training:
                 state = yield from train(training, state, host, history)
             record_overflows(context, state)
             profile.conclude(estimate, state)
@@ -227,9 +213,11 @@ def sinks_of_run(run: CompiledRun, estimate: Estimate | None, host: HostState) -
     return choose_sink(recipe, schedule, run.executable, run.backend, estimate, reporter)
 
 
-def with_sink(schedule: RunSchedule, sink: SinkPlan) -> RunSchedule:
-    """Return the schedule with the length of its sinks."""
-    return replace(schedule, sink_steps=sink.size)
+def with_sink(run: CompiledRun, sink: SinkPlan) -> CompiledRun:
+    """Return the run with the length of its sinks, which its summary names."""
+    run.context.summary.sink = sink.summary()
+    schedule = replace(run.built.run_schedule, sink_steps=sink.size)
+    return replace(run, built=replace(run.built, run_schedule=schedule))
 
 
 def observers_of_run(
@@ -248,6 +236,12 @@ def observers_of_run(
     )
     schedule, reporter = run.built.run_schedule, context.reporter
     return open_observers(recipe, context.run_dir, schedule, history.step, reporter, options)
+
+
+def accept_run(context: RunContext, step: int, host: HostState) -> None:
+    """Do the writes that wait until nothing can refuse the run. Raises RunError for a bad log."""
+    require_logs(context.run_dir, step, marks_of_run(context, host))
+    context.folder.accepted.release()
 
 
 def marks_of_run(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
