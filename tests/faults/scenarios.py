@@ -134,7 +134,7 @@ def _make_cache(prepared: Prepared, nursery: Nursery) -> None:
     ended = nursery.run(prepared.arguments, prepared.template, {})
     assert ended.status == 0, ended.console
     shutil.rmtree(prepared.template / RUN)
-    programs = sorted((prepared.template / CACHE).rglob("*jit_init*"))
+    programs = sorted((prepared.template / CACHE).rglob("jit_stage-*"))
     assert programs, "a cache has a program of the initialisation"
     for program in programs:
         program.unlink()

@@ -95,7 +95,7 @@ def read_idx_files(rng: Random, folder: Path) -> None:
     zipped = rng.random() < 0.5
     files = change_one(rng, _idx_files()) if rng.random() < 0.7 or not zipped else _idx_files()
     if zipped:
-        files = {f"{name}.gz": gzip.compress(content, 1) for name, content in files.items()}
+        files = {f"{name}.gz": gzip.compress(content, 1, mtime=0) for name, content in files.items()}
         if rng.random() < 0.5:
             files = change_one(rng, files)
     lay(files, folder)
