@@ -30,8 +30,8 @@ from benchmarks.child import child_process, names_among
 from benchmarks.loading import Loaded, Work
 from benchmarks.measure import add_save, alternate, heading, publish, table, usable_cores
 from pipeline import load_recipe
-from pipeline.cache import cache_root
-from pipeline.errors import PipelineError
+from pipeline.config.cache import cache_root
+from pipeline.core.errors import PipelineError
 
 PACKAGES = ("jax", "jaxlib", "grain", "torch", "torchvision", "pillow", "numpy")
 WARM_UP_BATCHES = 20

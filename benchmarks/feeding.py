@@ -24,8 +24,8 @@ from pathlib import Path
 
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe, run
-from pipeline.errors import PipelineError
-from pipeline.runner.record.summary import Summary
+from pipeline.core.errors import PipelineError
+from pipeline.stages.record.summary import Summary
 
 PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 CONTESTANTS = (

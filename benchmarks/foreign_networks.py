@@ -29,10 +29,10 @@ from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
+from pipeline.core.plugins.loading import name_for_all
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.transform import apply_ops
-from pipeline.observe.reporter import Reporter
-from pipeline.plugins.loading import name_for_all
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

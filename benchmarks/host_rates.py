@@ -1,6 +1,6 @@
-"""Measure the rates of this host's devices for the planner: pipeline/planner/host_rates.yaml.
+"""Measure the rates of this host's devices for the planner: pipeline/backends/planner/host_rates.yaml.
 
-    python -m benchmarks.host_rates > pipeline/planner/host_rates.yaml
+    python -m benchmarks.host_rates > pipeline/backends/planner/host_rates.yaml
 
 Devices are those of one process (`jax_num_cpu_devices`), which share the cores. All of them do
 the same in a loop of one program, so dispatch is not counted. What is kept is processor time, not
@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from benchmarks.measure import usable_cores
-from pipeline.files.safe_yaml import yaml_text
+from pipeline.core.files.safe_yaml import yaml_text
 
 DEVICES = 8
 GROUPS = (2, 4, 8)

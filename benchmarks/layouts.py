@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
-from pipeline.observe.reporter import Reporter
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

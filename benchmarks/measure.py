@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.host.cuda import cuda_versions
+from pipeline.core.host.cuda import cuda_versions
 
 T = TypeVar("T")
 

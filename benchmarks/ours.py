@@ -20,19 +20,19 @@ from rich.console import Console
 from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
-from pipeline.errors import RunError
-from pipeline.observe.monitors import Evaluation, MonitorBase
-from pipeline.observe.observers import open_observers
-from pipeline.observe.reporter import Reporter
-from pipeline.sink.telemetry import Telemetry
+from pipeline.checkpoint.host_state import HostState
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Reporter
+from pipeline.engine.history import History
+from pipeline.engine.loop import Training, exhaust, train
+from pipeline.engine.monitors.monitors import Evaluation, MonitorBase
 from pipeline.stages.build import build
-from pipeline.stages.checkpoint.host_state import HostState
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.train.history import History
-from pipeline.stages.train.loop import Training, exhaust, train
+from pipeline.stages.runner.observers import open_observers
 from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
 
 
 class OursTraining:

@@ -86,7 +86,7 @@ def given(folder: Path, root: Path, case: str, seed: int) -> Iterator[tuple[str,
     """The initial weights; with the first seed the images uint8 and labels of all steps too."""
     import jax
 
-    from pipeline.observe.reporter import Reporter
+    from pipeline.core.reporter import Reporter
     from pipeline.stages.build import build
     from pipeline.stages.data import load_data
 

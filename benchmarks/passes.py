@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.measure import machine, versions
 from pipeline import load_recipe, run
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 
 @dataclass(frozen=True)

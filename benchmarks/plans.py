@@ -2,7 +2,7 @@
 
     python -m benchmarks.plans --save
 
-Every plan is priced with the rates of this host (pipeline/planner/host_rates.yaml) and then
+Every plan is priced with the rates of this host (pipeline/backends/planner/host_rates.yaml) and then
 compiled and trained as `parallel.mode=semi_auto` has it, in turn with the others. Prints, per plan,
 the predicted milliseconds of a step, the median and range of those on the clock, and the median of
 processor time over the cores, which is a step's time where nobody else uses them; and Kendall's tau
@@ -30,17 +30,17 @@ from scipy.stats import kendalltau
 from benchmarks.measure import add_save, alternate, heading, publish, table, usable_cores
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
+from pipeline.backends.planner.blocks import OperatorUse, Role, StepBlocks
+from pipeline.backends.planner.cut_prices import CutPrices
+from pipeline.backends.planner.decisions import Decisions
+from pipeline.backends.planner.find_blocks import find_blocks
+from pipeline.backends.planner.layouts import Layout, Mesh
+from pipeline.backends.planner.parallel_plan import ParallelPlan
+from pipeline.backends.planner.rates import host_rates
+from pipeline.backends.planner.search import best_plan
 from pipeline.config.recipe import Recipe
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.observe.reporter import Reporter
-from pipeline.planner.blocks import OperatorUse, Role, StepBlocks
-from pipeline.planner.cut_prices import CutPrices
-from pipeline.planner.decisions import Decisions
-from pipeline.planner.find_blocks import find_blocks
-from pipeline.planner.layouts import Layout, Mesh
-from pipeline.planner.parallel_plan import ParallelPlan
-from pipeline.planner.rates import host_rates
-from pipeline.planner.search import best_plan
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

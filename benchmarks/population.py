@@ -34,12 +34,12 @@ from rich.console import Console
 from benchmarks.measure import add_save, alternate, heading, publish, table, usable_cores
 from pipeline import load_recipe
 from pipeline.backends.xla import XlaExecutable
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.summary import read_summary
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
+from pipeline.stages.record.summary import read_summary
 
 PACKAGES = ("jax", "jaxlib", "joblib", "hydra-core")
 VECTORIZED = "vectorized"

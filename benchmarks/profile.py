@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks.measure import RESULTS, add_save, heading, publish, table, usable_cores
 from benchmarks.ours import OursTraining
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
-from pipeline.host.allocator import reexec_with_malloc_tunables
-from pipeline.profiler.hlo_program import HloProgram, parse_program
+from pipeline.core.host.allocator import reexec_with_malloc_tunables
+from pipeline.inspect.profiler.hlo_program import HloProgram, parse_program
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 WARM_UPS = 4

@@ -70,7 +70,7 @@ def main() -> None:
 def train_ours(root: Path, initialiser: str, seed: int, shuffle: bool) -> Course:
     """Train the recipe here."""
     from pipeline import load_recipe, run
-    from pipeline.runner.record.log_lines import EVALS
+    from pipeline.engine.monitors.log_lines import EVALS
 
     quiet = ["monitor.tensorboard=false", "monitor.loss_every=0", "checkpoint.keep=1"]
     keys = [f"dataset.root={root}", f"seed={seed}", *quiet, *INITIALISERS[initialiser]]

@@ -30,14 +30,14 @@ from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.lower import lower
-from pipeline.sweep.history import sampler_named, suggest
+from pipeline.study.sweep.history import sampler_named, suggest
 
 PACKAGES = ("jax", "jaxlib", "optuna")
 SPACE: Mapping[str, BaseDistribution] = {

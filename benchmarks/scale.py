@@ -73,7 +73,7 @@ def own_folder() -> Iterator[Path]:
 
 def resume_auto(runs: int) -> float:
     """Find the run to resume among that many finished ones."""
-    from pipeline.runner.record.run_directory import to_resume, write_recipe
+    from pipeline.stages.record.run_directory import to_resume, write_recipe
 
     recipe = load_recipe("lenet5_digits", ["train.resume=auto"])
     with own_folder() as folder:
@@ -98,7 +98,7 @@ def _summary_of_a_run() -> str:
 def planning(jobs: int) -> float:
     """Plan the jobs of a new grid over learning rates and sink sizes."""
     from pipeline.cli import train
-    from pipeline.sweep import grid
+    from pipeline.study.sweep import grid
 
     rates = ",".join(str(number / 10**6) for number in range(1, jobs // 2 + 1))
     spent: list[float] = []
@@ -124,8 +124,8 @@ def planning(jobs: int) -> float:
 
 def tables(jobs: int) -> float:
     """Write all tables of a sweep whose jobs take a second each, the one at its end included."""
-    from pipeline.sweep.directory import write_overrides
-    from pipeline.sweep.table import TABLE, conclude, update_table
+    from pipeline.study.sweep.directory import write_overrides
+    from pipeline.study.sweep.table import TABLE, conclude, update_table
 
     spent = 0.0
     with own_folder() as folder:
@@ -147,9 +147,9 @@ def tables(jobs: int) -> float:
 
 def resumed_log(steps: int) -> float:
     """Open metrics.jsonl of a number of steps where a checkpoint has its mark."""
-    from pipeline.observe.metrics_log import MetricsLog
-    from pipeline.sink.schedule import RunSchedule
-    from pipeline.sink.telemetry import Telemetry
+    from pipeline.engine.monitors.metrics_log import MetricsLog
+    from pipeline.engine.schedule import RunSchedule
+    from pipeline.training.telemetry import Telemetry
 
     schedule, block = RunSchedule(2 * steps, 100, 100), 10_000
     rows = np.ones((block, 5), np.float32)

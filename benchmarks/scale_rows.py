@@ -79,7 +79,7 @@ def npz_memory(samples: int) -> float:
 
 def _npz_memory(samples: int) -> float:
     from pipeline import load_recipe
-    from pipeline.observe.reporter import Reporter
+    from pipeline.core.reporter import Reporter
     from pipeline.stages.data import load_data
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
@@ -135,7 +135,7 @@ def _compiling_initialisation(blocks: int) -> float:
 
 def _vit(blocks: int, features: int) -> tuple[Any, Any]:
     from pipeline import load_recipe
-    from pipeline.observe.reporter import Reporter
+    from pipeline.core.reporter import Reporter
     from pipeline.stages.build import build
     from pipeline.stages.data import load_data
 
@@ -151,7 +151,7 @@ def _compiled(init: Any, seed: Any) -> Any:
     import jax
 
     from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
-    from pipeline.parallel.placement import DevicePlacement
+    from pipeline.training.parallel.placement import DevicePlacement
 
     def compile_(function: Any, args: Any, options: Any) -> Any:
         return jax.jit(function).lower(*args).compile(compiler_options=options)
@@ -189,7 +189,7 @@ def restoring(parameters: int) -> float:
 
 def _checkpoint_gb_per_s(parameters: int) -> tuple[float, float]:
     from pipeline import load_recipe
-    from pipeline.stages.checkpoint.checkpointer import Checkpoints
+    from pipeline.checkpoint.checkpointer import Checkpoints
     from pipeline.training.state import TrainState
 
     rows = max(1, parameters // (1 << 20))
@@ -249,7 +249,7 @@ def single_read(samples: int) -> float:
 def _record_column(samples: int) -> tuple[Any, Any]:
     from pipeline import load_recipe
     from pipeline.cli.convert_records import main
-    from pipeline.observe.reporter import Reporter
+    from pipeline.core.reporter import Reporter
     from pipeline.stages.data import load_data
 
     folder = Path(tempfile.mkdtemp()) / "records"
@@ -263,7 +263,7 @@ def _record_column(samples: int) -> tuple[Any, Any]:
 
 def shared_processors(jobs: int) -> float:
     """Processors that the jobs of submitit_local get in all, as a multiple of those there are."""
-    from pipeline.sweep.threads import jobs_at_once, processors, share_of
+    from pipeline.study.sweep.threads import jobs_at_once, processors, share_of
 
     launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
     return jobs * share_of(jobs_at_once(launcher, jobs)) / max(jobs, processors())

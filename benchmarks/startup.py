@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import add_save, heading, publish, table
-from pipeline.runner.record.summary import START_UP
+from pipeline.stages.record.summary import START_UP
 
 PACKAGES = ("jax", "jaxlib")
 FIRST_STEP, WHOLE, PROCESSOR = "first step", "whole command", "of the processor"

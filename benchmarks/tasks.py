@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline import load_recipe
-from pipeline.cache import cache_root
+from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder

@@ -27,13 +27,13 @@ from rich.console import Console
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.observe.event_file import PREFIX
-from pipeline.observe.observers import open_observers
-from pipeline.observe.reporter import WARNING, Reporter
-from pipeline.runner.record.log_lines import METRICS, last_step
-from pipeline.sink.schedule import RunSchedule
-from pipeline.sink.telemetry import COLUMNS, Telemetry
-from pipeline.stages.train.sink_clock import SinkClock
+from pipeline.core.reporter import WARNING, Reporter
+from pipeline.engine.monitors.event_file import PREFIX
+from pipeline.engine.monitors.log_lines import METRICS, last_step
+from pipeline.engine.schedule import RunSchedule
+from pipeline.engine.sink_clock import SinkClock
+from pipeline.stages.runner.observers import open_observers
+from pipeline.training.telemetry import COLUMNS, Telemetry
 
 PACKAGES = ("numpy", "tensorboardX")
 TENSORBOARD = {"metrics.jsonl and TensorBoard": "true", "metrics.jsonl alone": "false"}

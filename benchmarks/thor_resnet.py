@@ -90,7 +90,7 @@ def _unless_done(
 def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Train once, and return when it reached the accuracy and what it took."""
     from pipeline import load_recipe, run
-    from pipeline.errors import RunError
+    from pipeline.core.errors import RunError
 
     steps = 50_000 // args.share // 128
     keys = [

@@ -31,11 +31,11 @@ from torch import nn
 
 from benchmarks.layouts import Contestant
 from benchmarks.measure import add_save, alternate, heading, publish, table
+from pipeline.core.plugins.loading import name_for_all
+from pipeline.core.registry import load_all
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
 from pipeline.models.torch_graph.conversion.sources import HeldGraph
-from pipeline.plugins.loading import name_for_all
-from pipeline.registry import load_all
 
 PACKAGES = ("jax", "jaxlib", "torch", "torchvision")
 NETWORKS = {

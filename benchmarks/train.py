@@ -35,7 +35,7 @@ from benchmarks.contestant import ContestantError, Ready, Round, started
 from benchmarks.measure import RESULTS, add_save, alternate, heading, publish, table, usable_cores
 from benchmarks.peers import PEERS
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
-from pipeline.errors import PipelineError
+from pipeline.core.errors import PipelineError
 
 OURS = "ours"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "keras", "mindspore", "numpy")

@@ -5,9 +5,9 @@ from typing import Literal
 import jax
 from jax import Array
 
+from pipeline.core.registry import part
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.apply_layers import computes
-from pipeline.registry import part
 
 
 @jax.custom_vjp

@@ -6,7 +6,7 @@ python examples/own_callbacks.py
 import numpy as np
 
 from pipeline import load_recipe, run
-from pipeline.parts import Callback
+from pipeline.api import Callback
 
 
 class WeightNorm(Callback):

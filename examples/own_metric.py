@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline import Trainer
-from pipeline.parts import MetricSpec, part
+from pipeline.api import MetricSpec, part
 
 
 @part("metric")

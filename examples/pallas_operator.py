@@ -5,9 +5,9 @@ from typing import Any, Literal
 import jax
 from jax.experimental.pallas import BlockSpec, cdiv, pallas_call, triton
 
+from pipeline.core.registry import part
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.apply_layers import computes
-from pipeline.registry import part
 
 
 def forward(x: Any, y: Any) -> None:

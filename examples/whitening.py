@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from pipeline import load_recipe
-from pipeline.cache import cache_root
+from pipeline.config.cache import cache_root
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 

@@ -1,7 +1,7 @@
 """The sweepers of `hydra/sweeper=grid`, the default, and `hydra/sweeper=optuna`.
 
 Hydra finds sweepers in this namespace only, and imports all of it at every start, also in other
-programs. So their code is in `pipeline.sweep` and imported only when a sweep runs.
+programs. So their code is in `pipeline.study.sweep` and imported only when a sweep runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GridSweeper(BasicSweeper):
 
     def sweep(self, arguments: Sequence[str]) -> None:
         """Run the unfinished jobs."""
-        from pipeline.sweep.grid import sweep_grid
+        from pipeline.study.sweep.grid import sweep_grid
 
         sweep_grid(self, self._task, arguments)
 
@@ -40,10 +40,10 @@ class StudySweeper(BasicSweeper):
 
     def sweep(self, arguments: Sequence[str]) -> None:
         """Run the remaining trials. Raises RunError where Optuna is not installed."""
-        from pipeline.errors import RunError
+        from pipeline.core.errors import RunError
 
         try:
-            from pipeline.sweep.trials import sweep_study
+            from pipeline.study.sweep.trials import sweep_study
         except ModuleNotFoundError as error:
             package = "pip install 'recipe-pipeline[sweep]'"
             raise RunError(f"hydra/sweeper=optuna: {error}; {package}") from error

@@ -2,7 +2,7 @@
 
 `load_recipe` composes a recipe, `run` executes it; a `Trainer` also gives access to what comes of
 it, and `load_run` reads that back. `Interrupted` is raised where a signal stopped them.
-`pipeline.parts` has what custom code needs.
+`pipeline.api` has what custom code needs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.api.loaded_run import LoadedRun
     from pipeline.api.trainer import Trainer
-    from pipeline.callbacks.callback import Callback
     from pipeline.config.recipe import Recipe
-    from pipeline.host.signals import Interrupted
-    from pipeline.runner.record.summary import Summary
+    from pipeline.core.host.signals import Interrupted
+    from pipeline.engine.callbacks.callback import Callback
+    from pipeline.stages.record.summary import Summary
 
 __all__ = ["Interrupted", "Trainer", "load_recipe", "load_run", "run"]
 
@@ -39,9 +39,9 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
     of the recipe. Raises PipelineError where the run fails, and Interrupted, once the run is saved,
     where a signal to stop came.
     """
-    from pipeline.dumps.run_inspection import RunInspection
-    from pipeline.runner.context import RunOptions
-    from pipeline.runner.run import run
+    from pipeline.inspect.dumps.run_inspection import RunInspection
+    from pipeline.stages.run import run
+    from pipeline.stages.runner.context import RunOptions
 
     options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
     summary = run(recipe, options)
@@ -63,7 +63,7 @@ def load_run(run_dir: Path | str) -> LoadedRun:
 def __getattr__(name: str) -> Any:
     """Import the trainer, and jax with it, when it is first asked for; so too the exception."""
     if name == "Interrupted":
-        from pipeline.host.signals import Interrupted
+        from pipeline.core.host.signals import Interrupted
 
         return Interrupted
     if name == "Trainer":

@@ -2,7 +2,7 @@
 
 Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong. Little is
 imported at the top, since a process restarts itself with settings of its allocator before it begins
-(`pipeline.host.allocator`), and imports all of it again.
+(`pipeline.core.host.allocator`), and imports all of it again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from pipeline.cli.arguments.commands import command_words
-from pipeline.host.allocator import reexec_with_malloc_tunables
-from pipeline.host.garbage import collect_less_while_starting
-from pipeline.host.standard_streams import open_closed_streams
+from pipeline.core.host.allocator import reexec_with_malloc_tunables
+from pipeline.core.host.garbage import collect_less_while_starting
+from pipeline.core.host.standard_streams import open_closed_streams
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if alone and sys.gettrace() is None and sys.getprofile() is None:
         # Before anything else registers a function for the end: it is called after all of them.
         atexit.register(_leave, ended)
-    from pipeline.errors import report_errors
-    from pipeline.host.signals import end_on_signal, interrupt_command
+    from pipeline.core.errors import report_errors
+    from pipeline.core.host.signals import end_on_signal, interrupt_command
 
     interrupt_command()
     typed = list(sys.argv[1:] if arguments is None else arguments)
@@ -78,15 +78,15 @@ def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[
         refuse_command,
         show_versions,
     )
-    from pipeline.host.environment import require_known_flags, require_usable_environment
-    from pipeline.plugins.loading import name_for_all, take_flags
+    from pipeline.core.host.environment import require_known_flags, require_usable_environment
+    from pipeline.core.plugins.loading import name_for_all, take_flags
 
     require_usable_environment()
     if alone:
         require_known_flags()
     plugins, args = take_flags(typed)
     if plugins:
-        from pipeline.registry import load_all
+        from pipeline.core.registry import load_all
 
         name_for_all(plugins)
         load_all()
@@ -113,7 +113,7 @@ def _leave_working_folder() -> None:
     `python -m` puts that folder first on the path. Child processes get PYTHONSAFEPATH. A checkout
     that is the working folder stays on the path.
     """
-    from pipeline.files.package_paths import PACKAGE
+    from pipeline.core.files.package_paths import PACKAGE
 
     try:
         folder = os.path.realpath(os.getcwd())

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.plugins import loading
+from pipeline.core.plugins import loading
 from tests.compiling import compile_quickly, lightly_optimized, optimized, unoptimized
 from tests.forked import run_forked
 
@@ -59,18 +59,18 @@ STEPS = "train.steps=45"
 """The length of most runs: another one is another program to compile."""
 
 LONGEST = (
-    "launch/test_local.py",
-    "plugins/test_runs.py",
+    "stages/launch/test_local.py",
+    "core/plugins/test_runs.py",
     "test_sweep.py",
     "test_versions.py",
-    "weights/onnx_files/test_onnx_export.py",
+    "stages/export/onnx/test_onnx_export.py",
     "models/imported/test_imported_runs.py",
-    "parallel/test_layouts.py",
+    "training/parallel/test_layouts.py",
     "test_recipes.py",
     "stages/test_image_runs.py",
-    "lowerings/test_candidates.py",
-    "lowerings/tune/test_runs.py",
-    "sweep/test_study.py",
+    "models/lowerings/test_candidates.py",
+    "models/lowerings/tune/test_runs.py",
+    "study/sweep/test_study.py",
     "stages/test_text_runs.py",
     "models/test_trainable.py",
     "test_cli.py",

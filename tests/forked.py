@@ -21,7 +21,7 @@ IMPORTED = [
     "tests.forked",
     "tests.part_modules",
     "pipeline.cli.train",
-    "pipeline.runner.run",
+    "pipeline.stages.run",
     "grain",
 ]
 IMPORTED += ["pipeline.backends.xla"]

@@ -27,16 +27,16 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from pipeline.compare.forced_layers import ForcedComparison, ReferenceStep
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.dumps.captured_step import capture
-from pipeline.dumps.layer_programs import LayerPrograms, Weights
-from pipeline.dumps.portions import portions_of
-from pipeline.dumps.wide_replay import QUICK
-from pipeline.lowerings.conv2d_formulas import CONVOLUTIONS
-from pipeline.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
+from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
+from pipeline.inspect.dumps.captured_step import capture
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
+from pipeline.inspect.dumps.portions import portions_of
+from pipeline.inspect.dumps.wide_replay import QUICK
+from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
+from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
 from pipeline.models.modules.layout import first_without_batch_last
-from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.training.state import StepConfig, TrainState

@@ -28,11 +28,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from rich.console import Console
 
-from pipeline.autopsy.examine import examine
-from pipeline.autopsy.finding import Autopsy
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.transform import apply_ops
-from pipeline.observe.reporter import Reporter
+from pipeline.inspect.autopsy.examine import examine
+from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.training.state import StepConfig, TrainState

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline import load_recipe
-from pipeline.runner.record.log_lines import last_step
+from pipeline.engine.monitors.log_lines import last_step
 from tests.whole_run import run
 
 LIMIT_MB = 50.0

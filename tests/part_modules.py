@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from pipeline.registry import PART_MODULES
+from pipeline.core.registry import PART_MODULES
 
 for _name in PART_MODULES:
     _folder = getattr(importlib.import_module(_name), "__path__", ())

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.stages.checkpoint.checkpoint_folder import saved_steps
+from pipeline.checkpoint.checkpoint_folder import saved_steps
 from tests import outcome
 from tests.conftest import TINY
 from tests.crash.lives import SINK_STEPS, run_directory_in, start

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline import load_recipe, parts, run
-from pipeline.errors import PipelineError, RecipeError
-from pipeline.host.signals import Interrupted
-from pipeline.runner.record.run_directory import write_recipe
+from pipeline import api as parts
+from pipeline import load_recipe, run
+from pipeline.core.errors import PipelineError, RecipeError
+from pipeline.core.host.signals import Interrupted
+from pipeline.stages.record.run_directory import write_recipe
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -28,7 +29,7 @@ def test_few_names_are_public() -> None:
 def test_parts_are_written_without_jax() -> None:
     """Recipes are checked without it."""
     script = (
-        "import sys; from pipeline.parts import *; import pipeline.parts as p;"
+        "import sys; from pipeline.api import *; import pipeline.api as p;"
         "assert all(hasattr(p, name) for name in p.__all__);"
         "print(sorted({'jax', 'flax', 'optax'} & {m.split('.')[0] for m in sys.modules}))"
     )

@@ -12,8 +12,8 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.recipe import Recipe
-from pipeline.plugins.loading import FLAG
-from pipeline.registry import parts
+from pipeline.core.plugins.loading import FLAG
+from pipeline.core.registry import parts
 from tests.conftest import ROOT
 
 DOCUMENT = ROOT / "docs" / "api-names.md"
@@ -84,7 +84,7 @@ def test_a_name_of_the_last_column_exists(name: str) -> None:
 def test_a_wrong_name_would_be_found() -> None:
     for wrong in ("layer linear", "layer dense(units)", "train.batchsize", "device=tpu"):
         assert not exists(wrong)
-    for wrong in ("python -m pipeline fit", "pipeline.registry.parts_of"):
+    for wrong in ("python -m pipeline fit", "pipeline.core.registry.parts_of"):
         assert not exists(wrong)
 
 

@@ -25,7 +25,7 @@ from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
 from pipeline.config.schema import recipe_schema
-from pipeline.files.package_paths import PACKAGE, RECIPES
+from pipeline.core.files.package_paths import PACKAGE, RECIPES
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -382,7 +382,7 @@ def test_the_errors_of_a_bug_say_how_to_see_more(say: Say, monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("pipeline.runner.run.load_data", broken)
+    monkeypatch.setattr("pipeline.stages.run.load_data", broken)
     said = say(*TINY)
     assert said.status == 1
     assert said.err == (
@@ -397,7 +397,7 @@ def test_an_interrupt_is_no_error_message(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.runner.run.load_data", interrupted)
+    monkeypatch.setattr("pipeline.stages.run.load_data", interrupted)
     said = say(*TINY, "hydra.run.dir=run")
     assert (said.status, said.err) == (1, "interrupted\n")
     summary = outcome.read_summary(tmp_path / "run")

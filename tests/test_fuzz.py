@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import DataError, PipelineError, RecipeError
+from pipeline.core.errors import DataError, PipelineError, RecipeError
 from tests.fuzz.__main__ import plan, table
 from tests.fuzz.kinds import KINDS, shares
 from tests.fuzz.mutate import mutate_bytes, mutate_tree, nudge_tree

@@ -31,7 +31,7 @@ def imported(name: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pipeline.registry._parts", {})
+        patched.setattr("pipeline.core.registry._parts", {})
         spec.loader.exec_module(module)
     return module
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe, run
-from pipeline.runner.record.summary import Summary
+from pipeline.stages.record.summary import Summary
 
 QUIET = ["monitor.tensorboard=false", "monitor.sample_images=0", "schedule=constant"]
 

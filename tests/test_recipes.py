@@ -13,7 +13,7 @@ import yaml
 from pipeline import load_recipe
 from pipeline.config.chosen import DEFAULT_RECIPE
 from pipeline.config.files import description
-from pipeline.files.package_paths import RECIPES
+from pipeline.core.files.package_paths import RECIPES
 from tests import outcome
 from tests.conftest import ROOT
 from tests.image_folders import save_images, save_masks

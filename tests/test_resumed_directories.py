@@ -13,9 +13,9 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RunError
-from pipeline.observe import kept_log
-from pipeline.runner import initial_state
+from pipeline.core.errors import DataError, RunError
+from pipeline.engine.monitors import kept_log
+from pipeline.stages.runner import initial_state
 from tests import outcome
 from tests.conftest import TINY
 from tests.test_shared_machines import At, log_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.overrides import without_secret_values
-from pipeline.errors import PipelineError, RecipeError, tree_without_secrets, without_secrets
+from pipeline.core.errors import PipelineError, RecipeError, tree_without_secrets, without_secrets
 from tests.conftest import TINY
 
 SECRET = "s3ntinel"
@@ -59,7 +59,7 @@ def test_arguments_and_trees_are_without_passwords() -> None:
 
 PLUGIN = """
 from typing import Literal
-from pipeline.parts import Callback, CallbackSpec, part
+from pipeline.api import Callback, CallbackSpec, part
 
 class Quiet(Callback):
     pass

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.backends.feed import feed as feeds
 from pipeline.config.recipe import Recipe
-from pipeline.data.feed import feed as feeds
-from pipeline.errors import DataError, RunError
-from pipeline.observe import metrics_log, tensorboard
-from pipeline.observe.monitors import MonitorBase, SinkReport
-from pipeline.runner.record.summary import Summary
+from pipeline.core.errors import DataError, RunError
+from pipeline.engine.monitors import metrics_log, tensorboard
+from pipeline.engine.monitors.monitors import MonitorBase, SinkReport
+from pipeline.stages.record.summary import Summary
 from tests import outcome
 from tests.conftest import TINY
+from tests.engine.monitors.disk import files_end_at
+from tests.engine.monitors.test_tensorboard import scalars
 from tests.image_folders import save_images
-from tests.observe.disk import files_end_at
-from tests.observe.test_tensorboard import scalars
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -184,7 +184,7 @@ def test_of_two_failures_the_first_is_told(
         raise RunError("the first")
 
     monkeypatch.setattr(Summary, "write", no_space)
-    monkeypatch.setattr("pipeline.runner.run.load_data", fail)
+    monkeypatch.setattr("pipeline.stages.run.load_data", fail)
     with pytest.raises(RunError, match=r"^the first$"):
         run(tiny("stages=[data]"), tmp_path)
 
@@ -317,7 +317,7 @@ def test_a_clock_that_jumps_changes_nothing(
 START_TOGETHER = """
 import sys, time
 time.strftime = lambda form, *_: {"%Y-%m-%d": "2026-01-01"}.get(form, "12-00-00")
-import pipeline.runner.run
+import pipeline.stages.run
 from pipeline.__main__ import main
 for arguments in (sys.argv[1:], [*sys.argv[1:], "hydra.run.dir=one"]):
     print("ready", flush=True)

@@ -17,10 +17,10 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.__main__ import main
-from pipeline.errors import RunError
-from pipeline.sweep.command import Command, Sweeper, write_command
-from pipeline.sweep.directory import claimed, write_overrides
-from pipeline.sweep.table import conclude, read_jobs, update_table, write_table
+from pipeline.core.errors import RunError
+from pipeline.study.sweep.command import Command, Sweeper, write_command
+from pipeline.study.sweep.directory import claimed, write_overrides
+from pipeline.study.sweep.table import conclude, read_jobs, update_table, write_table
 from tests import outcome
 from tests.conftest import STEPS, TINY
 
@@ -234,7 +234,7 @@ def test_a_large_table_is_left_for_a_while(tmp_path: Path, monkeypatch: pytest.M
         file.write_text("x" * 130 * len(done))
         read.append(len(done))
 
-    monkeypatch.setattr("pipeline.sweep.table.write_table", write)
+    monkeypatch.setattr("pipeline.study.sweep.table.write_table", write)
     for job in range(1000):
         done.append(job)
         if read:
@@ -445,7 +445,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(
     assert pipeline(*asked, "hydra.sweep.dir=whole") == 0
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
+        patch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
         assert pipeline(*asked, "hydra.sweep.dir=mine") == 1
     sweep_dir = tmp_path / "mine"
     assert pipeline(*asked, "hydra.sweep.dir=mine") == 0
@@ -530,7 +530,7 @@ def test_a_sweep_goes_on_with_no_single_run(
 def test_a_signal_stops_the_sweep_and_not_only_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
+    monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
     assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 1
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)
@@ -546,7 +546,7 @@ def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last dispatch of a job that has no further stage: it is done, no other begins."""
-    monkeypatch.setattr("pipeline.observe.background.BackgroundMonitor.on_sink", terminate)
+    monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
     trained = "stages=[data,build,compile,train]"
     assert pipeline("-m", STEPS, "seed=1,2", "train.sink_size=45", trained) == 1
     (sweep_dir,) = sweeps(tmp_path)

@@ -21,9 +21,9 @@ from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError
-from pipeline.runner.record.summary import Summary
-from pipeline.weights.trained_run import read_trained_run
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.stages.record.summary import Summary
 from tests import outcome
 from tests.conftest import ROOT
 from tests.forked import start_forked

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.runner.record.code_version import describe_code
+from pipeline.stages.record.code_version import describe_code
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,7 +36,9 @@ def test_the_wheel_has_types_conf_recipes_and_the_lock(tmp_path: Path) -> None:
     assert describe_code(package)["sha256"] == describe_code()["sha256"]
 
     # The installed command looks for these files beside its modules.
-    check = "from pipeline.files.package_paths import *; print(PACKAGE, CONF, LOCK, LOCK.exists())"
+    check = (
+        "from pipeline.core.files.package_paths import *; print(PACKAGE, CONF, LOCK, LOCK.exists())"
+    )
     printed = subprocess.run(
         [sys.executable, "-c", check],
         cwd=tmp_path,

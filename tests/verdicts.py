@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import load_recipe
-from pipeline.errors import PipelineError
-from pipeline.files.bounded_read import read_json
-from tests.profiler import slow_parts
+from pipeline.core.errors import PipelineError
+from pipeline.core.files.bounded_read import read_json
+from tests.inspect.profiler import slow_parts
 from tests.whole_run import run
 
 ONLY = [

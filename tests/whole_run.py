@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.recipe import Recipe
-from pipeline.dumps.run_inspection import RunInspection
-from pipeline.runner.context import RunOptions
-from pipeline.runner.record.summary import Summary
-from pipeline.runner.run import run as run_recipe
+from pipeline.inspect.dumps.run_inspection import RunInspection
+from pipeline.stages.record.summary import Summary
+from pipeline.stages.run import run as run_recipe
+from pipeline.stages.runner.context import RunOptions
 
 
 def run(recipe: Recipe, run_dir: Path | None = None, **options: Any) -> Summary:

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
+from pipeline.backends.feed.feed import Feed, make_feed
+from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.data.columns import Split
-from pipeline.data.feed.feed import Feed, make_feed
-from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
 from pipeline.data.order import SampleOrder
 from pipeline.data.transform import apply_ops
-from pipeline.parallel.placement import DevicePlacement
+from pipeline.training.parallel.placement import DevicePlacement
 
 OPS = (
     RandomCrop(size=(32, 32), padding=(PAD,) * 4),

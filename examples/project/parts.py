@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.parts import (
+from pipeline.api import (
     Callback,
     CallbackSpec,
     DatasetSpec,

@@ -1,1 +1,74 @@
-"""The pipeline as a library: a trainer, and batches of a recipe's data."""
+"""Everything that parts of one's own are written with.
+
+    from pipeline.api import LossSpec, part
+
+A part is a frozen class with a literal `name`, registered by `@part(kind)`. Its module is named on
+the command line, `--plugin my_parts.py`, or imported in Python. Import jax inside of methods:
+recipes are checked without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.core.registry import FilePath, PartOf, Seq, Spec, make_part, part
+from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
+from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
+from pipeline.data.targets import Targets
+from pipeline.engine.callbacks.callback import Callback, CallbackSpec, RunControl
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.model_spec import Initializer, InitializerSpec, LayerSpec, ModelSpec
+from pipeline.training.losses import LabelLoss
+from pipeline.training.part_specs import (
+    Backward,
+    GradientSpec,
+    LossSpec,
+    MetricSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+)
+from pipeline.training.schedules import DecaySpan, WarmupDecay
+
+__all__ = [
+    "Backward",
+    "BatchOp",
+    "Callback",
+    "CallbackSpec",
+    "ColumnSpec",
+    "DatasetSpec",
+    "DecaySpan",
+    "Facts",
+    "FilePath",
+    "GradientSpec",
+    "Initializer",
+    "InitializerSpec",
+    "LabelLoss",
+    "LayerSpec",
+    "LayeredModelSpec",
+    "LossSpec",
+    "MapOp",
+    "MetricSpec",
+    "ModelSpec",
+    "Op",
+    "OptimizerSpec",
+    "PartOf",
+    "RawData",
+    "RunControl",
+    "ScheduleSpec",
+    "Seq",
+    "Spec",
+    "Split",
+    "Targets",
+    "WarmupDecay",
+    "layer",
+    "part",
+]
+
+
+def layer(name: str, **fields: Any) -> LayerSpec:
+    """Make a layer by its name in recipes: `layer("conv", features=16, kernel=3)`.
+
+    Raises ValueError for an unknown name or a field that it does not take.
+    """
+    made: LayerSpec = make_part("layer", name, **fields)
+    return made

@@ -12,8 +12,8 @@ import numpy as np
 
 from pipeline.api.trainer import Trainer
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RunError
-from pipeline.weights.trained_run import read_trained_run
+from pipeline.core.errors import RunError
+from pipeline.stages.export.trained_run import read_trained_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

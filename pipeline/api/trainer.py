@@ -18,26 +18,26 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from pipeline.api.batches import SplitName, dict_batches, tuple_batches
-from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RunError
+from pipeline.core.host.signals import Interrupted, Signals
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.dumps.run_inspection import RunInspection
-from pipeline.errors import DataError, RunError
-from pipeline.host.signals import Interrupted, Signals
-from pipeline.observe.monitors import SinkReport
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.context import RunOptions
-from pipeline.runner.record.log_arrays import read_arrays
-from pipeline.runner.record.log_lines import EVALS, METRICS
-from pipeline.runner.record.summary import Summary
-from pipeline.runner.run import run, run_in_sinks
+from pipeline.engine.callback_calls import RunView
+from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.loop import exhaust
+from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.engine.monitors.monitors import SinkReport
+from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.stages.data import load_data
-from pipeline.stages.train.callback_calls import RunView
-from pipeline.stages.train.loop import exhaust
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
+from pipeline.stages.record.log_arrays import read_arrays
+from pipeline.stages.record.summary import Summary
+from pipeline.stages.run import run, run_in_sinks
+from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState
-from pipeline.weights.prediction import make_predict
-from pipeline.weights.trained_run import Samples, TrainedRun, read_trained_run
 
 PREDICT_BATCH = 64
 """Samples per call of the network: another number would be compiled again."""

@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from pipeline.backends.communication import Communication
-from pipeline.data.feed.feed import Feed
-from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.parallel.cuts import Cuts
-from pipeline.parallel.placement import DevicePlacement
-from pipeline.sink.choice import SinkChoice
-from pipeline.sink.telemetry import Telemetry
+from pipeline.backends.feed.feed import Feed
+from pipeline.backends.sink_choice import SinkChoice
+from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
+from pipeline.training.parallel.cuts import Cuts
+from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
+from pipeline.training.telemetry import Telemetry
 
 Mechanism = Literal["loop", "soft", "none"]
 

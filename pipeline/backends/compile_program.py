@@ -15,9 +15,9 @@ import jax
 from pipeline.backends.base import Program, ProgressClock
 from pipeline.backends.kept_programs import find_program, keep_program
 from pipeline.backends.programs_in_process import compiled_once
-from pipeline.errors import RunError
-from pipeline.files.compile_cache import no_compile_cache
-from pipeline.lowerings.formulas.onednn import CALLS
+from pipeline.core.errors import RunError
+from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.models.lowerings.formulas.onednn import CALLS
 
 _LOCK = threading.Lock()
 

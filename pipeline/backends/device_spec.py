@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from pipeline.core.registry import Spec
 from pipeline.models.layers.precision import Level
-from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.registry import Spec
+from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend

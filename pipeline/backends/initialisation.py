@@ -32,7 +32,7 @@ from pipeline.backends.find_draws import (
     find_draws,
 )
 from pipeline.data.random import threefry_2x32
-from pipeline.parallel.placement import DevicePlacement
+from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 
 ROWS, COLUMNS = 256, 1024

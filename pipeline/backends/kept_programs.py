@@ -20,7 +20,7 @@ from jax._src import compilation_cache
 from jax.experimental import serialize_executable
 
 from pipeline.backends.base import Program
-from pipeline.files.compile_cache import ProgramFiles, opened_cache
+from pipeline.core.files.compile_cache import ProgramFiles, opened_cache
 
 
 def find_program(

@@ -36,21 +36,21 @@ from pipeline.backends.compile_program import (
     compile_program,
     xla_errors,
 )
+from pipeline.backends.feed.feed import Feed
+from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
 from pipeline.backends.later_program import LaterProgram, compile_later
-from pipeline.data.feed.feed import Feed
-from pipeline.data.feed.window import Inputs, batch_at
-from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
+from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
-from pipeline.parallel.parallel_spec import DATA
-from pipeline.parallel.placement import DevicePlacement
-from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
+from pipeline.training.parallel.parallel_spec import DATA
+from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
+from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.autopsy.examine import examine
-from pipeline.autopsy.reproducer import read_reproducer
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import UsageError, printable_lines
+from pipeline.core.errors import UsageError, printable_lines
+from pipeline.inspect.autopsy.examine import examine
+from pipeline.inspect.autopsy.reproducer import read_reproducer
 
 USAGE = "autopsy takes RUN_DIR or its reproducer"
 HELP = """usage: python -m pipeline autopsy RUN_DIR

@@ -10,14 +10,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.core.files.error_text import shown
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
 from pipeline.data.tables.table_targets import odd_text
-from pipeline.errors import DataError, UsageError, printable
-from pipeline.files.error_text import shown
 
 USAGE = "columns takes FILE, and delimiter=, decimal=, encoding= and header="
 HELP = """usage: python -m pipeline columns FILE [KEY=VALUE ...]

@@ -10,8 +10,13 @@ from typing import get_args
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.cli.dump import split_patterns
-from pipeline.compare.cause_hints import cause_hints, layer_lines
-from pipeline.compare.sides import (
+from pipeline.config.dump_spec import What
+from pipeline.core.errors import DataError, RunError, UsageError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.error_text import nearest, no_such
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.compare.cause_hints import cause_hints, layer_lines
+from pipeline.inspect.compare.sides import (
     Side,
     StepComparison,
     changed_side,
@@ -19,7 +24,7 @@ from pipeline.compare.sides import (
     side_of_recipe,
     side_of_run,
 )
-from pipeline.compare.tensor_rows import (
+from pipeline.inspect.compare.tensor_rows import (
     RANGES,
     Mapped,
     Row,
@@ -28,15 +33,10 @@ from pipeline.compare.tensor_rows import (
     to_csv,
     to_text,
 )
-from pipeline.config.dump_spec import What
-from pipeline.dumps.dump_files import DumpRecord, find_dump, read_dump
-from pipeline.dumps.dump_step import loss_check
-from pipeline.dumps.tensor_names import is_wanted, require_layers
-from pipeline.errors import DataError, RunError, UsageError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.error_text import nearest, no_such
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.run_directory import RECIPE
+from pipeline.inspect.dumps.dump_files import DumpRecord, find_dump, read_dump
+from pipeline.inspect.dumps.dump_step import loss_check
+from pipeline.inspect.dumps.tensor_names import is_wanted, require_layers
+from pipeline.stages.record.run_directory import RECIPE
 
 USAGE = (
     "compare takes A B, or A against='KEY=VALUE ...', and step=N, layers=PATTERN,..., "

@@ -7,8 +7,8 @@ from importlib import import_module
 
 from pipeline.cli.arguments.commands import conversions
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import UsageError
-from pipeline.files.error_text import no_such
+from pipeline.core.errors import UsageError
+from pipeline.core.files.error_text import no_such
 
 HELP = """usage: python -m pipeline convert weights SOURCE TARGET [+recipe=NAME] [KEY=VALUE ...]
        python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import RecipeError, RunError, UsageError, printable
-from pipeline.files.atomic_write import write_whole
+from pipeline.core.errors import RecipeError, RunError, UsageError, printable
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.plugins.loading import find_object
+from pipeline.core.registry import load_all
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
-from pipeline.plugins.loading import find_object
-from pipeline.registry import load_all
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
 
     from pipeline.models.modules.standard import Network
     from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
-    from pipeline.weights.files.weight_files import write_weights
+    from pipeline.models.weights.files.weight_files import write_weights
 
     found = layers_of(graph)
     opened = open_to_classes(found.layers)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.cache import cache_root
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.config.cache import cache_root
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.records.record_format import RecordsSpec
 from pipeline.data.records.record_writer import check_free, write_records
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
 
 USAGE = "python -m pipeline convert records OUT [--overwrite] dataset=NAME dataset.root=ROOT ..."
 HELP = """usage: python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]

@@ -10,16 +10,20 @@ from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
-from pipeline.errors import UsageError, printable
-from pipeline.runner.record.descendants import note_descendant
-from pipeline.runner.record.run_directory import run_of
-from pipeline.weights.files.named_arrays import Arrays, total_bytes
-from pipeline.weights.files.weight_files import is_weight_file, require_written, write_weights
-from pipeline.weights.foreign_names import under_foreign_names
-from pipeline.weights.matching import match_weights, table
-from pipeline.weights.network import network_arrays
-from pipeline.weights.restore import read_source
-from pipeline.weights.trained_run import read_run_recipe
+from pipeline.core.errors import UsageError, printable
+from pipeline.models.weights.files.named_arrays import Arrays, total_bytes
+from pipeline.models.weights.files.weight_files import (
+    is_weight_file,
+    require_written,
+    write_weights,
+)
+from pipeline.stages.export.foreign_names import under_foreign_names
+from pipeline.stages.export.matching import match_weights, table
+from pipeline.stages.export.network import network_arrays
+from pipeline.stages.export.restore import read_source
+from pipeline.stages.export.trained_run import read_run_recipe
+from pipeline.stages.record.descendants import note_descendant
+from pipeline.stages.record.run_directory import run_of
 
 SHORT = {"rules": "checkpoint.rules", "partial": "checkpoint.partial"}
 """Keys that may be given without their section: no other section matters to this command."""

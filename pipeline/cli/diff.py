@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import UsageError
-from pipeline.runner.record.compare_steps import compare_steps
-from pipeline.runner.record.log_lines import METRICS
-from pipeline.runner.record.run_record import compare_outcomes, read_record
-from pipeline.runner.record.side_by_side import SideBySide
+from pipeline.core.errors import UsageError
+from pipeline.engine.monitors.log_lines import METRICS
+from pipeline.stages.record.compare_steps import compare_steps
+from pipeline.stages.record.run_record import compare_outcomes, read_record
+from pipeline.stages.record.side_by_side import SideBySide
 
 USAGE = "diff takes RUN_A RUN_B"
 HELP = """usage: python -m pipeline diff RUN_A RUN_B

@@ -17,26 +17,26 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from pipeline.cache import PROGRAMS, cache_root, find_exposure
+from pipeline.backends.feed.feed import split_bytes
 from pipeline.cli.arguments.usage import DISTRIBUTION, asks_for_help, show_usage
+from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.data.download import DownloadError
-from pipeline.data.feed.feed import split_bytes
-from pipeline.errors import PipelineError, UsageError, printable
-from pipeline.files.folder_lock import lock_refusal
-from pipeline.files.package_paths import LOCK, PACKAGE
-from pipeline.host.limits import read_limits
-from pipeline.host.tested_versions import (
+from pipeline.core.errors import PipelineError, UsageError, printable
+from pipeline.core.files.folder_lock import lock_refusal
+from pipeline.core.files.package_paths import LOCK, PACKAGE
+from pipeline.core.host.limits import read_limits
+from pipeline.core.host.tested_versions import (
     compare_with_lock,
     describe_tested,
     find_untested,
     installed_version,
 )
-from pipeline.runner.record.fingerprint import fingerprint
-from pipeline.runner.record.run_directory import OUTPUTS
-from pipeline.runner.record.summary import versions
+from pipeline.data.download import DownloadError
+from pipeline.stages.record.fingerprint import fingerprint
+from pipeline.stages.record.run_directory import OUTPUTS
+from pipeline.stages.record.summary import versions
 
 Level = Literal["ok", "warn", "fail"]
 

@@ -9,16 +9,21 @@ from typing import get_args
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.dump_spec import Content, What, parse_steps
-from pipeline.dumps.dump_step import DumpRequest, dump_step, loss_check
-from pipeline.dumps.layer_programs import Weights, layer_kinds
-from pipeline.dumps.opened_recipe import kept_state, logged_loss, open_recipe, require_checkpoints
-from pipeline.dumps.tensor_names import require_layers
-from pipeline.errors import DataError, UsageError
-from pipeline.files.error_text import no_such
-from pipeline.files.real_files import require_real_trees
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.run_directory import DUMP, RECIPE
-from pipeline.weights.trained_run import read_run_recipe
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files.error_text import no_such
+from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.dumps.dump_step import DumpRequest, dump_step, loss_check
+from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
+from pipeline.inspect.dumps.opened_recipe import (
+    kept_state,
+    logged_loss,
+    open_recipe,
+    require_checkpoints,
+)
+from pipeline.inspect.dumps.tensor_names import require_layers
+from pipeline.stages.export.trained_run import read_run_recipe
+from pipeline.stages.record.run_directory import DUMP, RECIPE
 
 USAGE = (
     "dump takes RUN_DIR and step=N, layers=PATTERN,..., what=input|output|all, "

@@ -16,14 +16,28 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.autosink.choose_sink import (
+from pipeline.backends.base import Backend, SinkPrice
+from pipeline.backends.feed.feed import Feed
+from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
+from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.config.compose import compose_and_check
+from pipeline.config.overrides import key_of, value_of
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError, UsageError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.engine.event_periods import event_periods
+from pipeline.engine.schedule import Event, RunSchedule
+from pipeline.stages.autosink.choose_sink import (
     measured_bounds,
     mechanisms_of,
     modelled_bounds,
     modelled_costs,
     unmeasurable,
 )
-from pipeline.autosink.dispatch_costs import (
+from pipeline.stages.autosink.dispatch_costs import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     OFF,
@@ -34,7 +48,7 @@ from pipeline.autosink.dispatch_costs import (
     measure,
     undisturbed,
 )
-from pipeline.autosink.explanation import (
+from pipeline.stages.autosink.explanation import (
     Achieved,
     Calendar,
     Dispatch,
@@ -42,27 +56,13 @@ from pipeline.autosink.explanation import (
     Explanation,
     Memory,
 )
-from pipeline.autosink.timed_runs import TimedRuns, Variant
-from pipeline.backends.base import Backend, SinkPrice
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.config.compose import compose_and_check
-from pipeline.config.overrides import key_of, value_of
-from pipeline.config.recipe import Recipe
-from pipeline.data.dataset import Dataset
-from pipeline.data.feed.feed import Feed
-from pipeline.errors import RunError, UsageError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.strict_json import json_text
-from pipeline.observe.reporter import Reporter
-from pipeline.sink.choice import SinkChoice, choose, no_sink
-from pipeline.sink.schedule import Event, RunSchedule
+from pipeline.stages.autosink.timed_runs import TimedRuns, Variant
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose, say_cuts
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
-from pipeline.stages.train.event_periods import event_periods
 
 FILE = "explain.json"
 RUN_DIR = "hydra.run.dir"

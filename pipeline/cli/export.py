@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import DataError, UsageError, printable
-from pipeline.runner.record.descendants import note_descendant
-from pipeline.runner.record.run_directory import run_of
-from pipeline.weights.export import export_run, holds_other_files
-from pipeline.weights.trained_run import TrainedRun, read_trained_run
+from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.stages.export.export import export_run, holds_other_files
+from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.record.descendants import note_descendant
+from pipeline.stages.record.run_directory import run_of
 
 MODEL_FILES = frozenset(
     {
@@ -123,7 +123,7 @@ def _samples(given: ExportArguments) -> int:
 
 def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]:
     """Write the ONNX files, print how near they are, and return the entries of model.json."""
-    from pipeline.weights.onnx_files.onnx_export import MODEL, write_onnx
+    from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
 
     export = write_onnx(run, folder, calibrate=calibrate)
     said = f"logits differ from the run's by {export.difference:.2g} at most"
@@ -136,7 +136,7 @@ def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]
 
 
 def _write_ckpt(given: ExportArguments) -> int:
-    from pipeline.weights.mindspore_checkpoints import write_checkpoints
+    from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 
     prefix = given.options.get("prefix")
     if prefix is not None and (not prefix or Path(prefix).name != prefix):

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.autosink.dispatch_costs import OFF, first_look
-from pipeline.autosink.timed_runs import TimedRuns
 from pipeline.backends.base import Backend
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError, UsageError
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RunError, UsageError
-from pipeline.forecast.host_forecast import checked, forecast_step
-from pipeline.observe.reporter import Reporter
+from pipeline.inspect.forecast.host_forecast import checked, forecast_step
+from pipeline.stages.autosink.dispatch_costs import OFF, first_look
+from pipeline.stages.autosink.timed_runs import TimedRuns
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_inputs, compile_programs
 from pipeline.stages.data import load_data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.cli.arguments.commands import COMMANDS
 from pipeline.config.files import description, find_groups, find_recipes
-from pipeline.errors import printable
+from pipeline.core.errors import printable
 
 HEAD = """\
 Train what a YAML recipe describes.

@@ -19,16 +19,16 @@ from pipeline.cli.arguments.text_requests import (
     take_text_options,
 )
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.core.files.csv_file import write_csv
+from pipeline.core.files.error_text import shown
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError, UsageError, printable
-from pipeline.files.csv_file import write_csv
-from pipeline.files.error_text import shown
-from pipeline.weights.export import is_export, read_export
-from pipeline.weights.image_inputs import files_in, read_images
-from pipeline.weights.mask_files import mask_path, require_new_names, write_mask
-from pipeline.weights.prediction import make_predict
-from pipeline.weights.prediction_rows import prediction_row
-from pipeline.weights.trained_run import Samples, read_trained_run, spare_gpus
+from pipeline.stages.export.export import is_export, read_export
+from pipeline.stages.export.image_inputs import files_in, read_images
+from pipeline.stages.export.mask_files import mask_path, require_new_names, write_mask
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.prediction_rows import prediction_row
+from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
 USAGE = (
     "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, "

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import RunError, UsageError
-from pipeline.files.package_paths import PROJECT
+from pipeline.core.errors import RunError, UsageError
+from pipeline.core.files.package_paths import PROJECT
 
 USAGE = "new takes NAME: the folder to make, of letters, digits and _, and no word such as null"
 HELP = """usage: python -m pipeline new NAME

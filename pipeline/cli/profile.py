@@ -10,7 +10,7 @@ from pipeline.cli import train
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.overrides import key_of
 from pipeline.config.profile_spec import profiling_overrides
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 STAGES = "stages=[data,build,compile,train]"
 MODE = "profile.mode"

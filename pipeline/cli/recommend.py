@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
-from pipeline.errors import RunError, UsageError, printable
-from pipeline.files.error_text import no_such
+from pipeline.core.errors import RunError, UsageError, printable
+from pipeline.core.files.error_text import no_such
 
 USAGE = "recommend takes FOLDER, KEY=VALUE, ranges or lists, --metric, --count, --sampler, --seed"
 HELP = """usage: python -m pipeline recommend FOLDER +recipe=NAME KEY=RANGE ... [--metric=NAME]
@@ -72,9 +72,9 @@ def _require(module: str, what_to_do: str) -> None:
 def _recommendation(given: RecommendArguments) -> list[str]:
     import optuna
 
-    from pipeline.sweep.history import sampler_named, suggest, trials_of_runs
-    from pipeline.sweep.space import one_at_a_time, read_space, to_overrides
-    from pipeline.sweep.study import directions
+    from pipeline.study.sweep.history import sampler_named, suggest, trials_of_runs
+    from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
+    from pipeline.study.sweep.study import directions
 
     known = directions()
     if given.metric not in known:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import UsageError, printable
-from pipeline.report.write_report import write_report
+from pipeline.core.errors import UsageError, printable
+from pipeline.inspect.report.write_report import write_report
 
 OUT = "--out="
 USAGE = "report takes RUN_DIR and --out=FOLDER"

@@ -20,24 +20,24 @@ from pathlib import Path
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import check_tree
 from pipeline.config.overrides import key_of, quoted, value_of
-from pipeline.errors import DataError, RecipeError, RunError, UsageError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.bounded_read import read_bytes
-from pipeline.files.package_paths import PACKAGE
-from pipeline.files.tree_diff import Difference
-from pipeline.host.signals import find_stops
-from pipeline.runner.record import run_directory
-from pipeline.runner.record.compare_steps import Comparison, compare_steps
-from pipeline.runner.record.descendants import note_descendant
-from pipeline.runner.record.log_lines import METRICS, last_step
-from pipeline.runner.record.run_directory import LOWERINGS, RECIPE
-from pipeline.runner.record.run_record import (
+from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.package_paths import PACKAGE
+from pipeline.core.files.tree_diff import Difference
+from pipeline.core.host.signals import find_stops
+from pipeline.engine.monitors.log_lines import METRICS, last_step
+from pipeline.stages.record import run_directory
+from pipeline.stages.record.compare_steps import Comparison, compare_steps
+from pipeline.stages.record.descendants import note_descendant
+from pipeline.stages.record.run_directory import LOWERINGS, RECIPE
+from pipeline.stages.record.run_record import (
     RunRecord,
     compare_origins,
     compare_outcomes,
     read_record,
 )
-from pipeline.runner.record.side_by_side import SideBySide
+from pipeline.stages.record.side_by_side import SideBySide
 
 USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
 HELP = """usage: python -m pipeline reproduce RUN_DIR [KEY=VALUE ...] [hydra.run.dir=DIR]

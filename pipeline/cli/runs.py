@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.errors import DataError, UsageError, printable
-from pipeline.files.error_text import no_such
-from pipeline.runner.record.run_directory import OUTPUTS
-from pipeline.runs.differing_keys import differing_keys
-from pipeline.runs.importance import importance_of_keys
-from pipeline.runs.kept_run import KeptRun, read_runs
-from pipeline.runs.page import SPEEDS, write_page
-from pipeline.runs.ranking import is_better_larger, main_metric
+from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.core.files.error_text import no_such
+from pipeline.stages.record.run_directory import OUTPUTS
+from pipeline.study.runs.differing_keys import differing_keys
+from pipeline.study.runs.importance import importance_of_keys
+from pipeline.study.runs.kept_run import KeptRun, read_runs
+from pipeline.study.runs.page import SPEEDS, write_page
+from pipeline.study.runs.ranking import is_better_larger, main_metric
 
 USAGE = "runs takes [FOLDER], --html[=FILE], --metric=NAME, --json and --all"
 HELP = """usage: python -m pipeline runs [FOLDER] [--html[=FILE]] [--metric=NAME] [--json] [--all]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.schema import recipe_schema
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 HELP = """usage: python -m pipeline schema
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, UsageError
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.run_directory import run_of
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.reporter import Reporter
+from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.layer_table import layer_table
-from pipeline.weights.trained_run import read_run_recipe
+from pipeline.stages.record.run_directory import run_of
 
 JSON = "--json"
 

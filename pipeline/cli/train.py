@@ -37,22 +37,29 @@ from pipeline.config.overrides import (
     value_of,
 )
 from pipeline.config.profile_spec import profiling_overrides
-from pipeline.errors import RecipeError, RunError, UsageError, exit_status_of, first_line, printable
-from pipeline.files.package_paths import CONF
-from pipeline.observe.reporter import MARGIN
-from pipeline.runner.record import run_directory
-from pipeline.runner.resume_command import (
+from pipeline.core.errors import (
+    RecipeError,
+    RunError,
+    UsageError,
+    exit_status_of,
+    first_line,
+    printable,
+)
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.reporter import MARGIN
+from pipeline.stages.record import run_directory
+from pipeline.stages.runner.resume_command import (
     RESUME,
     SWEEP_DIR,
     resume_run_command,
     resume_sweep_command,
 )
-from pipeline.sweep.command import command_of, find_sweep, read_command
-from pipeline.sweep.directory import find_failures, find_jobs
-from pipeline.sweep.table import conclude
+from pipeline.study.sweep.command import command_of, find_sweep, read_command
+from pipeline.study.sweep.directory import find_failures, find_jobs
+from pipeline.study.sweep.table import conclude
 
 if TYPE_CHECKING:
-    from pipeline.sweep.jobs import OnChanged
+    from pipeline.study.sweep.jobs import OnChanged
 
 RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
@@ -138,9 +145,9 @@ def _single(arguments: Arguments, started_at: float, *, alone: bool) -> int:
     recipe = check(config, hydra_config.overrides.task)
     with _resolved():
         folder = hydra_config.run.dir
-    from pipeline.dumps.run_inspection import RunInspection
-    from pipeline.runner.context import RunOptions
-    from pipeline.runner.run import lower_and_compile, run
+    from pipeline.inspect.dumps.run_inspection import RunInspection
+    from pipeline.stages.run import lower_and_compile, run
+    from pipeline.stages.runner.context import RunOptions
 
     options = RunOptions(
         run_dir=None if folder == "." else Path(folder),
@@ -166,8 +173,8 @@ def _sweep(arguments: Arguments) -> int:
     placed = [*own, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
-    from pipeline.dumps.run_inspection import RunInspection
-    from pipeline.sweep.jobs import Job
+    from pipeline.inspect.dumps.run_inspection import RunInspection
+    from pipeline.study.sweep.jobs import Job
 
     try:
         job = Job(swept_keys(own), find_failures(sweep_dir), on_changed, RunInspection())

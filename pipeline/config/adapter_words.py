@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.registry import Spec
+from pipeline.core.registry import Spec
 
 if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import loop_problems
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
+from pipeline.core.files.error_text import no_such, show
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import column_specs
-from pipeline.files.error_text import no_such, show
+from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
+from pipeline.engine.schedule import total_steps
 from pipeline.models.imported.model_specs import ImportedModelSpec
-from pipeline.sink.schedule import total_steps
 from pipeline.training import target_metrics
 from pipeline.training.part_specs import METRICS
 

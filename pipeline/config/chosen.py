@@ -24,10 +24,10 @@ from pipeline.config.recipe_file import (
     user_keys,
     with_part_files,
 )
-from pipeline.errors import RecipeError
-from pipeline.files.error_text import show
-from pipeline.files.package_paths import CONF
-from pipeline.registry import parts
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import show
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.registry import parts
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_PARTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}

@@ -22,10 +22,10 @@ from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
 from pipeline.config.unfit_parts import unfit_parts
-from pipeline.errors import RecipeError, first_line
-from pipeline.files.error_text import describe, no_such, show
-from pipeline.files.package_paths import CONF
-from pipeline.plugins.loading import missing_flag_hint
+from pipeline.core.errors import RecipeError, first_line
+from pipeline.core.files.error_text import describe, no_such, show
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.plugins.loading import missing_flag_hint
 
 UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from pipeline.config.files import SECTIONS
 from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
-from pipeline.files.error_text import locate
-from pipeline.files.package_paths import CONF
-from pipeline.files.tree_diff import leaves
-from pipeline.registry import Spec
+from pipeline.core.files.error_text import locate
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.tree_diff import leaves
+from pipeline.core.registry import Spec
 
 Tree = dict[str, Any]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pipeline.backends.devices.xla import Gpu
 from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
-from pipeline.files.error_text import show
-from pipeline.parallel.launch_spec import DEFAULT_PROCESSES
-from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.parallel.shards import num_shards
+from pipeline.core.files.error_text import show
+from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
+from pipeline.training.parallel.parallel_spec import ParallelSpec
+from pipeline.training.parallel.shards import num_shards
 
 EMULATED = "ascend"
 COMPILING = ("data", "build", "compile")

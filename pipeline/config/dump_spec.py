@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
-from pipeline.registry import FilePath, Seq, Spec
+from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DUMPED = 10_000
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.files.bounded_read import read_bytes
-from pipeline.files.package_paths import CONF, RECIPES
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.package_paths import CONF, RECIPES
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "dataset": ("dataset",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.config.overrides import value_of, without_secret_values
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 SECTIONS = ("hydra.sweeper", "hydra.launcher")
 OUTPUT_SUBDIR = "hydra.output_subdir"

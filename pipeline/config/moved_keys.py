@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pipeline.files.error_text import Location
+from pipeline.core.files.error_text import Location
 
 
 class MovedKey(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.registry import PartOf, Spec, parts
+from pipeline.core.registry import PartOf, Spec, parts
 
 _NAME = "name"
 

@@ -10,9 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
-from pipeline.errors import HIDDEN, MAX_PROBLEMS, first_line, is_secret_name, without_secrets
-from pipeline.files.error_text import show
-from pipeline.files.safe_yaml import MAX_DEPTH
+from pipeline.core.errors import HIDDEN, MAX_PROBLEMS, first_line, is_secret_name, without_secrets
+from pipeline.core.files.error_text import show
+from pipeline.core.files.safe_yaml import MAX_DEPTH
 
 STORAGE = "hydra.sweeper.storage"
 MAX_OVERRIDES = 1_000

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from pipeline.config.overrides import quoted
-from pipeline.errors import RecipeError
-from pipeline.files.error_text import no_such, show
-from pipeline.registry import FilePath, Spec
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import no_such, show
+from pipeline.core.registry import FilePath, Spec
 
 MODE, OPTIONS = "PROFILING_MODE", "PROFILING_OPTIONS"
 LEAST_STEPS, MOST_STEPS = 20, 200

@@ -17,22 +17,22 @@ from pydantic import (
 )
 
 from pipeline.backends.device_spec import DeviceSpec
-from pipeline.callbacks.callback import CallbackSpec
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
+from pipeline.core.errors import tree_without_secrets
+from pipeline.core.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.errors import tree_without_secrets
+from pipeline.engine.callbacks.callback import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
-from pipeline.parallel.launch_spec import LaunchSpec
-from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.parallel.shards import default_shards
-from pipeline.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.training.bad_steps import OnNan
 from pipeline.training.loss_scales import LossScale
 from pipeline.training.optimizers.clipping import ClipSpec
+from pipeline.training.parallel.launch_spec import LaunchSpec
+from pipeline.training.parallel.parallel_spec import ParallelSpec
+from pipeline.training.parallel.shards import default_shards
 from pipeline.training.part_specs import (
     AverageSpec,
     GradientSpec,

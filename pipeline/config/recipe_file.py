@@ -16,10 +16,10 @@ from omegaconf import MISSING
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.references import refused_references, texts_of
-from pipeline.errors import RecipeError
-from pipeline.files.bounded_read import read_text
-from pipeline.files.error_text import dotted, show
-from pipeline.files.safe_yaml import MAX_BYTES, parse_yaml
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.error_text import dotted, show
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
 
 Tree = dict[str, Any]
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.files.error_text import dotted, show
-from pipeline.files.safe_yaml import MAX_DEPTH
+from pipeline.core.files.error_text import dotted, show
+from pipeline.core.files.safe_yaml import MAX_DEPTH
 
 Where = tuple[str | int, ...]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.registry import Spec
+from pipeline.core.registry import Spec
 
 MAX_LENGTH = 1000
 _GROUP = re.compile(r"\\([1-9])")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.config.recipe import Recipe
-from pipeline.registry import parts
+from pipeline.core.registry import parts
 
 DEFAULTS = {
     "type": "array",

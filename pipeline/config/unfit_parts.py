@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from pipeline.config.files import SECTIONS
-from pipeline.files.error_text import Location, dotted, shown
-from pipeline.files.package_paths import CONF
-from pipeline.registry import Spec, parts
+from pipeline.core.files.error_text import Location, dotted, shown
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.registry import Spec, parts
 
 
 def unfit_parts(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping[Location, str]:

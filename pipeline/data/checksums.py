@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
-from pipeline.files.bounded_read import read_text
+from pipeline.core.files.bounded_read import read_text
 
 SUMS = "SHA256SUMS"
 """The file that lists the checksums of a folder, readable by `sha256sum -c`."""

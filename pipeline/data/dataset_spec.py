@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.core.registry import FilePath, PartOf, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
-from pipeline.registry import FilePath, PartOf, Seq, Spec
 
 
 class MapOp(Spec):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.folder_lock import locked
 from pipeline.data.checksums import checksum
 from pipeline.data.remote_file import RemoteFile
-from pipeline.errors import DataError
-from pipeline.files.folder_lock import locked
 
 STALL_S = 30.0
 """Seconds that a mirror may send nothing, while connecting or later, before the next is tried."""

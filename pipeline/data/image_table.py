@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.error_text import shown
 from pipeline.data.targets import Targets, Task, standardised
-from pipeline.files.bounded_read import read_bytes
-from pipeline.files.error_text import shown
 
 MAX_TABLE_BYTES = 512 * 2**20
 """Size limit of a table: some millions of rows."""

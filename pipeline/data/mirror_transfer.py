@@ -26,10 +26,10 @@ from urllib.request import (
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import checksum
 from pipeline.data.remote_file import RemoteFile
-from pipeline.errors import DataError
-from pipeline.files.atomic_write import commit
 
 MIN_BYTES_PER_STALL = 16 * 2**10
 """The fewest bytes in that time, so that a very slow mirror is given up too."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from pipeline.files.error_text import shown
-from pipeline.registry import Seq, Spec
+from pipeline.core.files.error_text import shown
+from pipeline.core.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]

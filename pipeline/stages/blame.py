@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from flax.errors import FlaxError
 
-from pipeline.errors import RecipeError, first_line
+from pipeline.core.errors import RecipeError, first_line
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
 """Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""

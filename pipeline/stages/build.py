@@ -11,6 +11,8 @@ from flax import linen as nn
 
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
@@ -18,12 +20,9 @@ from pipeline.data.padding.buckets import in_ascending_order
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
-from pipeline.errors import RecipeError
+from pipeline.engine.schedule import RunSchedule, schedule_run
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.modules.standard import Network
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.shards import Shards, shards_of
-from pipeline.sink.schedule import RunSchedule, schedule_run
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.build_checks import (
     LAYER_CHECKS,
@@ -37,6 +36,7 @@ from pipeline.stages.build_checks import (
 from pipeline.stages.fine_tuning import fine_tuned
 from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.freezing import config_at
+from pipeline.training.parallel.shards import Shards, shards_of
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of

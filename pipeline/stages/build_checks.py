@@ -17,24 +17,24 @@ from flax import linen as nn
 
 from pipeline.config.checks import wanted_metrics
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import show
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.errors import RecipeError
-from pipeline.files.error_text import show
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
 from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
+from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import initial_variables

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 import jax
 
 from pipeline.backends.base import Backend, CompileInputs, Executable, Program
-from pipeline.cache import program_folder
+from pipeline.backends.feed.feed import Feed, make_feed
+from pipeline.backends.planner.hlo_collectives import read_collectives
+from pipeline.config.cache import program_folder
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.compile_cache import enable_compile_cache, programs_by_names
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.data.feed.feed import Feed, make_feed
-from pipeline.errors import RecipeError
-from pipeline.files.compile_cache import enable_compile_cache, programs_by_names
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.cuts import cuts_of
-from pipeline.parallel.shards import shards_of
-from pipeline.planner.hlo_collectives import read_collectives
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.build import Built
 from pipeline.stages.recomputation import (
@@ -27,6 +25,8 @@ from pipeline.stages.recomputation import (
     recomputing,
     training_temporaries,
 )
+from pipeline.training.parallel.cuts import cuts_of
+from pipeline.training.parallel.shards import shards_of
 
 LONG_S = 2.0
 """Seconds of compiling from which on a line says how to do without."""

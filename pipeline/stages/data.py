@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.cache import cache_root
+from pipeline.backends.feed.feed import split_bytes
+from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.balanced_order import BalancedOrder
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
-from pipeline.data.feed.feed import split_bytes
 from pipeline.data.interleaved_order import InterleavedOrder
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
@@ -29,9 +31,7 @@ from pipeline.data.transform import (
     column_specs,
     draw_choice,
 )
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
-from pipeline.sink.schedule import total_steps
+from pipeline.engine.schedule import total_steps
 from pipeline.stages.data_buckets import (
     bucket_line,
     in_buckets,

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from flax.errors import FlaxError
 
+from pipeline.core.errors import RecipeError
+from pipeline.core.host.memory import require_room
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec, Op
@@ -22,8 +24,6 @@ from pipeline.data.padding.buckets import (
     check_every_bucket_is_used,
 )
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.errors import RecipeError
-from pipeline.host.memory import require_room
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import make_train_step
 

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from flax.errors import FlaxError
 
+from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.transform import choices_among, chosen_ops, column_specs
-from pipeline.errors import RecipeError
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of
 

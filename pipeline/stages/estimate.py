@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.autosink.choose_sink import chooses_sink, modelled_chooser
 from pipeline.backends.base import Backend, Estimate, StepToPrice
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.devices import num_devices
-from pipeline.runner.record.run_folder import RunFolder
+from pipeline.stages.autosink.choose_sink import chooses_sink, modelled_chooser
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_cuts
+from pipeline.stages.record.run_folder import RunFolder
+from pipeline.training.parallel.devices import num_devices
 from pipeline.training.step import image_shape, make_update_only_step
 
 

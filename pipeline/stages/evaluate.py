@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Executable
+from pipeline.core.errors import RunError
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RunError
-from pipeline.observe.monitors import TRAINED, Evaluation
-from pipeline.parallel.ranks import Agree, decide_alone
-from pipeline.stages.train.dispatch_size import DispatchSize
+from pipeline.engine.dispatch_size import DispatchSize
+from pipeline.engine.monitors.monitors import TRAINED, Evaluation
 from pipeline.training.metrics import EvalSums, summarize
+from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.part_specs import MetricSpec
 from pipeline.training.state import TrainState
 

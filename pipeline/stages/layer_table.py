@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.config.checks import batching, known_facts
 from pipeline.config.recipe import Recipe
+from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoding_ops
@@ -21,7 +22,6 @@ from pipeline.data.transform import column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
 from pipeline.models.modules.apply_layers import noting_layers
 from pipeline.models.modules.standard import Network
-from pipeline.observe.reporter import Reporter
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.build import parts_of
 from pipeline.stages.data import load_data

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.recipe import TrainSpec
-from pipeline.errors import RecipeError
-from pipeline.sink.schedule import RunSchedule
+from pipeline.core.errors import RecipeError
+from pipeline.engine.schedule import RunSchedule
 from pipeline.training.part_specs import ScheduleSpec
 from pipeline.training.rate_table import RateFile, TableSchedule
 

@@ -18,26 +18,21 @@ from typing import Any, get_args
 from flax import linen as nn
 
 from pipeline.backends.base import Backend
-from pipeline.cache import cache_root
+from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.knowledge_bank import write_result
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RunError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.bounded_read import read_json
-from pipeline.files.knowledge_bank import write_result
-from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
-from pipeline.lowerings.tune.layouts import find_layout
-from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.imported.imported_network import ImportedNetwork
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
+from pipeline.models.lowerings.tune.layouts import find_layout
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import best_layout, has_choice
 from pipeline.models.modules.standard import Network
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.cuts import cuts_of
-from pipeline.parallel.ranks import Ranks
-from pipeline.parallel.shards import shards_of
-from pipeline.runner.record.run_directory import LOWERINGS
-from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import (
     layout_key,
@@ -45,6 +40,11 @@ from pipeline.stages.lowering_problems import (
     list_problems,
     time_gradients_us,
 )
+from pipeline.stages.record.run_directory import LOWERINGS
+from pipeline.stages.record.run_folder import RunFolder
+from pipeline.training.parallel.cuts import cuts_of
+from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.parallel.shards import shards_of
 
 SHOWN_KEPT = 3
 """Operations that are named where no lowering replaces them."""

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.lowerings.problem.lowering import (
+from pipeline.models.imported.imported_network import ImportedNetwork
+from pipeline.models.imported.with_lowerings import KeptOperation
+from pipeline.models.lowerings.problem.lowering import (
     ROLES,
     LoweringPolicy,
     Problem,
     RecordingPolicy,
 )
-from pipeline.lowerings.problem.problems import ConvolutionProblem, DenseProblem
-from pipeline.lowerings.tune.machine import describe_device
-from pipeline.lowerings.tune.timing import Timer, random_operands
-from pipeline.models.imported.imported_network import ImportedNetwork
-from pipeline.models.imported.with_lowerings import KeptOperation
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
+from pipeline.models.lowerings.tune.machine import describe_device
+from pipeline.models.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.modules.standard import Network
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from pipeline.engine.monitors.board_graph import BoardNode
 from pipeline.models.modules.control_flow import called_jaxpr
 from pipeline.models.modules.name_stack import layer_of
-from pipeline.observe.board_graph import BoardNode
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 

@@ -12,24 +12,24 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
+from pipeline.backends.planner.given_cuts import price_cuts
+from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan
+from pipeline.backends.planner.plan_file import load_plan, save_plan
+from pipeline.backends.planner.plan_table import moved_text, plan_table
+from pipeline.backends.planner.rates import AscendRates, Rates, host_rates
+from pipeline.backends.planner.search import GIB, SearchedPlans, search
+from pipeline.backends.planner.step_loss import loss_of_step
+from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.config.recipe import Recipe
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.files.safe_yaml import read_yaml
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.devices import num_devices, num_processes
-from pipeline.parallel.parallel_spec import MeshSpec, ShardRule
-from pipeline.planner.given_cuts import price_cuts
-from pipeline.planner.layouts import Mesh
-from pipeline.planner.parallel_plan import CutRule, ParallelPlan
-from pipeline.planner.plan_file import load_plan, save_plan
-from pipeline.planner.plan_table import moved_text, plan_table
-from pipeline.planner.rates import AscendRates, Rates, host_rates
-from pipeline.planner.search import GIB, SearchedPlans, search
-from pipeline.planner.step_loss import loss_of_step
-from pipeline.planner.traced_loss import LossToPlan
-from pipeline.runner.record.run_directory import PLAN
-from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages.build import Built
+from pipeline.stages.record.run_directory import PLAN
+from pipeline.stages.record.run_folder import RunFolder
+from pipeline.training.parallel.devices import num_devices, num_processes
+from pipeline.training.parallel.parallel_spec import MeshSpec, ShardRule
 from pipeline.training.step import image_shape
 
 

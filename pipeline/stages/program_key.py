@@ -11,7 +11,7 @@ import jax
 from pydantic import BaseModel
 
 from pipeline.config.recipe import Recipe
-from pipeline.files.strict_json import json_text
+from pipeline.core.files.strict_json import json_text
 from pipeline.stages.build import Built
 
 NOT_COMPILED = frozenset({"name", "cache", "checkpoint", "monitor", "launch", "debug", "stages"})

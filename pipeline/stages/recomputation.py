@@ -13,7 +13,7 @@ import jax
 from flax import linen as nn
 
 from pipeline.backends.base import Executable
-from pipeline.host.memory import available_bytes
+from pipeline.core.host.memory import available_bytes
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built

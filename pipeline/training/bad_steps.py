@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveInt
 
-from pipeline.registry import PartOf, Spec, part
+from pipeline.core.registry import PartOf, Spec, part
 
 
 class BadStepPolicy(Spec):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from pipeline.registry import part
+from pipeline.core.registry import part
 from pipeline.training.part_specs import Direction, MetricSpec
 
 if TYPE_CHECKING:

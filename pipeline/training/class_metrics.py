@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from pipeline.registry import part
+from pipeline.core.registry import part
 from pipeline.training.part_specs import MetricSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 from pipeline.models.modules.layer_capture import LayerCapture, Observations
 from pipeline.models.modules.name_stack import UPDATE
 

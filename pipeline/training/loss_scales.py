@@ -13,7 +13,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Positive
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from pipeline.registry import MAX_FLOAT, PartOf, Spec, part
+from pipeline.core.registry import MAX_FLOAT, PartOf, Spec, part
 
 if TYPE_CHECKING:
     from jax import Array

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.files.error_text import shown
+from pipeline.core.registry import Expected, Seq, part
 from pipeline.data.targets import Targets, Task
-from pipeline.files.error_text import shown
-from pipeline.registry import Expected, Seq, part
 from pipeline.training.part_specs import LossSpec
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 
-from pipeline.errors import RunError, first_line
+from pipeline.core.errors import RunError, first_line
 from pipeline.training.part_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from pipeline.core.registry import PartOf, Seq, Spec, parts
 from pipeline.data.targets import Targets, Task
-from pipeline.registry import PartOf, Seq, Spec, parts
 
 if TYPE_CHECKING:
     import jax

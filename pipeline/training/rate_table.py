@@ -13,10 +13,10 @@ import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
 from pydantic import model_validator
 
-from pipeline.files.bounded_read import read_bytes
-from pipeline.files.error_text import show
-from pipeline.files.npy import parse_npy
-from pipeline.registry import MAX_FLOAT, FilePath, part
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.error_text import show
+from pipeline.core.files.npy import parse_npy
+from pipeline.core.registry import MAX_FLOAT, FilePath, part
 from pipeline.training.part_specs import ScheduleSpec
 
 MAX_BYTES = 64 * 2**20

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.registry import Seq, part
+from pipeline.core.registry import Seq, part
 from pipeline.training.part_specs import ScheduleSpec
 
 Share = Annotated[float, Field(ge=0, le=1)]

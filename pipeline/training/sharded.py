@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.data.batch import Batch
-from pipeline.parallel.fixed_sum import add_devices, sum_leaves, written_out
-from pipeline.parallel.shards import Shards
+from pipeline.training.parallel.fixed_sum import add_devices, sum_leaves, written_out
+from pipeline.training.parallel.shards import Shards
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import is_frozen
-from pipeline.parallel.shards import Shards
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.curvature import CurvatureRule, LayerSums
 from pipeline.training.loss_scales import LossScaling
+from pipeline.training.parallel.shards import Shards
 from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Reduction
 
 Array = jax.Array

@@ -24,7 +24,6 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops, choices_among, chosen_ops, draw_choice
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
-from pipeline.parallel.shards import Shards
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
 from pipeline.training.freezing import in_its_phase, last_phase
@@ -37,6 +36,7 @@ from pipeline.training.losses import (
     sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
+from pipeline.training.parallel.shards import Shards
 from pipeline.training.parameters import reinitialize
 from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
 from pipeline.training.state import Gradients, Record, StepConfig, TrainState, merge, split

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from pipeline.core.registry import Seq, part
 from pipeline.data.targets import Targets
-from pipeline.registry import Seq, part
 from pipeline.training.part_specs import Direction, MetricSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run

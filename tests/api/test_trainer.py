@@ -13,11 +13,11 @@ import pytest
 
 import pipeline
 from pipeline import Trainer
-from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, RunError
-from pipeline.observe.monitors import SinkReport
-from pipeline.sink.telemetry import Telemetry
+from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.monitors.monitors import SinkReport
+from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.whole_run import run
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
+from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.modules import standard
 from tests import outcome
 from tests.whole_run import run

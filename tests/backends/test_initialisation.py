@@ -22,7 +22,7 @@ from pipeline.backends.initialisation import (
     key_words,
     random_bits,
 )
-from pipeline.parallel.placement import DevicePlacement
+from pipeline.training.parallel.placement import DevicePlacement
 
 SEED = np.array([7, 11], np.uint32)
 FAN_IN = partial(initializers.variance_scaling, mode="fan_in")

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.backends.compile_program import ProgramSpec, compile_program, find_compiled
 from pipeline.backends.later_program import LaterProgram
-from pipeline.files.compile_cache import enable_compile_cache
+from pipeline.core.files.compile_cache import enable_compile_cache
 
 CONFIGURED = (
     "jax_compilation_cache_dir",

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs, Executable, Mechanism
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed.feed import make_feed
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.host.cuda import plugin
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
-from pipeline.data.feed import feed as feeds
-from pipeline.data.feed.feed import make_feed
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
-from pipeline.errors import RunError
-from pipeline.host.cuda import plugin
-from pipeline.parallel.devices import find_device
-from pipeline.parallel.placement import DevicePlacement
 from pipeline.training.metrics import EvalSums, zero_sums
+from pipeline.training.parallel.devices import find_device
+from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 from tests import outcome

@@ -12,7 +12,7 @@ from benchmarks import feeding
 from benchmarks.feeding import Fed, fed_as
 from pipeline import run
 from pipeline.config.recipe import Recipe
-from pipeline.runner.record.summary import Summary
+from pipeline.stages.record.summary import Summary
 
 NETWORK = "lenet5_digits model=mlp model.hidden=[4] train.batch_size=4 monitor.tensorboard=false"
 

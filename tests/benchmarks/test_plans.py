@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks import plans
 from benchmarks.plans import DEVICES, NETWORKS, Network, Strategy, Times, different_plans
+from pipeline.backends.planner.find_blocks import find_blocks
+from pipeline.backends.planner.layouts import Mesh
 from pipeline.data.sources.npz import load_arrays
-from pipeline.planner.find_blocks import find_blocks
-from pipeline.planner.layouts import Mesh
-from tests.planner.networks import mlp
+from tests.backends.planner.networks import mlp
 
 STEP = mlp(64, 32, 64, 64, 256)
 BLOCKS = find_blocks(STEP)

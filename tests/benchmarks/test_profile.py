@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.profile import Profile, _report, copied_gb_s, traceable
-from pipeline.profiler.hlo_program import HloInstruction, HloProgram
+from pipeline.inspect.profiler.hlo_program import HloInstruction, HloProgram
 
 PROGRAM = HloProgram(
     {

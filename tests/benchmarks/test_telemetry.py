@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks import telemetry
 from benchmarks.telemetry import Cost, device_rows
-from pipeline.runner.record.log_lines import METRICS, read_lines
-from pipeline.sink.telemetry import COLUMNS
+from pipeline.engine.monitors.log_lines import METRICS, read_lines
+from pipeline.training.telemetry import COLUMNS
 
 STEPS = 40
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.columns import main
-from pipeline.errors import DataError, UsageError
+from pipeline.core.errors import DataError, UsageError
 
 
 def test_columns_are_listed_with_their_types(

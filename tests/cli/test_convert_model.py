@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline.cli.convert import main as convert
-from pipeline.errors import RecipeError, UsageError
+from pipeline.core.errors import RecipeError, UsageError
 
 NETS = """
 import torch

@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.cli.convert import main as convert
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, UsageError
-from pipeline.weights.files.weight_files import read_weights, write_weights
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from tests import outcome
-from tests.weights.test_matching import lenet
+from tests.stages.export.test_matching import lenet
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]

@@ -13,7 +13,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.cli import doctor as module
 from pipeline.cli.doctor import lacking
-from pipeline.host.limits import read_limits
+from pipeline.core.host.limits import read_limits
 
 
 class Said(NamedTuple):

@@ -11,17 +11,17 @@ import jax
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed.feed import make_feed
+from pipeline.backends.sink_choice import SinkChoice
 from pipeline.cli import explain as command
 from pipeline.cli.explain import calendar_of, memory_of
 from pipeline.config.recipe import Recipe
-from pipeline.data.feed import feed as feeds
-from pipeline.data.feed.feed import make_feed
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.placement import DevicePlacement
-from pipeline.sink.choice import SinkChoice
-from pipeline.sink.schedule import Event, RunSchedule
+from pipeline.core.reporter import Reporter
+from pipeline.engine.event_periods import event_periods
+from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
-from pipeline.stages.train.event_periods import event_periods
+from pipeline.training.parallel.placement import DevicePlacement
 from tests.conftest import STEPS, TINY
 
 Compose = Callable[..., Recipe]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.new import main
-from pipeline.errors import RunError, UsageError
-from pipeline.files.package_paths import PROJECT
+from pipeline.core.errors import RunError, UsageError
+from pipeline.core.files.package_paths import PROJECT
 
 FILES = [
     "README.md",

@@ -15,9 +15,9 @@ import pytest
 from pipeline import load_recipe
 from pipeline.cli.recommend import main
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, UsageError
-from pipeline.files.safe_yaml import yaml_text
-from tests.runs.made_up import make_run
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.core.files.safe_yaml import yaml_text
+from tests.study.runs.made_up import make_run
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
 

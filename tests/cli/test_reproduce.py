@@ -19,9 +19,9 @@ from pipeline.cli.infer import main as infer
 from pipeline.cli.reproduce import compare_and_report
 from pipeline.cli.reproduce import main as reproduce
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, UsageError
-from pipeline.runner.record.run_directory import to_resume
-from pipeline.runner.record.run_record import read_record
+from pipeline.core.errors import DataError, UsageError
+from pipeline.stages.record.run_directory import to_resume
+from pipeline.stages.record.run_record import read_record
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.test_shared_machines import At

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.runs import main
-from pipeline.errors import DataError, UsageError
-from tests.runs.made_up import make_run
+from pipeline.core.errors import DataError, UsageError
+from tests.study.runs.made_up import make_run
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.cli import summary as command
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError, UsageError
-from pipeline.observe.reporter import Reporter
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.core.reporter import Reporter
 from pipeline.stages.layer_table import LayerTable, layer_table
 from tests.conftest import TINY
 from tests.whole_run import run

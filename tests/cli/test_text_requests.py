@@ -12,8 +12,8 @@ from pipeline.cli.arguments.text_requests import take_text_options
 from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
-from pipeline.errors import DataError, RecipeError, UsageError
-from tests.weights.text_runs import bert, gpt
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from tests.stages.export.text_runs import bert, gpt
 from tests.whole_run import run
 
 TEXTS = ("Draw a circle with the pen.", "Return a string of the message header.")

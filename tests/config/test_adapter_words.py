@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pipeline import load_recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 STEPS = "train.steps=200"
 

@@ -10,8 +10,8 @@ import yaml
 from pipeline import load_recipe
 from pipeline.config.chosen import DEFAULT_PARTS, resolve_recipe
 from pipeline.config.compose import compose_and_check
-from pipeline.errors import RecipeError
-from pipeline.files.package_paths import CONF
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.package_paths import CONF
 
 
 def write(folder: Path, name: str, text: str) -> Path:

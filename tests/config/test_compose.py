@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pipeline import load_recipe
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.overrides import quoted
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.package_paths import CONF
 from pipeline.data.sources.image_folder import ImageFolder
-from pipeline.errors import RecipeError
-from pipeline.files.package_paths import CONF
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.compose import check_tree
 from pipeline.config.defaults import fill_missing, names_every_part, normalised
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 KEYS = [
     "seed",

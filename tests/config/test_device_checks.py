@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.compose import for_processes
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 DATA = "parallel.mode=data"
 REFUSED = {

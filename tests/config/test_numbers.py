@@ -11,8 +11,8 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.compose import check_tree
 from pipeline.config.schema import recipe_schema
-from pipeline.errors import RecipeError
-from pipeline.files.tree_diff import Where, leaves
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.tree_diff import Where, leaves
 
 FAR = (10**400, 10**40, -1e308, float("nan"), float("inf"))
 NEAR = (-1, 0, -0.0, True)

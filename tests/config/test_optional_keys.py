@@ -15,10 +15,10 @@ from pipeline.config.hydra_versions import HYDRA_DEFAULTS
 from pipeline.config.optional_keys import settable
 from pipeline.config.overrides import swept_keys
 from pipeline.config.recipe import Recipe
-from pipeline.files.package_paths import CONF
-from pipeline.files.safe_yaml import parse_yaml
-from pipeline.registry import parts
-from pipeline.sweep.command import Command, Sweeper
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.safe_yaml import parse_yaml
+from pipeline.core.registry import parts
+from pipeline.study.sweep.command import Command, Sweeper
 
 
 def composed(*overrides: str) -> Recipe:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.profile_spec import profiling_overrides
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 
 def test_options_of_the_documents_become_keys() -> None:

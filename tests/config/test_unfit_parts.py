@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline import load_recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 
 def problem(*overrides: str) -> str:

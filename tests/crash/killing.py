@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.stages.checkpoint.checkpoint_folder import saved_steps
-from pipeline.stages.checkpoint.manifest import verify
+from pipeline.checkpoint.checkpoint_folder import saved_steps
+from pipeline.checkpoint.manifest import verify
+from pipeline.core.errors import DataError
 from tests import outcome
 from tests.crash.lives import ARGUMENTS, CONSOLE, run_directory_in, start
 

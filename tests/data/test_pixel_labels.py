@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.geometry import (
@@ -29,7 +30,6 @@ from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, column_specs
-from pipeline.registry import parts
 
 BATCH, HEIGHT, WIDTH = 6, 9, 12
 SPECS = {

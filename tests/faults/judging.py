@@ -11,8 +11,8 @@ from threading import Lock
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.stages.checkpoint.restore import Checkpoint, read_checkpoint, saved_steps
+from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, saved_steps
+from pipeline.core.errors import DataError
 from tests.faults.faults import Fault
 from tests.faults.runs import Ended, Nursery
 from tests.faults.scenarios import RESUME, RUN, Prepared, begin

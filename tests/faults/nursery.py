@@ -32,8 +32,8 @@ def main() -> int:
     import grain  # noqa: F401
     import tensorboardX.record_writer  # noqa: F401
 
-    import pipeline.runner.run
-    import pipeline.sweep.command  # noqa: F401
+    import pipeline.stages.run
+    import pipeline.study.sweep.command  # noqa: F401
     from pipeline.__main__ import main as command
     from pipeline.cli import train
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.host.allocator import SETTINGS
+from pipeline.core.host.allocator import SETTINGS
 
 SOURCE = Path(__file__).with_name("inject.c")
 

@@ -21,7 +21,10 @@ import safetensors.numpy
 from PIL import Image
 
 from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
+from pipeline.checkpoint.restore import read_saved
 from pipeline.config.compose import load_recipe
+from pipeline.core.errors import DataError
+from pipeline.core.files.knowledge_bank import read_bank
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.cifar import Release, read_split, unpack
@@ -31,14 +34,11 @@ from pipeline.data.sources.image_masks import ImageMasks
 from pipeline.data.sources.npz import NumpyArchive
 from pipeline.data.sources.records import Records
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError
-from pipeline.files.knowledge_bank import read_bank
-from pipeline.lowerings.tune.tuner import BUILT_IN
-from pipeline.lowerings.tune.tuner import check_lowering_entry as checked_lowering
-from pipeline.stages.checkpoint.restore import read_saved
-from pipeline.weights.files.weight_files import read_weights, write_weights
-from pipeline.weights.image_inputs import read_images
-from pipeline.weights.trained_run import Samples
+from pipeline.models.lowerings.tune.tuner import BUILT_IN
+from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from pipeline.stages.export.image_inputs import read_images
+from pipeline.stages.export.trained_run import Samples
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
 from tests.fuzz.mutate import mutate_bytes, mutate_tree
@@ -95,7 +95,9 @@ def read_idx_files(rng: Random, folder: Path) -> None:
     zipped = rng.random() < 0.5
     files = change_one(rng, _idx_files()) if rng.random() < 0.7 or not zipped else _idx_files()
     if zipped:
-        files = {f"{name}.gz": gzip.compress(content, 1, mtime=0) for name, content in files.items()}
+        files = {
+            f"{name}.gz": gzip.compress(content, 1, mtime=0) for name, content in files.items()
+        }
         if rng.random() < 0.5:
             files = change_one(rng, files)
     lay(files, folder)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import DataError
 from pipeline.data.sources.tabular import ParquetTable
 from pipeline.data.text.text_format import read_tokenizer
-from pipeline.errors import DataError
 from tests.data.section import section
 from tests.data.text.made_up import tokenizer_json
 from tests.fuzz.mutate import mutate_bytes, mutate_tree

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal, get_args
 
-from pipeline.errors import DataError, PipelineError
+from pipeline.core.errors import DataError, PipelineError
 
 Outcome = Literal[
     "success",

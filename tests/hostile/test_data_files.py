@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from pipeline.core.errors import DataError
 from pipeline.data.image_file import MAX_PIXELS
 from pipeline.data.sources.cifar import Release, unpack
 from pipeline.data.sources.idx import read_idx
@@ -26,7 +27,6 @@ from pipeline.data.sources.image_columns import decode
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.sources.npz import NumpyArchive
 from pipeline.data.sources.records import Records
-from pipeline.errors import DataError
 from tests.conftest import ROOT
 from tests.data.section import section
 from tests.data.sources.test_records import write
@@ -153,7 +153,7 @@ def test_other_compressions_than_numpys_are_refused(method: int, tmp_path: Path)
 def test_what_memory_does_not_hold_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.host.memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 10**9)
     with zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{name}.npy", npy("'|u1'", "(1,)") + b"1")

@@ -12,7 +12,7 @@ from pipeline import load_recipe
 from pipeline.backends.ascend.chip.chip_files import ChipError, load_chip
 from pipeline.config.compose import load_recipe as compose
 from pipeline.config.references import MAX_CHAIN, require_bounded
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
@@ -321,7 +321,7 @@ def test_a_part_file_says_no_more_than_a_recipe() -> None:
 @pytest.mark.slow
 def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
     """It holds every key; those are of the machine on which the run was made."""
-    from pipeline.runner.record.run_directory import write_recipe
+    from pipeline.stages.record.run_directory import write_recipe
 
     made = load_recipe("lenet5_digits", [f"cache.root={folder / 'cache'}"])
     write_recipe(folder, made)

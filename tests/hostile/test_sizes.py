@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.compose import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.errors import PipelineError, RunError
+from pipeline.core.errors import PipelineError, RunError
 from tests import outcome
 from tests.conftest import TINY
 from tests.whole_run import run
@@ -60,7 +60,7 @@ def test_weights_without_room_are_not_made(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny()
-    monkeypatch.setattr("pipeline.host.memory.available_bytes", lambda: 100_000)
+    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 100_000)
     monkeypatch.setattr("pipeline.data.sources.synthetic.require_room", lambda *_: None)
     with pytest.raises(RunError, match=r"the weights and the optimizer of lenet5 would take 0.0 G"):
         run(recipe, tmp_path)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core.errors import DataError
 from pipeline.data.sources.tabular import CsvTable
-from pipeline.errors import DataError
 from tests.data.section import section
 from tests.hostile.test_data_files import refusal
 

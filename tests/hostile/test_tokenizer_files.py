@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data.text.text_format import read_tokenizer
 from pipeline.data.text.tokenizer import Tokenizer, parse_tokenizer
-from pipeline.errors import DataError
 from tests.data.text.made_up import WORDS, tokenizer_json
 
 TEXT = "the cat sat " + "a" * 50 + "! "

@@ -19,14 +19,14 @@ import pytest
 import tensorstore
 
 from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
+from pipeline.checkpoint.restore import read_saved
 from pipeline.config.renames import RenameSpec
-from pipeline.errors import DataError, PipelineError, RunError
-from pipeline.files.knowledge_bank import read_bank
-from pipeline.lowerings.tune.tuner import check_lowering_entry as checked_lowering
-from pipeline.stages.checkpoint.restore import read_saved
-from pipeline.weights.export import ABOUT, read_export
-from pipeline.weights.files import torch_pickle
-from pipeline.weights.files.weight_files import read_weights
+from pipeline.core.errors import DataError, PipelineError, RunError
+from pipeline.core.files.knowledge_bank import read_bank
+from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
+from pipeline.models.weights.files import torch_pickle
+from pipeline.models.weights.files.weight_files import read_weights
+from pipeline.stages.export.export import ABOUT, read_export
 
 
 def refusal(act: Callable[[], Any], kind: type[PipelineError] = DataError) -> str:

@@ -19,7 +19,7 @@ from io import StringIO
 from pathlib import Path
 
 from pipeline import load_recipe, run
-from pipeline.stages.checkpoint.restore import read_saved
+from pipeline.checkpoint.restore import read_saved
 from tests import outcome
 from tests.conftest import TINY
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.stages.checkpoint.restore import read_saved
+from pipeline.checkpoint.restore import read_saved
 from tests import outcome
 
 RUN = (

@@ -12,10 +12,10 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
 
-from pipeline.files.package_paths import CONF
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.registry import parts
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, ModelSpec
 from pipeline.models.modules.standard import Network
-from pipeline.registry import parts
 
 INIT = {"conv": "he_normal", "dense": "he_uniform", "bias": {"name": "normal", "sigma": 0.5}}
 

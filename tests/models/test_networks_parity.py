@@ -13,8 +13,8 @@ from flax.traverse_util import unflatten_dict
 
 from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
-from pipeline.weights.matching import match_weights
-from pipeline.weights.network import arrays_of_model
+from pipeline.stages.export.matching import match_weights
+from pipeline.stages.export.network import arrays_of_model
 from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
 from tests.models.build import QUICK, Variables, conf_model, count
 from tests.models.conftest import GOLDEN

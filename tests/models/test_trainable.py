@@ -10,8 +10,8 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
+from pipeline.core.registry import parts
 from pipeline.models.modules.standard import Network
-from pipeline.registry import parts
 from tests.models.build import QUICK, Variables, conf_model, parameters, random, shapes
 
 RESNET = {"blocks": [1, 1], "widths": [4, 8]}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from pipeline.runner.record.run_directory import read_status
+from pipeline.stages.record.run_directory import read_status
 from tests.crash.killing import unlike
 from tests.faults.preload import compile_library
 from tests.faults.runs import Nursery

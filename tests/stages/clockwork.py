@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipeline.autosink import timed_runs as trial_stage
 from pipeline.backends.base import CompileReport, Mechanism
-from pipeline.sink.telemetry import Telemetry
-from pipeline.stages.train import loop as train_stage
+from pipeline.engine import loop as train_stage
+from pipeline.stages.autosink import timed_runs as trial_stage
 from pipeline.training.state import TrainState
-from tests.stages.train.test_loop import state_at
+from pipeline.training.telemetry import Telemetry
+from tests.engine.test_loop import state_at
 
 
 class Clockwork:

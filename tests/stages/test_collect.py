@@ -15,12 +15,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.graph_pb2 import GraphDef
 
 from pipeline import load_run, run
-from pipeline.callbacks.callback import Callback, RunControl
 from pipeline.config.recipe import Recipe
-from pipeline.observe.reporter import Reporter
-from pipeline.sink.telemetry import Telemetry
+from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.stages.collect import Collector
 from pipeline.stages.data import load_data
+from pipeline.training.telemetry import Telemetry
 from tests.conftest import compose_tiny
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.backends.base import CompileReport
 from pipeline.config.recipe import Recipe
-from pipeline.observe.reporter import Reporter
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.provenance import read_provenance
 from pipeline.stages.data import declare_data, load_data, sample_images
+from pipeline.stages.record.provenance import read_provenance
 from tests.image_folders import save_images
 from tests.whole_run import run
 

@@ -14,14 +14,14 @@ from PIL import Image
 from rich.console import Console
 
 from pipeline import load_recipe
+from pipeline.backends.feed import feed as feeds
 from pipeline.cli.convert_records import main as convert_records
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
-from pipeline.data.feed import feed as feeds
 from pipeline.data.padding.buckets import SIZE
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.training.bucketing import with_padding_mask

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.stages.data import load_data
 
 Compose = Callable[..., Recipe]

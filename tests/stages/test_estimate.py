@@ -14,13 +14,13 @@ from pipeline import load_recipe
 from pipeline.backends.base import StepToPrice
 from pipeline.config.checks import batching
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
-from pipeline.observe.reporter import Reporter
-from pipeline.runner.record.run_folder import RunFolder
-from pipeline.sink.schedule import total_steps
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.reporter import Reporter
+from pipeline.engine.schedule import total_steps
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost, propose
+from pipeline.stages.record.run_folder import RunFolder
 from tests import outcome
 from tests.whole_run import run
 
@@ -99,7 +99,7 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
     def never(*_: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr("pipeline.runner.run.compile_programs", never)
+    monkeypatch.setattr("pipeline.stages.run.compile_programs", never)
     summary = run(tiny(*PRICED, *eight_devices(16)), tmp_path / "run")
     modelled = outcome.read_summary(tmp_path / "run")["modelled"]
     assert (summary.status, "compile_s" in summary.time) == ("done", False)

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RunError
-from pipeline.observe.reporter import Reporter
 from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs

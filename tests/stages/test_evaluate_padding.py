@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.backends.feed import feed as feeds
 from pipeline.config.recipe import Recipe
-from pipeline.data.feed import feed as feeds
 from pipeline.data.order import SampleOrder
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from tests.stages.test_evaluate import SMALL, logits_by_hand, prepare

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from tests import outcome

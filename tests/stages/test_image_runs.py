@@ -17,14 +17,14 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline import load_recipe
+from pipeline.backends.feed import feed as feeds
 from pipeline.cli.infer import main as infer
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.data.feed import feed as feeds
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, chosen_ops, draw_choice
-from pipeline.errors import DataError, PipelineError, RecipeError, UsageError
-from pipeline.observe.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from tests import outcome

@@ -11,10 +11,10 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.errors import DataError, RecipeError
-from pipeline.runner.record.provenance import read_provenance
-from pipeline.sink.schedule import schedule_run
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.engine.schedule import schedule_run
 from pipeline.stages.learning_rates import learning_rates
+from pipeline.stages.record.provenance import read_provenance
 from tests import outcome
 from tests.whole_run import run
 

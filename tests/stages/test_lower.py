@@ -19,24 +19,24 @@ from rich.console import Console
 from pipeline.backends.base import ProgressClock
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
-from pipeline.errors import RunError
-from pipeline.lowerings.problem.conv_window import make_window
-from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import Lowering, Lowerings, Problem
-from pipeline.lowerings.problem.problems import ConvolutionProblem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, Tuning
+from pipeline.models.lowerings.problem.conv_window import make_window
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, Problem
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, Tuning
 from pipeline.models.modules.standard import Network
-from pipeline.observe.reporter import Reporter
-from pipeline.parallel.devices import find_device
-from pipeline.parallel.placement import DevicePlacement
-from pipeline.runner.record.run_folder import RunFolder
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower, read_choice, write_choice
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
+from pipeline.stages.record.run_folder import RunFolder
+from pipeline.training.parallel.devices import find_device
+from pipeline.training.parallel.placement import DevicePlacement
 from tests import outcome
 from tests.whole_run import run
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
+from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
-from pipeline.stages.checkpoint.restore import read_saved
+from pipeline.core.errors import RecipeError
 from tests import outcome
 from tests.whole_run import run
 

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
+from pipeline.core.errors import RecipeError, RunError
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run

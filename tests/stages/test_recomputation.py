@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 from tests.conftest import OPS
 from tests.whole_run import run
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import run
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 REFUSED = {
     "freezes nothing": (

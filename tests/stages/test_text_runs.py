@@ -15,11 +15,11 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError, RecipeError
-from pipeline.weights.prediction import make_predict
-from pipeline.weights.trained_run import read_trained_run
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.trained_run import read_trained_run
 from tests import outcome
-from tests.weights.text_runs import bert, gpt
+from tests.stages.export.text_runs import bert, gpt
 from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
 
     killed = tmp_path / "killed"
     script = (
-        "import sys; from pathlib import Path; from tests.weights.text_runs import bert;"
+        "import sys; from pathlib import Path; from tests.stages.export.text_runs import bert;"
         "from pipeline import run;"
         "run(bert(Path(sys.argv[1]), *sys.argv[3:]), Path(sys.argv[2]))"
     )

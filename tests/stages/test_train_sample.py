@@ -11,9 +11,9 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline import Trainer, load_recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
 from pipeline.data.targets import Targets
-from pipeline.errors import RecipeError
-from pipeline.observe.reporter import Reporter
 from pipeline.stages.data import load_data
 from pipeline.stages.sample_pictures import label_text, sample_labels
 from tests import outcome

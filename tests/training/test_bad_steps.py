@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.sink.telemetry import Telemetry
 from pipeline.training.bad_steps import STOP, BadStepPolicy, Rollback, Skip
 from pipeline.training.loss_scales import Dynamic
 from pipeline.training.state import (
@@ -18,6 +17,7 @@ from pipeline.training.state import (
     StepOutcome,
     TrainState,
 )
+from pipeline.training.telemetry import Telemetry
 from pipeline.training.update import count_bad_step, decide_outcome, updates_so_far
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
 

@@ -108,7 +108,7 @@ def test_the_examples_of_the_document_run() -> None:
     """A loss of one's own is a part, and the sampler gives what is printed there."""
     use = """
 import jax.numpy as jnp
-from pipeline.registry import parts
+from pipeline.core.registry import parts
 print(parts("loss")["capped"](most=1.75).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
 """
     assert len(EXAMPLES) == 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 from pipeline.training.gradient_rules import PlainGradients, SharpnessAware
 from tests import outcome
 from tests.whole_run import run
@@ -72,7 +72,7 @@ MLP = ("model=mlp", "model.hidden=[8]", "train.steps=6", "checkpoint.every_steps
 def test_a_run_with_sam_takes_the_steps_that_are_written_out(tiny: Compose, tmp_path: Path) -> None:
     """Two passes by hand over the batches that training saw, with plain gradient descent."""
     from pipeline.api.batches import tuple_batches
-    from pipeline.observe.reporter import Reporter
+    from pipeline.core.reporter import Reporter
     from pipeline.stages.data import load_data
 
     recipe = tiny(

@@ -11,9 +11,9 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
-from pipeline.parallel.shards import Shards
 from pipeline.training.losses import normalizer, reduce_losses
 from pipeline.training.metrics import summarize
+from pipeline.training.parallel.shards import Shards
 from tests.training.test_step import (
     CLASSES,
     RATES,

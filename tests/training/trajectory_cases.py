@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.observe.reporter import Reporter
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 

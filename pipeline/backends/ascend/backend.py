@@ -17,10 +17,10 @@ from pipeline.backends.base import (
     StepToPrice,
 )
 from pipeline.backends.xla import XlaBackend
-from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.parallel.devices import num_devices, place_host
-from pipeline.parallel.parallel_spec import ParallelSpec
+from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.training.parallel.devices import num_devices, place_host
+from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.devices.ascend import Ascend

@@ -30,10 +30,10 @@ from pipeline.backends.ascend.report.text import printout, several
 from pipeline.backends.ascend.tune.bank_path import custom_bank
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.communication import Communication
-from pipeline.errors import RecipeError, RunError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.knowledge_bank import write_result
-from pipeline.sink.choice import SinkChoice
+from pipeline.backends.sink_choice import SinkChoice
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.knowledge_bank import write_result
 from pipeline.training.state import TrainState
 
 if TYPE_CHECKING:

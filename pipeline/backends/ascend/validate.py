@@ -31,7 +31,7 @@ from pipeline.backends.ascend.fit.calibrate import (
 )
 from pipeline.backends.ascend.fit.validate_trace import alexnet_step, lines
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
-from pipeline.errors import PipelineError, RunError
+from pipeline.core.errors import PipelineError, RunError
 
 KINDS = {
     "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),

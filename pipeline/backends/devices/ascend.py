@@ -11,9 +11,9 @@ from pipeline.backends.ascend.chip.hardware import Chip, hardware_of
 from pipeline.backends.ascend.chip.options import MAX_DEVICES, OptionError
 from pipeline.backends.ascend.cost.collectives import check_devices
 from pipeline.backends.device_spec import DeviceSpec
+from pipeline.core.registry import FilePath, Seq, part
 from pipeline.models.layers.precision import Level
-from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.registry import FilePath, Seq, part
+from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, NonNegativeInt
 
 from pipeline.backends.device_spec import DeviceSpec
+from pipeline.core.registry import part
 from pipeline.models.layers.precision import Level
-from pipeline.parallel.parallel_spec import ParallelSpec
-from pipeline.registry import part
+from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 if TYPE_CHECKING:
     from pipeline.backends.base import Backend
@@ -24,7 +24,7 @@ class Cpu(DeviceSpec):
     def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on the host, whose processor can stand for several devices."""
         from pipeline.backends.xla import XlaBackend
-        from pipeline.parallel.devices import leave_gpus_alone, place
+        from pipeline.training.parallel.devices import leave_gpus_alone, place
 
         leave_gpus_alone()
         return XlaBackend(place("cpu", 0, parallel))
@@ -54,7 +54,7 @@ class Gpu(DeviceSpec):
         """XLA on one GPU or several. Raises RunError where JAX sees fewer."""
         from pipeline.backends.gpu.chip_target import read_target
         from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend, GpuBackend
-        from pipeline.parallel.devices import leave_gpus_alone, place, place_host
+        from pipeline.training.parallel.devices import leave_gpus_alone, place, place_host
 
         if self.target is not None:
             leave_gpus_alone()

@@ -11,8 +11,8 @@ import jax
 from jax.experimental import topologies
 
 from pipeline.backends.gpu.chip_target import ChipTarget
-from pipeline.errors import RunError, first_line
-from pipeline.host.cuda import plugin
+from pipeline.core.errors import RunError, first_line
+from pipeline.core.host.cuda import plugin
 
 NEEDED = "install the `gpu-compile` extra, pip install '.[gpu-compile]'"
 INITIALIZERS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, ValidationError
 
-from pipeline.errors import first_line
-from pipeline.files.error_text import describe, no_such
-from pipeline.files.safe_yaml import read_yaml
-from pipeline.registry import Spec
+from pipeline.core.errors import first_line
+from pipeline.core.files.error_text import describe, no_such
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.registry import Spec
 
 FOLDER = Path(__file__).parent / "targets"
 """The targets that the package has, a file each."""

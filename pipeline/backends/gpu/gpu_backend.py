@@ -21,10 +21,10 @@ from pipeline.backends.gpu.gpu_executable import GpuExecutable
 from pipeline.backends.gpu.program_figures import compile_and_look
 from pipeline.backends.gpu.step_programs import Chip, Graphs, compile_for_gpu, compiler_options
 from pipeline.backends.xla import XlaBackend, empty_buffers, in_blocks
-from pipeline.host.cuda import cuda_versions
-from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.parallel.placement import DevicePlacement
+from pipeline.core.host.cuda import cuda_versions
+from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.training.parallel.placement import DevicePlacement
 
 LOOPS: Mapping[Graphs, str] = {
     "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from pipeline.backends.base import CompileInputs, CompileReport, Mechanism
+from pipeline.backends.feed.feed import Feed
 from pipeline.backends.gpu.step_programs import EvalCarry, GpuPrograms, StepCarry
 from pipeline.backends.xla import (
     LoopCarry,
@@ -18,11 +19,10 @@ from pipeline.backends.xla import (
     split_at_windows,
     until_bad,
 )
-from pipeline.data.feed.feed import Feed
-from pipeline.parallel.placement import DevicePlacement
-from pipeline.sink.telemetry import Telemetry
 from pipeline.training.metrics import EvalSums
+from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from pipeline.backends.gpu.thunks import (
     outer_loops,
     parse_thunks,
 )
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 MB, GB = 1e6, 1e9
 AFTER, BEFORE = "*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt"

@@ -25,12 +25,12 @@ from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import CompileInputs, Program, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
+from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.xla import (
     LoopCarry,
     empty_buffers,
     in_blocks,
 )
-from pipeline.data.feed.window import Inputs, batch_at
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files.error_text import shown
 from pipeline.data.text.text_files import read_lines_of_text
 from pipeline.data.text.text_format import TextFormat
-from pipeline.errors import DataError, UsageError
-from pipeline.files.error_text import shown
-from pipeline.weights.export import is_export, read_export
-from pipeline.weights.prediction import Weights
-from pipeline.weights.text_generation import (
+from pipeline.stages.export.export import is_export, read_export
+from pipeline.stages.export.prediction import Weights
+from pipeline.stages.export.text_generation import (
     Decoder,
     Sampling,
     continuation,
@@ -25,7 +25,7 @@ from pipeline.weights.text_generation import (
     exported_decoder,
     whole_decoder,
 )
-from pipeline.weights.trained_run import Samples, read_trained_run, spare_gpus
+from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
 PROMPT, TEXT = "--prompt", "--text"
 TOKENS, TEMPERATURE, TOP_K, SEED = "--tokens", "--temperature", "--top-k", "--seed"

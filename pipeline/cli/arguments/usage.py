@@ -38,8 +38,8 @@ def show_versions() -> int:
 def refuse_command(name: str, known: Iterable[str]) -> NoReturn:
     """Raise UsageError for a first argument that isn't a command; it may be a recipe's name."""
     from pipeline.config.files import find_recipes
-    from pipeline.errors import UsageError
-    from pipeline.files.error_text import no_such, shown
+    from pipeline.core.errors import UsageError
+    from pipeline.core.files.error_text import no_such, shown
 
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
         raise UsageError([shown(name)], f"is a recipe; to train it, type +recipe={shown(name)}")

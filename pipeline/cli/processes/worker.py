@@ -1,6 +1,6 @@
 """One of several processes of a run: `python -m pipeline.cli.processes.worker FOLDER`.
 
-`pipeline.launch.local` starts it, with what to run in FOLDER and its place in the environment.
+`pipeline.stages.launch.local` starts it, with what to run in FOLDER and its place in the environment.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from pipeline.errors import PipelineError, exit_status_of
-from pipeline.host.garbage import collect_less_while_starting
-from pipeline.host.signals import interrupt_command
+from pipeline.core.errors import PipelineError, exit_status_of
+from pipeline.core.host.garbage import collect_less_while_starting
+from pipeline.core.host.signals import interrupt_command
 
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
@@ -30,10 +30,10 @@ def main(folder: Path) -> int:
     _keep_stdout_for_python()
     # Imported under the guard above: it takes seconds.
     from pipeline.config.compose import check_tree
-    from pipeline.dumps.run_inspection import RunInspection
-    from pipeline.launch.local import note_end, write_error
-    from pipeline.runner.context import RunOptions
-    from pipeline.runner.run import run
+    from pipeline.inspect.dumps.run_inspection import RunInspection
+    from pipeline.stages.launch.local import note_end, write_error
+    from pipeline.stages.run import run
+    from pipeline.stages.runner.context import RunOptions
 
     options = RunOptions(
         run_dir=Path(request["run_dir"]),

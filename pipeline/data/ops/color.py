@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator
 
+from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import image_shape
@@ -20,7 +21,6 @@ from pipeline.data.ops.interpolation import rounded_quotient
 from pipeline.data.ops.loop import repeat_op
 from pipeline.data.ops.ranges import Range, pick, steps
 from pipeline.data.random import integers
-from pipeline.registry import part
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 """(xp, bytes, amounts (n,), which of them each image gets, int32 (batch,)) -> bytes."""

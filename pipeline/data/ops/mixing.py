@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.ops.color import blend, exact_factors
 from pipeline.data.ops.image import Probability, image_shape
 from pipeline.data.ops.ranges import STEPS, pick
 from pipeline.data.random import integers
-from pipeline.registry import part
 
 
 @part("op")

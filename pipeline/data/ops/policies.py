@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import Interpolation
@@ -18,7 +19,6 @@ from pipeline.data.ops.loop import repeat_op
 from pipeline.data.ops.policy_tables import POLICIES
 from pipeline.data.ops.rotation import Fill, fill_levels
 from pipeline.data.random import integers
-from pipeline.registry import part
 
 _SIGNED = frozenset(
     {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}

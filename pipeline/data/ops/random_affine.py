@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import NonNegativeFloat, model_validator
 
+from pipeline.core.registry import Expected, part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.affine import Interpolation, Maps, fixed_maps, warp
@@ -14,7 +15,6 @@ from pipeline.data.ops.image import image_shape
 from pipeline.data.ops.ranges import Range
 from pipeline.data.ops.rotation import Fill, fill_levels
 from pipeline.data.random import integers
-from pipeline.registry import Expected, part
 
 MAPS = 4096
 """Maps of which one is drawn for each sample: enough that none is seen twice in most passes, few

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Size
 from pipeline.data.ops.resize import Interpolation, Resize
-from pipeline.registry import Seq, part
 
 MAX_SIZES = 32
 """Each size is a branch of the compiled program."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import PositiveInt
 
+from pipeline.core.registry import Expected, part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Size, image_shape, pixels_along
@@ -21,7 +22,6 @@ from pipeline.data.ops.interpolation import (
     pillow_taps,
     widening_taps,
 )
-from pipeline.registry import Expected, part
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, PositiveInt
 
+from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Axis, Size, image_shape, pixels_at
 from pipeline.data.ops.interpolation import Taps, mix, nearest_pixels, opencv_taps
 from pipeline.data.ops.ranges import Range, pick, steps
 from pipeline.data.random import integers
-from pipeline.registry import part
 
 Interpolation = Literal["linear", "nearest", "cubic"]
 

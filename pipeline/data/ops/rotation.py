@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, NonNegativeFloat, Strict
 
+from pipeline.core.registry import Expected, Seq, part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.affine import Interpolation, Maps, fixed_maps, rotation, warp
 from pipeline.data.ops.image import image_shape
 from pipeline.data.ops.ranges import Range, steps
 from pipeline.data.random import integers
-from pipeline.registry import Expected, Seq, part
 
 Byte = Annotated[int, Field(ge=0, le=255)]
 Fill = Annotated[

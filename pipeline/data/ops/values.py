@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import Probability, image_shape
-from pipeline.registry import Seq, part
 
 
 @part("op")

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import image_shape
-from pipeline.registry import part
 
 
 @part("op")

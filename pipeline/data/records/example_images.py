@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
 from pipeline.data.columns import DECODING_THREADS, rows_at
 from pipeline.data.image_file import (
     FORMATS,
@@ -22,8 +24,6 @@ from pipeline.data.image_file import (
 )
 from pipeline.data.records.tf_example import Feature, parse_example
 from pipeline.data.records.tfrecord_file import RecordSpans, scan
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
 LABEL_KEYS = ("image/class/label", "label")

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, rows_at
 from pipeline.data.padding.buckets import Ragged
 from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_many
-from pipeline.errors import DataError
 
 BULK = 4096
 """Records that are read at once, where many are requested."""

@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from pipeline.core.errors import DataError, listed
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.error_text import describe
+from pipeline.core.registry import Seq, Spec
 from pipeline.data.targets import Targets, Task
-from pipeline.errors import DataError, listed
-from pipeline.files.bounded_read import read_json
-from pipeline.files.error_text import describe
-from pipeline.registry import Seq, Spec
 
 DESCRIPTION = "records.json"
 FORMAT = "pipeline.records"

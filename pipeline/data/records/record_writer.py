@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import commit
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.records.record_format import (
@@ -24,8 +26,6 @@ from pipeline.data.records.record_format import (
     body_of,
     encode,
 )
-from pipeline.errors import RunError
-from pipeline.files.atomic_write import commit
 
 FILE_BYTES = 256 << 20
 """A column is cut into files of about this size."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 
 MAX_RECORD_BYTES = 2**26
 _HEADER = struct.Struct("<QI")

@@ -16,6 +16,10 @@ from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import commit
+from pipeline.core.files.ownership import make_private
+from pipeline.core.registry import part
 from pipeline.data.blank_data import blank_data
 from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split
@@ -23,10 +27,6 @@ from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import exclusive, fetch_all, require_published
 from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError
-from pipeline.files.atomic_write import commit
-from pipeline.files.ownership import make_private
-from pipeline.registry import part
 
 _SIDE = 32
 _CHANNELS = 3

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 from pydantic import field_validator
 
+from pipeline.core.registry import part
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.targets import Targets
-from pipeline.registry import part
 
 _ARRAYS = Path(__file__).with_name("digits.npz")
 

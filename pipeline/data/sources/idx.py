@@ -11,14 +11,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.registry import part
 from pipeline.data.blank_data import blank_data
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, require_published
 from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError
-from pipeline.registry import part
 
 _UINT8 = 0x08
 _SIDE = 28

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from pipeline.core.errors import DataError, first_line
 from pipeline.data.columns import DECODING_THREADS, Column, rows_at
 from pipeline.data.image_file import (
     FORMATS,
@@ -25,7 +26,6 @@ from pipeline.data.image_file import (
     upright_size,
 )
 from pipeline.data.padding.buckets import Ragged
-from pipeline.errors import DataError, first_line
 
 _MASK_FORMATS = ("PNG", "BMP")
 _MASK_MODES = ("1", "L", "P")

@@ -11,6 +11,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from pipeline.core.errors import DataError
+from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
@@ -22,8 +24,6 @@ from pipeline.data.sources.image_listing import (
     list_images,
 )
 from pipeline.data.targets import Targets, Task
-from pipeline.errors import DataError
-from pipeline.registry import FilePath, Seq, part
 
 EVAL_FOLDERS = ("eval", "val", "test")
 

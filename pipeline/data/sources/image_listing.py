@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
 from pipeline.data.image_file import KINDS, SUFFIXES
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
 
 _LISTED_KINDS = 5
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from pipeline.core.errors import DataError
+from pipeline.core.registry import Seq, part
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
@@ -25,8 +27,6 @@ from pipeline.data.sources.image_columns import (
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
 from pipeline.data.sources.image_listing import left_out_notes, list_images
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError
-from pipeline.registry import Seq, part
 
 MASK_SUFFIXES = (".png", ".bmp")
 """Formats that keep every value, as JPEG does not."""

@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
+from pipeline.core.files.npy import open_archive
+from pipeline.core.registry import part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
 from pipeline.data.targets import Targets, Task, standardised
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
-from pipeline.files.npy import open_archive
-from pipeline.registry import part
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")

@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.registry import part
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.records.record_column import open_column
 from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, read_description
-from pipeline.errors import DataError
-from pipeline.registry import part
 
 
 @part("dataset")

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, ValidationError, field_validator
 
+from pipeline.core.errors import DataError
+from pipeline.core.host.memory import require_room
+from pipeline.core.registry import part, parts
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError
-from pipeline.host.memory import require_room
-from pipeline.registry import part, parts
 
 _PATTERN_SEED, _TRAIN_SEED, _EVAL_SEED = 0, 1, 2
 _PATTERN_CELLS = 4

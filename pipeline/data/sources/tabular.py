@@ -20,6 +20,9 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
+from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
@@ -35,9 +38,6 @@ from pipeline.data.tables.table_targets import (
     task_of,
 )
 from pipeline.data.targets import Targets, Task, standardised
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
-from pipeline.registry import FilePath, Seq, part
 
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]

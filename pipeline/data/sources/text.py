@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import show
+from pipeline.core.registry import FilePath, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.targets import Targets
@@ -15,9 +18,6 @@ from pipeline.data.text.text_files import list_text_files, read_files
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
 from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decoded
 from pipeline.data.text.windows import narrow, window_columns
-from pipeline.errors import DataError
-from pipeline.files.error_text import show
-from pipeline.registry import FilePath, part
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
 

@@ -10,6 +10,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.memory import require_room
+from pipeline.core.registry import FilePath, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.padding.buckets import RaggedArray, ragged_array
@@ -17,10 +21,6 @@ from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_rows
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
 from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, frequent_words
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
-from pipeline.host.memory import require_room
-from pipeline.registry import FilePath, part
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
 MAX_CLASSES = 10_000

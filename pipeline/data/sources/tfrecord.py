@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from pipeline.core.errors import DataError
+from pipeline.core.registry import Seq, part
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
@@ -15,8 +17,6 @@ from pipeline.data.records.example_images import Examples, ExampleSettings, read
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
 from pipeline.data.sources.image_listing import require_within
 from pipeline.data.targets import Targets, standardised
-from pipeline.errors import DataError
-from pipeline.registry import Seq, part
 
 MAX_CLASSES = 1 << 20
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline.core.files.error_text import shown
 from pipeline.data.table import FittedTable, TableColumn
 from pipeline.data.tables.dates import find_date_formats
 from pipeline.data.tables.raw_table import KindOf, Numbers, RawTable, Texts
-from pipeline.files.error_text import shown
 
 FEWEST_ROWS = 20
 """In a smaller table values may all differ by chance."""

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.core.registry import Seq
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp, Op
 from pipeline.data.table import FittedTable
-from pipeline.registry import Seq
 
 TableInput = Literal["features", "fields"]
 

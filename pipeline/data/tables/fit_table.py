@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
     date_example,
@@ -27,8 +29,6 @@ from pipeline.data.tables.raw_table import (
 from pipeline.data.tables.read_csv import read_csv
 from pipeline.data.tables.read_parquet import read_parquet
 from pipeline.data.tables.table_targets import require_one_type
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
 
 PARQUET = (".parquet", ".pq")
 MAX_KEPT_BYTES = 4 << 20

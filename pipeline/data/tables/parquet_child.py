@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.files.error_text import shown
-from pipeline.host.limited_child import serve
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.limited_child import serve
 
 OPEN, READ = b"o", b"r"
 LENGTH = struct.Struct("<Q")

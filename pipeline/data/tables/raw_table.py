@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.core.files.error_text import nearest, shown
+from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
-from pipeline.files.error_text import nearest, shown
-from pipeline.registry import MAX_FLOAT
 
 MAX_COLUMNS = 20_000
 

@@ -15,6 +15,9 @@ from typing import IO
 
 import numpy as np
 
+from pipeline.core.files.error_text import shown
+from pipeline.core.files.unpacked_file import open_unpacked
+from pipeline.core.host.memory import require_room
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.raw_table import (
     MAX_COLUMNS,
@@ -24,9 +27,6 @@ from pipeline.data.tables.raw_table import (
     Texts,
     require_finite,
 )
-from pipeline.files.error_text import shown
-from pipeline.files.unpacked_file import open_unpacked
-from pipeline.host.memory import require_room
 
 CHUNK = 1 << 15
 """Rows that are converted together, of wide tables fewer."""

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
+from pipeline.core.host.memory import require_room
 from pipeline.data.tables.parquet_child import LENGTH, OPEN, READ
 from pipeline.data.tables.raw_table import (
     MAX_COLUMNS,
@@ -21,10 +25,6 @@ from pipeline.data.tables.raw_table import (
     Texts,
     require_finite,
 )
-from pipeline.errors import DataError
-from pipeline.files.error_text import shown
-from pipeline.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
-from pipeline.host.memory import require_room
 
 _BYTES_A_VALUE = 8
 _COLUMNS_AT_ONCE = 64

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.files.error_text import shown
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, require_numbers
 from pipeline.data.targets import Targets, Task
-from pipeline.files.error_text import shown
 
 FEW_CLASSES = 20
 """The most different whole numbers that are taken for classes without being asked to."""

@@ -7,11 +7,11 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.memory import require_room
 from pipeline.data.text.tokenizer import decoded
-from pipeline.errors import DataError
-from pipeline.files.bounded_read import read_bytes
-from pipeline.files.error_text import shown
-from pipeline.host.memory import require_room
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24

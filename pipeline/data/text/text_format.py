@@ -9,11 +9,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.error_text import shown
 from pipeline.data.text.tokenizer import UNKNOWN, LibraryTokenizer, Tokenizer, parse_tokenizer
-from pipeline.errors import DataError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.bounded_read import read_bytes
-from pipeline.files.error_text import shown
 
 TOKENIZER = "tokenizer.json"
 """The file of a run, or of an export, that keeps the tokenizer."""

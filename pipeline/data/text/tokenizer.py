@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.files.strict_json import json_text
 from pipeline.data.text.tokenizer_process import TokenizerProcess
-from pipeline.files.strict_json import json_text
 
 UNKNOWN = -1
 """Number of a part of a text that is no token of the vocabulary."""

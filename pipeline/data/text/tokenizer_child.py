@@ -6,7 +6,7 @@ import array
 import json
 from typing import Any
 
-from pipeline.host.limited_child import serve
+from pipeline.core.host.limited_child import serve
 
 FILE, ENCODE, ENCODE_SPECIAL, DECODE = b"f", b"e", b"s", b"d"
 

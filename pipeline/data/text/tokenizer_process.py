@@ -12,8 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.host.limited_process import (
+    ChildLimitError,
+    ChildLimits,
+    LibraryError,
+    LimitedProcess,
+)
 from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
-from pipeline.host.limited_process import ChildLimitError, ChildLimits, LibraryError, LimitedProcess
 
 _BASE_MEMORY_BYTES = 2**30
 """Addresses of a process that has read nothing, and those that the library allocates in advance."""

@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
+from pipeline.core.registry import Spec
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import Layers
 from pipeline.models.layers.standard import CLASSES, Sequence
-from pipeline.registry import Spec
 
 Blocks = Mapping[str, Any]
 Location = tuple[int | str, ...]

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.core.errors import PipelineError, first_line
 
 TRAINS = ("train", "training", "is_training")
 KEYS = ("key", "rng")

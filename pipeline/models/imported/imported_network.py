@@ -12,9 +12,9 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.imported.calls import blaming
 from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, with_lowerings
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 
 PARAMS, STATISTICS = "params", "batch_stats"
 Variables = Mapping[str, Any]

@@ -14,9 +14,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
+from pipeline.core.plugins.loading import KERAS_BACKEND
 from pipeline.models.imported.calls import make_with
 from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
-from pipeline.plugins.loading import KERAS_BACKEND
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 """Keras's name for computing in each type, with weights in float32."""

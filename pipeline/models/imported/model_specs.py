@@ -9,10 +9,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.core.plugins.loading import find_object
+from pipeline.core.registry import part
 from pipeline.models.layers.model_spec import InitRules, ModelSpec
 from pipeline.models.layers.standard import CLASSES
-from pipeline.plugins.loading import find_object
-from pipeline.registry import part
 
 if TYPE_CHECKING:
     from flax import linen as nn

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pipeline.lowerings.conv2d import conv2d
-from pipeline.lowerings.dense import dense_product
-from pipeline.lowerings.max_pool import pool_max
-from pipeline.lowerings.problem.lowering import LoweringPolicy
+from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.max_pool import pool_max
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
 CONVOLUTION, PRODUCT, MAXIMA = "conv_general_dilated", "dot_general", "reduce_window_max"
 REPLACED = frozenset((CONVOLUTION, PRODUCT, MAXIMA))

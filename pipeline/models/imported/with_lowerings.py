@@ -20,7 +20,6 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from pipeline.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
@@ -28,6 +27,7 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.modules.control_flow import FLOW, called_jaxpr, compute_flow
 
 RULED = ("custom_jvp_call", "custom_vjp_call")

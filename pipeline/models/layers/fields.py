@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, Strict
 
-from pipeline.registry import Expected
+from pipeline.core.registry import Expected
 
 CLASSES = "$classes"
 

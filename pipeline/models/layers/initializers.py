@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.layers.model_spec import InitializerSpec
-from pipeline.registry import part
 
 Init = Callable[..., Any]
 """(key, shape, dtype) -> array."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.registry import PartOf, Seq, Spec
+from pipeline.core.registry import PartOf, Seq, Spec
 
 if TYPE_CHECKING:
     from flax import linen as nn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jax import lax
 
-from pipeline.lowerings.problem.conv_window import Pair
 from pipeline.models.layers.fields import Padding
+from pipeline.models.lowerings.problem.conv_window import Pair
 
 
 def reach(kernel: Pair, dilation: Pair) -> Pair:

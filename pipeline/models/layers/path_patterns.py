@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from pipeline.files.error_text import nearest, shown
+from pipeline.core.files.error_text import nearest, shown
 
 Path = tuple[str, ...]
 """The scopes of a layer, outermost first; for a parameter, its own name is last."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
+from pipeline.core.registry import Spec
 from pipeline.models.layers.path_patterns import Path, covers
-from pipeline.registry import Spec
 
 Level = Literal["O0", "O1", "O2", "O3", "bf16"]
 FloatType = Literal["float32", "float16", "bfloat16"]

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.layers.fields import CLASSES, Count, Features, Padding, Size
 from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
-from pipeline.registry import Seq, part
 
 
 @part("layer")

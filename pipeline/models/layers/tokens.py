@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from pipeline.core.registry import part
 from pipeline.models.layers.fields import Features
 from pipeline.models.layers.model_spec import Layers, LayerSpec
-from pipeline.registry import part
 
 
 class Lookup(LayerSpec):

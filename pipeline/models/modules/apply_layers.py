@@ -14,13 +14,13 @@ import jax
 from flax import linen as nn
 from jax import Array
 
-from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, rule_for
 from pipeline.models.layers.standard import scope_names
 from pipeline.models.layers.tokens import Lookup
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules.layout import shape_nhwc
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])

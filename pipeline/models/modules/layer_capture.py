@@ -20,12 +20,12 @@ from flax import linen as nn
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.errors import RecipeError
-from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
-from pipeline.lowerings.problem.image_layout import Layout
+from pipeline.core.errors import RecipeError
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.padding import pads_around, reach
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.modules.layout import shape_nhwc
 
 

@@ -12,11 +12,11 @@ from math import prod
 
 from jax import Array
 
-from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import Problem
-from pipeline.lowerings.problem.problems import ConvolutionProblem
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import Problem
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 PATCHES_LIMIT_BYTES = 13 << 20
 """Size of the largest patches with which CHWN is chosen: they are written once and read twice a

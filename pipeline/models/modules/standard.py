@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.lowerings.conv2d import conv2d
-from pipeline.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.lowerings.conv2d_transpose import conv2d_transpose
-from pipeline.lowerings.dense import dense_product
-from pipeline.lowerings.max_pool import pool_max
-from pipeline.lowerings.problem.conv_window import Pair
-from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.padding import pads_around, reach
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.tokens import Lookup
+from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
+from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
+from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.max_pool import pool_max
+from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules import composite as composite
 from pipeline.models.modules import tokens as tokens
 from pipeline.models.modules.activations import activate

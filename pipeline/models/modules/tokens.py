@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from pipeline.lowerings.dense import dense_product
 from pipeline.models.layers import tokens
+from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, Dense, Dropout, Flatten, MaxPool, Relu
-from pipeline.registry import part
 
 
 @part("model")

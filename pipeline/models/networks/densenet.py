@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import Stack, imagenet_stem
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.fields import Count
@@ -19,7 +20,6 @@ from pipeline.models.layers.standard import (
     GlobalAvgPool,
     Relu,
 )
-from pipeline.registry import Seq, part
 
 
 @part("model")

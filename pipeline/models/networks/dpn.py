@@ -6,13 +6,13 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import Stack, imagenet_stem
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.blocks.residual_stages import check_stages
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, DualPath, GlobalAvgPool, Relu
-from pipeline.registry import Seq, part
 
 
 @part("model")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import (
     Stack,
     conv_norm,
@@ -18,7 +19,6 @@ from pipeline.models.blocks.common_blocks import (
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Swish
-from pipeline.registry import part
 
 
 class _Row(NamedTuple):

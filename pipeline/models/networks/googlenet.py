@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Branches, Dense, Dropout, GlobalAvgPool, MaxPool, Relu
-from pipeline.registry import part
 
 _INCEPTIONS = {
     "3a": (64, 96, 128, 16, 32, 32),

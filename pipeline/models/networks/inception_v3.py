@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import Stack, conv_norm
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.fields import Size
@@ -19,7 +20,6 @@ from pipeline.models.layers.standard import (
     MaxPool,
     Relu,
 )
-from pipeline.registry import part
 
 _HALVE = MaxPool(kernel=3, stride=2)
 _BLUR = AvgPool(kernel=3, stride=1, padding="same")

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import map_layers
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.blocks.recipe_blocks import BlockUse, expand_uses
 from pipeline.models.layers.model_spec import Layers, LayerSpec
 from pipeline.models.layers.standard import CLASSES
-from pipeline.registry import Seq, part
 
 
 def _with_uses(schema: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, Dense, Flatten, MaxPool, Relu
-from pipeline.registry import part
 
 
 @part("model")

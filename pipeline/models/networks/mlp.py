@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Flatten, Relu
-from pipeline.registry import Seq, part
 
 
 @part("model")

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import Stack, conv_norm
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, GlobalAvgPool, Relu
-from pipeline.registry import part
 
 _ROWS = (
     (64, 1),

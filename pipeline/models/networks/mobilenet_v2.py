@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import conv_norm, inverted, residual_if, rounded
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Relu6
-from pipeline.registry import part
 
 _ROWS = (
     (1, 16, 1, 1),

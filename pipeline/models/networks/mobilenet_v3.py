@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import (
     Stack,
     conv_norm,
@@ -24,7 +25,6 @@ from pipeline.models.layers.standard import (
     HardSwish,
     Relu,
 )
-from pipeline.registry import part
 
 
 class _Row(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import (
     EXPANSION,
     Stack,
@@ -21,7 +22,6 @@ from pipeline.models.blocks.residual_stages import StageBlock, check_stages, sta
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
-from pipeline.registry import Seq, part
 
 
 @part("model")

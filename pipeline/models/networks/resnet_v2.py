@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import EXPANSION, HALVE, Stack
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.blocks.residual_stages import StageBlock, check_stages, stage_blocks
@@ -22,7 +23,6 @@ from pipeline.models.layers.standard import (
     Residual,
     Sequence,
 )
-from pipeline.registry import Seq, part
 
 
 @part("model")

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import residual_if
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Branches, Conv, Dropout, GlobalAvgPool, MaxPool, Relu
-from pipeline.registry import Seq, part
 
 
 @part("model")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, create_model, model_validator
 
+from pipeline.core.registry import FilePath, Seq, part
 from pipeline.models.layers.model_spec import ModelSpec
-from pipeline.registry import FilePath, Seq, part
 
 if TYPE_CHECKING:
     from flax import linen as nn

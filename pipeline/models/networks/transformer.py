@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import Stack
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.fields import Count
@@ -30,7 +31,6 @@ from pipeline.models.layers.tokens import (
     TiedEmbedding,
     Tokens,
 )
-from pipeline.registry import part
 
 
 class Transformer(LayeredModelSpec):

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import Stack, conv_norm
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.standard import Branches, Conv, ConvTranspose, MaxPool, Relu
-from pipeline.registry import Seq, part
 
 
 @part("model")

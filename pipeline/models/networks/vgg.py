@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.blocks.residual_stages import check_stages
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
-from pipeline.registry import Seq, part
 
 
 @part("model")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveInt
 
+from pipeline.core.registry import Seq, part
 from pipeline.models.layers.model_spec import Initializer, ModelSpec
-from pipeline.registry import Seq, part
 
 if TYPE_CHECKING:
     from flax import linen as nn

@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
 from pipeline.models.blocks.padding_convention import StridedModelSpec
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, GlobalAvgPool, Relu, Residual
-from pipeline.registry import part
 
 _FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
 

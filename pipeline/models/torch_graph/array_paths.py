@@ -1,6 +1,6 @@
 """Paths and orders of axes of a PyTorch network's arrays here.
 
-They are those that `pipeline.weights` gives the entries of PyTorch's weight files, so that a file
+They are those that `pipeline.stages.export` gives the entries of PyTorch's weight files, so that a file
 of the same module restores them.
 """
 

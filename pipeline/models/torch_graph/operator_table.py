@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.lowerings.problem.lowering import LoweringPolicy
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.laid import Laid, laid
 
 Function = TypeVar("Function", bound=Callable[..., Any])

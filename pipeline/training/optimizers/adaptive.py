@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from pipeline.registry import part
+from pipeline.core.registry import part
 from pipeline.training.optimizers.first_order import Moments, MovingAverageRate, add_weight_decay
 from pipeline.training.part_specs import OptimizerSpec
 

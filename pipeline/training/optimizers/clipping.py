@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import PositiveFloat, model_validator
 
-from pipeline.registry import Spec
+from pipeline.core.registry import Spec
 
 if TYPE_CHECKING:
     import optax

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.registry import part
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
-from pipeline.registry import part
 from pipeline.training.part_specs import DecayRule, OptimizerSpec
 
 if TYPE_CHECKING:

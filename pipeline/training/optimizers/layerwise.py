@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from pipeline.registry import part
+from pipeline.core.registry import part
 from pipeline.training.optimizers.first_order import Moments, MovingAverageRate, add_weight_decay
 from pipeline.training.part_specs import OptimizerSpec
 

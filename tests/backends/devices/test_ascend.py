@@ -10,7 +10,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.backends.devices.ascend import Ascend
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 from tests import outcome
 from tests.whole_run import run
 

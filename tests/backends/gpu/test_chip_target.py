@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.backends.gpu.chip_target import FOLDER, read_target, shipped_targets
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 
 Compose = Callable[..., Recipe]
 COMPILING = "stages=[data,build,compile]"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RunError
-from pipeline.files.bounded_read import read_json
-from pipeline.host.cuda import plugin
-from pipeline.runner.record.run_directory import COMPILED
+from pipeline.core.errors import RunError
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.host.cuda import plugin
+from pipeline.stages.record.run_directory import COMPILED
 from tests.conftest import compose_tiny
 from tests.whole_run import run
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs, Mechanism
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed.feed import make_feed
 from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend
 from pipeline.backends.gpu.gpu_executable import GpuExecutable
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
 from pipeline.data.columns import Split
-from pipeline.data.feed import feed as feeds
-from pipeline.data.feed.feed import make_feed
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
-from pipeline.parallel.devices import find_device
-from pipeline.parallel.placement import DevicePlacement
+from pipeline.training.parallel.devices import find_device
+from pipeline.training.parallel.placement import DevicePlacement
 from tests.backends.test_xla import LABELS, counting_step, watch
 
 

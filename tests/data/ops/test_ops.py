@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 from scipy import stats
 
+from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.color import RandomColorAdjust
 from pipeline.data.ops.geometry import (
@@ -28,7 +29,6 @@ from pipeline.data.ops.resized_crop import RandomResizedCrop
 from pipeline.data.ops.rotation import RandomRotation
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
 from pipeline.data.ops.whitening import Whiten
-from pipeline.registry import parts
 
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (16, 7, 9, 3), dtype=np.uint8)

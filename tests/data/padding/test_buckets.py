@@ -20,7 +20,7 @@ from pipeline.data.padding.buckets import (
     ragged_array,
 )
 from pipeline.data.padding.pad_images import pad_split
-from tests.data.feed.feeding import LazyNumbers
+from tests.backends.feed.feeding import LazyNumbers
 
 SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=12)
 

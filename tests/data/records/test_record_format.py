@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numbers
 
+from pipeline.core.errors import DataError
 from pipeline.data.records.record_format import (
     DESCRIPTION,
     decode,
@@ -21,7 +22,6 @@ from pipeline.data.records.record_format import (
     encode,
     read_description,
 )
-from pipeline.errors import DataError
 
 DTYPES = ("bool", "u1", "i2", "i4", ">i4", "u8", "f2", "f4", ">f8")
 ARRAYS = numbers.arrays(st.sampled_from(DTYPES), numbers.array_shapes(max_dims=4, max_side=4))

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data.remote_file import RemoteFile
 from pipeline.data.sources.cifar import (
     Cifar10,
@@ -22,7 +23,6 @@ from pipeline.data.sources.cifar import (
     read_records,
     unpack,
 )
-from pipeline.errors import DataError
 from tests.data.section import section
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "cifar10"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.registry import parts
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.files.package_paths import CONF
-from pipeline.registry import parts
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
 NEEDS_ROOT = {"tfrecord", "numpy", "image_folder", "image_masks", "records", "csv", "parquet"}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.core.errors import DataError
 from pipeline.data.sources.idx import FashionMnist, Mnist, read_idx, read_split
-from pipeline.errors import DataError
 from tests.data.section import section
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "mnist"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageOps
 from pydantic import ValidationError
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.image_columns import common_size, decode
 from pipeline.data.sources.image_folder import ImageFolder
-from pipeline.errors import DataError
 from tests.data.section import section
 
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.image_folder import ImageFolder
-from pipeline.errors import DataError
 from tests.data.section import section
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.image_masks import ImageMasks
-from pipeline.errors import DataError
 from tests.data.section import section
 
 RNG = np.random.default_rng(3)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.sources.npz import NumpyArchive, split_arrays
-from pipeline.errors import DataError
 from tests.data.section import section
 
 

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed.window import batch_at
+from pipeline.core.errors import DataError, RunError
 from pipeline.data.columns import LazyColumn, RawData, Split
-from pipeline.data.feed import feed as feeds
-from pipeline.data.feed.window import batch_at
 from pipeline.data.padding.buckets import RaggedColumn, ragged_array
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.records import Records
 from pipeline.data.targets import Targets
-from pipeline.errors import DataError, RunError
-from tests.data.feed.feeding import LazyNumbers, make, make_order
+from tests.backends.feed.feeding import LazyNumbers, make, make_order
 from tests.data.section import section
 
 SAMPLES, EVALUATED = 37, 5

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.tabular import CsvTable, ParquetTable
-from pipeline.errors import DataError
 from tests.data.section import section
 
 ROWS = "\n".join(f"{n},{'ab'[n % 2]},{n / 4},{n % 3}" for n in range(20))

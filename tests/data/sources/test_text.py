@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.sources.text import Text
-from pipeline.errors import DataError
 from tests.data.section import section
 from tests.data.text.made_up import tokenizer_json
 

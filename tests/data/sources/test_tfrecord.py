@@ -19,11 +19,11 @@ from tensorboardX.record_writer import RecordWriter
 
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.records.tf_example import Feature, make_example, parse_example
 from pipeline.data.records.tfrecord_file import masked_checksum, scan
 from pipeline.data.sources.tfrecord import TFRecord
-from pipeline.errors import DataError
 from tests import outcome
 from tests.data.section import section
 from tests.whole_run import run

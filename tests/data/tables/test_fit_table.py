@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.tables import fit_table as module
@@ -21,7 +22,6 @@ from pipeline.data.tables.fit_table import (
     read_table,
 )
 from pipeline.data.tables.raw_table import KindOf
-from pipeline.errors import DataError
 from tests.conftest import ROOT
 
 FORM = TableFormat(missing_values=("",))

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core.files import unpacked_file
 from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables import read_csv as module
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
 from pipeline.data.tables.read_csv import read_csv
-from pipeline.files import unpacked_file
 
 MISSING = ("", "NA")
 

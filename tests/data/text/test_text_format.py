@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data.text.text_format import (
     MAX_TOKENIZER_BYTES,
     TextFormat,
@@ -14,7 +15,6 @@ from pipeline.data.text.text_format import (
     write_tokenizer,
 )
 from pipeline.data.text.tokenizer import ByteTokenizer, CharacterTokenizer, parse_tokenizer
-from pipeline.errors import DataError
 from tests.data.text.made_up import tokenizer_json
 
 LETTERS = CharacterTokenizer("abc")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flax import linen as nn
 
-from pipeline.plugins.loading import VARIABLE, load_named
-from pipeline.registry import parts
+from pipeline.core.plugins.loading import VARIABLE, load_named
+from pipeline.core.registry import parts
 
 OWN_NETWORKS = Path(__file__).with_name("own_networks.py")
 

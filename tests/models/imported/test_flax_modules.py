@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from pipeline.lowerings.problem.lowering import RecordingPolicy
+from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from tests.models.build import initialise, parameters, random, shapes
 from tests.models.imported.own_networks import ConvNet, NnxNet
 

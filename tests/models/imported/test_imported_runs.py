@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError, RunError
-from pipeline.observe.reporter import Reporter
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
-from pipeline.registry import parts
+from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
+from pipeline.core.registry import parts
 from tests import outcome
 from tests.models.build import initialise, parameters, random
 from tests.whole_run import run

@@ -15,9 +15,9 @@ import pytest
 from flax import linen as nn
 from jax import Array, lax
 
-from pipeline.lowerings.candidates import candidates
-from pipeline.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
+from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
 from tests.models.build import QUICK
 
 Loss = Callable[[Any, Array], Array]

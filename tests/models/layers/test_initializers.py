@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.registry import parts
+from pipeline.core.registry import parts
 
 DENSE = (300, 200)
 CONV = (3, 3, 40, 80)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from pipeline.core.registry import parts
 from pipeline.models.layers.model_spec import Layer, Layers, LayerSpec
 from pipeline.models.layers.standard import (
     BatchNorm,
@@ -18,7 +19,6 @@ from pipeline.models.layers.standard import (
     Sequence,
     scope_names,
 )
-from pipeline.registry import parts
 
 
 def layer(written: Any) -> LayerSpec:

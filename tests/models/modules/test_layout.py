@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.lowerings.problem.image_layout import Layout
-from pipeline.lowerings.problem.lowering import Problem, RecordingPolicy
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
     AvgPool,
@@ -23,6 +21,8 @@ from pipeline.models.layers.standard import (
     Relu,
     Tanh,
 )
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
 from pipeline.models.modules.layout import best_layout
 from pipeline.models.modules.standard import Network
 from tests.models.build import conf_model, initialise, network, random, shapes

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from pipeline.lowerings.problem.image_layout import Layout
 from pipeline.models.layers.initializers import Constant, Ones
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
@@ -37,9 +36,10 @@ from pipeline.models.layers.standard import (
     Tanh,
     Upsample,
 )
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.modules.standard import Network
-from tests.lowerings.test_conv2d import by_loops
 from tests.models.build import initialise, network, parameters, random, shapes
+from tests.models.lowerings.test_conv2d import by_loops
 
 IMAGES = random(3, 6, 5, 4)
 ROWS = random(6, 4)

@@ -10,11 +10,11 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
-from pipeline.errors import MAX_PROBLEMS, PipelineError, listed
-from pipeline.files.error_text import describe, nearest, no_such, show, shown
-from pipeline.files.package_paths import CONF
-from pipeline.files.safe_yaml import read_yaml
-from pipeline.registry import parts
+from pipeline.core.errors import MAX_PROBLEMS, PipelineError, listed
+from pipeline.core.files.error_text import describe, nearest, no_such, show, shown
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.registry import parts
 
 DEVICES = CONF / "device"
 OWN_KEYS = frozenset(Chip.model_fields)

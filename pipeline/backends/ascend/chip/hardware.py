@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
-from pipeline.files.error_text import show
-from pipeline.registry import Spec
+from pipeline.core.files.error_text import show
+from pipeline.core.registry import Spec
 
 Confidence = Literal["measured", "stated", "derived", "assumed"]
 

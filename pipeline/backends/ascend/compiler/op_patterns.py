@@ -12,8 +12,8 @@ from pydantic import Field
 
 from pipeline.backends.ascend.chip.tasks import CostClass, Phase
 from pipeline.backends.ascend.compiler.primitives import OPS
-from pipeline.files.safe_yaml import parse_written_yaml
-from pipeline.registry import Seq, Spec
+from pipeline.core.files.safe_yaml import parse_written_yaml
+from pipeline.core.registry import Seq, Spec
 
 PATTERNS = Path(__file__).with_name("patterns.yaml")
 

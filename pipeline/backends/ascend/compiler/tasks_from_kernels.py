@@ -40,7 +40,7 @@ from pipeline.backends.ascend.compiler.product_operands import (
     result_permutation,
 )
 from pipeline.backends.ascend.frontend.graph import Graph, Node
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",

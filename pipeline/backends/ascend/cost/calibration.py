@@ -14,7 +14,7 @@ import yaml
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import CostClass
 from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from pipeline.backends.ascend.chip.tasks import CostClass
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 Provenance = Literal["measured", "derived", "assumed"]
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"

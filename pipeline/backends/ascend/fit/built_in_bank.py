@@ -13,7 +13,7 @@ from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import hardware_of
 from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.tune.autotune import BUILT_IN, check_tile_entry, tune
-from pipeline.files.knowledge_bank import read_bank, write_bank
+from pipeline.core.files.knowledge_bank import read_bank, write_bank
 
 
 def main() -> None:

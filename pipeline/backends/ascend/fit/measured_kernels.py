@@ -24,7 +24,7 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     VectorWork,
 )
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
 

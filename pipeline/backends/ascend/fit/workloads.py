@@ -22,11 +22,11 @@ from pipeline.backends.ascend.pricing.traced_step import (
     no_garbage_collection,
     trace_step,
 )
+from pipeline.core.errors import RunError
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
-from pipeline.errors import RunError
-from pipeline.files.package_paths import CONF
 from pipeline.models.layers.model_spec import ModelSpec
-from pipeline.registry import parts
 from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, Momentum

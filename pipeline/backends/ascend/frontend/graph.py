@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 VIEWS_OF_SCAN = ("scan_slice", "scan_stack", "scan_carry")
 

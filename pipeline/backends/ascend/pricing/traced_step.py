@@ -22,7 +22,7 @@ from pipeline.backends.ascend.frontend.graph import Graph
 from pipeline.backends.ascend.frontend.tracing import trace_with_result
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.simulate.timeline import Timeline
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 TRACES_KEPT = 16

@@ -10,8 +10,8 @@ from pathlib import Path
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.svg_page import drawing, line, page, rectangle, text, ticks
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.svg_page import drawing, line, page, rectangle, text, ticks
 
 COLOURS: dict[Kind, str] = {
     "cube": "#2b5c8f",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.simulate.timeline import STREAMS, Span, Stream, Timeline
-from pipeline.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import write_whole
 
 Event = dict[str, Any]
 

@@ -29,9 +29,9 @@ from pipeline.backends.ascend.cost.task_time import (
 )
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling, row_of
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
-from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import Round, Status, ticks_best
-from pipeline.files.tuning_flow import Banks, operator_record, reuse_or_search
+from pipeline.core.errors import RunError
+from pipeline.core.files.knowledge_bank import Round, Status, ticks_best
+from pipeline.core.files.tuning_flow import Banks, operator_record, reuse_or_search
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
 """Bank of the products of ResNet-50 at a batch of 32, as `tune` finds them by all tilings."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.options import OptionError
-from pipeline.files.ownership import find_foreign_owner, find_writers
+from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
 VARIABLE, FILE = "TUNE_BANK_PATH", "custom_bank.json"
 

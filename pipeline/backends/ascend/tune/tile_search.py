@@ -25,7 +25,7 @@ from pipeline.backends.ascend.cost.tiling import (
     stage_cycles,
     total_cycles,
 )
-from pipeline.files.knowledge_bank import Round
+from pipeline.core.files.knowledge_bank import Round
 
 POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
 MUTATION_CHANCE = 0.3

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.errors import first_line
-from pipeline.lowerings.problem.lowering import LoweringPolicy
+from pipeline.core.errors import first_line
 from pipeline.models.layers.precision import TypeRule, rule_for
+from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,

@@ -30,10 +30,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.files.atomic_write import write_whole
-from pipeline.files.bounded_read import read_json
-from pipeline.files.error_text import shown
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.error_text import shown
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -49,8 +49,8 @@ from pipeline.models.torch_graph.graph import (
     references_of,
 )
 from pipeline.models.torch_graph.operators.known_operators import require_computable
-from pipeline.weights.files.named_arrays import Arrays
-from pipeline.weights.files.weight_files import read_weights, write_weights
+from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
 
 FORMAT, VERSION = "torch graph", 1
 SUFFIX = ".torch.json"

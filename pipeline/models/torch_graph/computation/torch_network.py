@@ -12,8 +12,8 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
-from pipeline.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.layers.precision import TypeRule
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import GraphSettings, apply_form, input_of
 from pipeline.models.torch_graph.graph import Role, TorchGraph
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import first_line
+from pipeline.core.errors import first_line
+from pipeline.core.plugins.loading import INSTALL
 from pipeline.models.torch_graph.array_paths import order_of, path_of
 from pipeline.models.torch_graph.conversion.functional_form import Draft, draft_of
 from pipeline.models.torch_graph.graph import (
@@ -27,7 +28,6 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
 )
 from pipeline.models.torch_graph.operators.known_operators import require_computable
-from pipeline.plugins.loading import INSTALL
 
 MOST_BATCH = 1 << 20
 """Limit of the batch size that torch.export assumes."""

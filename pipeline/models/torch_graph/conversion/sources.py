@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.plugins.loading import find_object
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.plugins.loading import find_object
 
 CLASSES = "$classes"
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.lowerings.conv2d import conv2d as lowered_conv2d
-from pipeline.lowerings.dense import dense_product
-from pipeline.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
+from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.laid import NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from pipeline.lowerings.max_pool import pool_max
-from pipeline.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.max_pool import pool_max
+from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.laid import NHWC, Laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.lowerings.formulas.matmuls import multiply_by_rows, patches
-from pipeline.lowerings.problem.conv_window import ConvWindow
+from pipeline.models.lowerings.formulas.matmuls import multiply_by_rows, patches
+from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
 from pipeline.training.optimizers.thor.inverses import inverses_by_size

@@ -38,7 +38,7 @@ from pipeline.backends.ascend.fit.workloads import (
 )
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.validate import kendall_tau
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 
 ROW = published_steps()[0]
 

@@ -19,7 +19,7 @@ from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.cost.tiling import Tiling
 from pipeline.backends.ascend.fit.fit_kernels import measure_residuals, summarise, write_efficiency
 from pipeline.backends.ascend.fit.measured_kernels import read_traces
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import (
     FAST_MEMORY,

@@ -12,7 +12,7 @@ from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.fit.fit_kernels import PRIORS, fit, measure_residuals, summarise
 from pipeline.backends.ascend.fit.measured_kernels import MeasuredKernel, Trace, read_traces
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import buffer, stream
 

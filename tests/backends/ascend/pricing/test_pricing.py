@@ -28,7 +28,7 @@ from pipeline.backends.ascend.frontend.graph import UnboundedLoopError
 from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.pricing.traced_step import trace_step
 from pipeline.backends.ascend.report.report import Report
-from pipeline.errors import PipelineError, RunError
+from pipeline.core.errors import PipelineError, RunError
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -14,7 +14,7 @@ from pipeline.backends.ascend import price
 from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.ascend.tune import bank_path
 from pipeline.backends.ascend.tune.bank_path import custom_bank
-from pipeline.files.knowledge_bank import read_bank
+from pipeline.core.files.knowledge_bank import read_bank
 from tests.backends.ascend.made_up import HW
 
 WEIGHTS = {"up": jax.ShapeDtypeStruct((512, 512), jnp.float32)}

@@ -16,7 +16,7 @@ import pytest
 from jax import Array, lax
 
 from pipeline.backends.ascend.pricing.traced_step import trace_step
-from pipeline.errors import RunError
+from pipeline.core.errors import RunError
 from tests.backends.ascend.steps import ROWS, WIDTH, macs, of
 
 PRODUCTS = 2 * ROWS * WIDTH * WIDTH

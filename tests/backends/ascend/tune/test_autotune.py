@@ -19,8 +19,8 @@ from pipeline.backends.ascend.cost.tiling import Product, default_tiling, row_of
 from pipeline.backends.ascend.tune import autotune
 from pipeline.backends.ascend.tune.autotune import TuneResult, tunable_tasks, tune
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
-from pipeline.errors import RunError
-from pipeline.files.knowledge_bank import read_bank, write_result
+from pipeline.core.errors import RunError
+from pipeline.core.files.knowledge_bank import read_bank, write_result
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import convolution, matmul, stream
 

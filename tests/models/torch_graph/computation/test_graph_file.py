@@ -18,7 +18,7 @@ from pipeline.models.torch_graph.computation.graph_file import (
     read_graph,
     write_graph,
 )
-from pipeline.weights.files.weight_files import write_weights
+from pipeline.models.weights.files.weight_files import write_weights
 from tests.models.torch_graph.golden_graphs import FOLDER, NAMES, golden_graph
 
 

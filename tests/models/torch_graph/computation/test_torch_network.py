@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from pipeline.lowerings.problem.lowering import RecordingPolicy
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
+from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from tests.models.torch_graph.golden_graphs import golden_graph, golden_results, network_of
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lowerings.formulas.matmuls import patches
-from pipeline.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.lowerings.formulas.matmuls import patches
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first
 from pipeline.training.optimizers.thor.factors import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.errors import RecipeError
+from pipeline.core.errors import RecipeError
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run

@@ -1,0 +1,170 @@
+"""Windows of a split that is larger than the device: samples are transferred with their window.
+
+grain reads, in several threads where samples are decoded one by one (`ReadingThreads` finds out how
+many), and always one window ahead.
+It reads parts of windows straight into the window's buffer; the thread that completes a window
+transfers it to the device. A part is a pure function of its number, so a jump to any step opens a
+reader there and skips nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.backends.feed.feed_stats import PrepareTime
+from pipeline.backends.feed.reading_threads import ReadingThreads
+from pipeline.backends.feed.window import Window
+from pipeline.backends.feed.window_buffer import Clock, ReadPlan, WindowBuffer
+from pipeline.core.errors import PipelineError
+from pipeline.data.columns import Split
+from pipeline.data.order import SampleOrder
+from pipeline.training.parallel.placement import DevicePlacement
+
+
+class StreamedWindows:
+    """Windows whose samples are read while the window before is in use."""
+
+    kind: Literal["resident", "stream"] = "stream"
+
+    def __init__(
+        self,
+        split: Split,
+        order: SampleOrder,
+        placement: DevicePlacement,
+        window_steps: int,
+        stop: int | None,
+        clock: Clock,
+        *,
+        short_first: bool = False,
+    ) -> None:
+        about = split, order, placement, window_steps, stop, clock
+        self._plan = ReadPlan(*about, short_first=short_first)
+        self._threads = ReadingThreads(self._plan.threads)
+        self.device_bytes = 2 * window_steps * self._plan.batch_bytes
+        self._reader: Reader | None = None
+
+    def ready_steps(self, step: int) -> int:
+        """The number of steps of the window from `step` that have been read."""
+        reader = self._reader
+        return reader.ready_steps() if reader is not None and reader.step == step else 0
+
+    def take(self, step: int) -> tuple[Window, PrepareTime]:
+        """The window from `step`. Raises DataError where a sample can't be read."""
+        if self._reader is None or self._reader.step != step:
+            self.close()
+            self._reader = Reader(self._plan, step, self._threads)
+        try:
+            return self._reader.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class Reader:
+    """Reads window after window from boundary `step` on."""
+
+    def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
+        # Importing it takes 0.1 s, which runs without a stream are spared.
+        import grain
+
+        self.step: int | None = step
+        """Start of the next window; None after the last one."""
+        self._plan, self._jump, self._taken = plan, step, 0
+        self._source = PartSource(plan, step, threads)
+        options = grain.ReadOptions(num_threads=plan.threads, prefetch_buffer_size=plan.parts)
+        self._parts = iter(grain.MapDataset.source(self._source).to_iter_dataset(options))
+
+    def ready_steps(self) -> int:
+        """The number of steps of the next window that have been read."""
+        if self.step is None:
+            return 0
+        steps = len(self._plan.span(self._jump, self._taken))
+        return min(steps, self._source.unclaimed * steps // self._plan.parts)
+
+    def take(self) -> tuple[Window, PrepareTime]:
+        """The next window. As its parts are taken, reading continues with the one after it."""
+        parts = [self._part() for _ in range(self._plan.parts)]
+        self._source.claim(len(parts))
+        self._taken += 1
+        (window,) = (part.window for part in parts if part.window is not None)
+        self.step = window.stop if window.stop != self._plan.stop else None
+        return window, PrepareTime.total(part.prepare_time for part in parts)
+
+    def _part(self) -> Part:
+        part = next(self._parts)
+        if part.error is not None:
+            raise part.error
+        return part
+
+    def close(self) -> None:
+        """Stop reading ahead; parts that are being read are finished and dropped."""
+        self._parts.close()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Result of reading a part of a window; the last one to complete has the window.
+
+    It holds an error instead of raising it, since grain adds notes about grain to those raised.
+    """
+
+    prepare_time: PrepareTime = field(default_factory=PrepareTime)
+    window: Window | None = None
+    error: PipelineError | None = None
+
+
+class PartSource:
+    """The parts of the windows from a step on, in the form of a grain data source."""
+
+    def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
+        self._plan, self._step, self._threads = plan, step, threads
+        self._lock = threading.Lock()
+        self._buffers: dict[int, WindowBuffer] = {}
+        self._read = self._claimed = 0
+
+    def __len__(self) -> int:
+        """Up to the window that reaches the last step; where that is passed, without end."""
+        plan = self._plan
+        if plan.stop is None or self._step >= plan.stop:
+            return sys.maxsize
+        numbers = range(plan.stop - self._step)
+        last = bisect_left(numbers, plan.stop, key=lambda n: plan.span(self._step, n).stop)
+        return (last + 1) * plan.parts
+
+    @property
+    def unclaimed(self) -> int:
+        """The number of parts that have been read and not taken."""
+        return self._read - self._claimed
+
+    def claim(self, parts: int) -> None:
+        """Count `parts` more as taken."""
+        with self._lock:
+            self._claimed += parts
+
+    def __getitem__(self, index: int) -> Part:
+        number, part = divmod(index, self._plan.parts)
+        with self._lock:
+            if number not in self._buffers:
+                span, early = self._plan.span(self._step, number), self._plan.is_early(number)
+                self._buffers[number] = WindowBuffer(self._plan, span, early=early)
+            buffer = self._buffers[number]
+        try:
+            with self._threads.reading(buffer.size(part)):
+                prepare_time, window = buffer.read(part)
+        except PipelineError as error:
+            return Part(error=error)
+        with self._lock:
+            self._read += 1
+            if window is not None:
+                del self._buffers[number]
+        return Part(prepare_time, window)

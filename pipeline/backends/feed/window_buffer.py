@@ -1,0 +1,196 @@
+"""Fill a window's host buffers from several reader threads, and transfer them to the device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.backends.feed.feed_stats import PrepareTime, SlowSample
+from pipeline.backends.feed.window import Window, put_inputs
+from pipeline.core.errors import DataError, PipelineError
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.aligned_array import aligned_zeros
+from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
+from pipeline.data.order import Batches, SampleOrder
+from pipeline.training.parallel.placement import DevicePlacement
+
+PARTS = 16
+"""Parts that a window is read in: enough to share among threads, few enough to cost nothing."""
+
+FIRST_SHARE = 16
+"""The first window after a jump has this part of the steps of a full one, the next twice as many,
+and so on: training begins when a little has been read."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """The split to read, its cut into windows and the devices that they go to.
+
+    A process reads its own rows of every batch.
+    """
+
+    split: Split
+    order: SampleOrder
+    placement: DevicePlacement
+    window_steps: int
+    stop: int | None
+    """No window that starts here or later is read ahead, and of the last no sample after it."""
+    clock: Clock
+    short_first: bool = False
+    """Whether windows after a jump are short at first."""
+
+    @property
+    def rows(self) -> slice:
+        """Rows of a batch that are read."""
+        return self.placement.rows(self.order.batch_size)
+
+    @property
+    def batch_rows(self) -> int:
+        """The number of rows of a batch that are read."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes that are read of a batch, all columns."""
+        return self.batch_rows * self.split.sample_bytes
+
+    @property
+    def threads(self) -> int:
+        """The most reader threads: for columns in memory one is fast enough."""
+        lazy = any(isinstance(column, LazyColumn) for column in self.split.columns.values())
+        return min(DECODING_THREADS if lazy else 1, self.parts)
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a window."""
+        return min(PARTS, self.window_steps * self.batch_rows)
+
+    def span(self, jump: int, number: int) -> range:
+        """The steps of a window, by its number after a jump to boundary `jump`."""
+        first = self._first_steps
+        # Windows double until one is full.
+        doublings = (-(-self.window_steps // first) - 1).bit_length()
+        early = min(number, doublings)
+        start = jump + first * (2**early - 1) + (number - early) * self.window_steps
+        stop = start + min(self.window_steps, first * 2**early)
+        return range(
+            start, stop if self.stop is None or start >= self.stop else min(stop, self.stop)
+        )
+
+    def is_early(self, number: int) -> bool:
+        """Whether a window after a jump is read while a short one is in use, or is the first."""
+        return self._first_steps * 2 ** max(0, number - 1) < self.window_steps
+
+    @property
+    def _first_steps(self) -> int:
+        share = FIRST_SHARE if self.short_first else 1
+        return max(1, self.window_steps // share)
+
+
+class WindowBuffer:
+    """The host buffers of a window, filled by several threads at once."""
+
+    def __init__(self, plan: ReadPlan, span: range, *, early: bool) -> None:
+        started_at = plan.clock()
+        self._plan, self._span, self._early = plan, span, early
+        self._batches: Batches = plan.order.batches(span.start, plan.window_steps)
+        self._indices = self._batches.rows[:, plan.rows].ravel()
+        self._columns = {
+            name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
+            for name, column in plan.split.columns.items()
+        }
+        self._missing, self._lock = plan.parts, threading.Lock()
+        self._order_s = plan.clock() - started_at
+
+    def read(self, part: int) -> tuple[PrepareTime, Window | None]:
+        """Read one part; the last one to complete also returns the window."""
+        rows = self._rows(part)
+        times = [self._read_column(name, rows) for name in self._columns]
+        with self._lock:
+            self._missing -= 1
+            complete = self._missing == 0
+        if not complete:
+            return PrepareTime.total(times), None
+        started_at = self._plan.clock()
+        window = self._on_device()
+        seconds = {"order": self._order_s, "transfer": self._plan.clock() - started_at}
+        return PrepareTime.total([*times, PrepareTime(seconds)]), window
+
+    def size(self, part: int) -> int:
+        """The number of samples of a part."""
+        rows = self._rows(part)
+        return int(rows.stop - rows.start)
+
+    def _rows(self, part: int) -> slice:
+        """The rows of a part, without those after the last step."""
+        wanted = len(self._span) * self._plan.batch_rows
+        first, last = (n * wanted // self._plan.parts for n in (part, part + 1))
+        return slice(first, last)
+
+    def _read_column(self, name: str, rows: slice) -> PrepareTime:
+        plan, column, out = self._plan, self._plan.split.columns[name], self._columns[name][rows]
+        started_at = plan.clock()
+        slowest = read_into(name, column, self._indices[rows], out, plan.clock)
+        return PrepareTime({name: plan.clock() - started_at}, slowest)
+
+    def _on_device(self) -> Window:
+        plan = self._plan
+        shape = plan.window_steps, plan.batch_rows
+        columns = {
+            name: plan.placement.put_batches(values.reshape(*shape, *values.shape[1:]))
+            for name, values in self._columns.items()
+        }
+        inputs = put_inputs(columns, self._batches, plan.order.seed, plan.placement, resident=False)
+        return Window(self._span.start, self._span.stop, inputs, self._early)
+
+
+def read_into(
+    name: str, column: Column, indices: np.ndarray, out: np.ndarray, clock: Clock
+) -> SlowSample | None:
+    """Read samples into `out`; returns the slowest where they are read one by one.
+
+    Raises DataError that names the sample where it can.
+    """
+    if isinstance(column, np.ndarray):
+        np.take(column, indices, axis=0, out=out, mode="clip")
+        return None
+    try:
+        if isinstance(column, BatchedColumn):
+            column.read_into(indices, out)
+            return None
+        if isinstance(column, LazyColumn):
+            return _decode_into(name, column, indices, out, clock)
+        out[:] = column[indices]
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise DataError(f"column {name}: {type(error).__name__}: {error}") from error
+    return None
+
+
+def _decode_into(
+    name: str, column: LazyColumn, indices: np.ndarray, out: np.ndarray, clock: Clock
+) -> SlowSample | None:
+    slowest = None
+    for position, sample in enumerate(indices.tolist()):
+        if position and sample == indices[position - 1]:
+            # A short batch is filled up by repeating one sample.
+            out[position] = out[position - 1]
+            continue
+        started_at = clock()
+        try:
+            out[position] = column.sample(sample)
+        except PipelineError:
+            raise
+        except Exception as error:
+            where = f"column {name}, sample {sample} ({shown(column.sample_name(sample))})"
+            raise DataError(f"{where}: {type(error).__name__}: {error}") from error
+        read_s = clock() - started_at
+        if slowest is None or read_s > slowest.read_s:
+            slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
+    return slowest

@@ -1,0 +1,286 @@
+"""Find the blocks of a step in its traced loss and gradients.
+
+The forward pass decides: a cotangent is cut as its value is, as `with_sharding_constraint` does it,
+so the backward pass adds prices but no choices. It is traced all the same, to see which values it
+reads (what memory holds) and which sums it makes (what is all-reduced).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeline.backends.ascend.frontend.graph import Node
+from pipeline.backends.planner.blocks import (
+    Array,
+    BatchInput,
+    Extent,
+    LayerOutput,
+    Operator,
+    OperatorDim,
+    OperatorUse,
+    PartialSum,
+    Region,
+    RegionParameter,
+    StepBlocks,
+    Weight,
+)
+from pipeline.backends.planner.dimension_groups import REDUCTIONS, reduced_axes
+from pipeline.backends.planner.operator_dims import dims_of, flops_of
+from pipeline.backends.planner.region_groups import RegionGroups
+from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
+from pipeline.models.modules.name_stack import layer_of
+
+PASSES = 3
+"""Products of a training step for each one of the forward pass: it and its two gradients."""
+
+Groups = tuple[int, ...]
+
+
+def find_blocks(step: LossToPlan) -> StepBlocks:
+    """Trace a loss and its gradients, and find the blocks."""
+    loss = TracedLoss(step)
+    return _Finder(loss, RegionGroups(loss), step.sync_batch_norm).blocks()
+
+
+@dataclass
+class _RegionItems:
+    """Amounts of a region, by the groups that cut them."""
+
+    moved: Counter[Groups] = field(default_factory=Counter)
+    flops: Counter[Groups] = field(default_factory=Counter)
+    saved: Counter[Groups] = field(default_factory=Counter)
+    parameters: Counter[Groups] = field(default_factory=Counter)
+    sums: defaultdict[tuple[Groups, Groups], list[int]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    def region(self, sizes: Sequence[int], samples: int | None) -> Region:
+        """The region of all amounts."""
+        return Region(
+            sizes=tuple(sizes),
+            samples=samples,
+            work=tuple(
+                Extent(groups, self.moved[groups], self.flops[groups])
+                for groups in sorted({*self.moved, *self.flops})
+            ),
+            saved=_extents(self.saved),
+            sums=tuple(PartialSum(*key, sum(n), len(n)) for key, n in sorted(self.sums.items())),
+            parameters=_extents(self.parameters),
+        )
+
+
+def _extents(amounts: Counter[Groups]) -> tuple[Extent, ...]:
+    return tuple(Extent(groups, nbytes) for groups, nbytes in sorted(amounts.items()))
+
+
+class _Finder:
+    """StepBlocks of one traced loss."""
+
+    def __init__(self, loss: TracedLoss, regions: RegionGroups, sync_batch_norm: bool) -> None:
+        self.loss, self.regions, self.sync_batch_norm = loss, regions, sync_batch_norm
+        self.graph = loss.graph
+        self.items = [_RegionItems() for _ in regions.sizes]
+        counts = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
+        self.weights = {leaf: number for number, leaf in enumerate(counts)}
+        self.uses = counts
+
+    def blocks(self) -> StepBlocks:
+        """All blocks, in the order of the computation."""
+        operators = tuple(self._operators())
+        parameters = tuple(self._parameters())
+        self._add_products()
+        self._add_saved()
+        self._add_sums()
+        return StepBlocks(
+            regions=tuple(
+                items.region(
+                    tuple(self.regions.sizes[number].values()), self.regions.samples(number)
+                )
+                for number, items in enumerate(self.items)
+            ),
+            operators=operators,
+            weights=tuple(
+                Weight(
+                    self.loss.params[leaf],
+                    self.loss.shape(leaf),
+                    self.loss.nbytes(leaf),
+                    self.uses[leaf],
+                )
+                for leaf in self.weights
+            ),
+            parameters=parameters,
+            inputs=tuple(
+                BatchInput(path, self.loss.shape(value), region, self.regions.local(value))
+                for value, path in self.loss.batch.items()
+                if (region := self.regions.region(value)) is not None
+            ),
+            outputs=tuple(self._outputs()),
+        )
+
+    def _operators(self) -> Iterator[OperatorUse]:
+        for index, (operand, weight) in self.loss.operators.items():
+            node = self.graph.nodes[index]
+            leaf = min(self.loss.made_of[weight])
+            source, target = map(self.regions.region, (operand, node.outputs[0]))
+            if source is not None and target is not None:
+                operator = self._operator(node, operand, weight, leaf)
+                yield OperatorUse(operator, source, target, self.weights[leaf])
+
+    def _operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
+        read, made = (
+            Array(self.loss.nbytes(value) * node.repeat, self.regions.local(value))
+            for value in (operand, node.outputs[0])
+        )
+        dims = tuple(
+            on_leaf
+            for dim in dims_of(node, self.graph, operand, weight)
+            if _can_follow(dim, read, made)
+            and (on_leaf := self._on_leaf(dim, weight, leaf)) is not None
+        )
+        groups, of_samples = self.regions.groups.of(operand), self.regions.of_samples
+        return Operator(
+            kind="look_up" if node.primitive == "gather" else "product",
+            operand=read,
+            result=made,
+            dims=dims,
+            weight_bytes=self.loss.nbytes(leaf),
+            weight_rank=len(self.loss.shape(leaf)),
+            flops=flops_of(node, self.graph, weight) * node.repeat,
+            samples=next(
+                (
+                    place
+                    for place, dim in enumerate(dims)
+                    if dim.operand is not None and groups[dim.operand] in of_samples
+                ),
+                None,
+            ),
+            operand_gradient=operand in self.loss.made_of,
+        )
+
+    def _on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
+        """A dimension with its position in the parameter itself, of which the weight may be a view.
+
+        None for a dimension of the weight that is none of the parameter's, or is never cut.
+        """
+        if dim.weight is None:
+            return dim
+        groups = self.regions.groups
+        group, of_leaf = groups.of(weight)[dim.weight], groups.of(leaf)
+        if group is None or group not in of_leaf or groups.is_whole(group):
+            return None
+        return replace(dim, weight=of_leaf.index(group))
+
+    def _parameters(self) -> Iterator[RegionParameter]:
+        """Every other parameter, in the region that it is applied in."""
+        for leaf, path in self.loss.params.items():
+            if leaf in self.weights:
+                continue
+            region = self.regions.region(leaf)
+            groups = self.regions.local(leaf)
+            if region is None:
+                region = self._first_reader(leaf)
+            if region is None:
+                continue
+            shape, nbytes = self.loss.shape(leaf), self.loss.nbytes(leaf)
+            self.items[region].parameters[_cut(groups)] += nbytes
+            yield RegionParameter(path, shape, nbytes, region, groups)
+
+    def _first_reader(self, leaf: int) -> int | None:
+        for node in self.graph.nodes:
+            if any(leaf in self.loss.made_of.get(value, ()) for value in node.inputs):
+                for out in node.outputs:
+                    region = self.regions.region(out)
+                    if out in self.loss.moving and region is not None:
+                        return region
+        return None
+
+    def _add_products(self) -> None:
+        """Add products of two activations, and the partial sums of them and their gradients."""
+        for index in sorted(self.loss.forward - set(self.loss.operators)):
+            node = self.graph.nodes[index]
+            region = self.regions.region(node.outputs[0])
+            if node.primitive == "dot_general" and region is not None:
+                self._add_product(node, self.items[region])
+
+    def _add_product(self, node: Node, items: _RegionItems) -> None:
+        values = (*node.inputs[:2], node.outputs[0])
+        cuts = [set(_cut(self.regions.local(value))) for value in values]
+        every = set().union(*cuts)
+        (summed, _), _ = node.params["dimension_numbers"]
+        depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
+        flops = 2 * self.graph.values[values[2]].size * depth
+        items.flops[_cut(every)] += PASSES * flops * node.repeat
+        for value, groups in zip(values, cuts, strict=True):
+            nbytes = self.loss.nbytes(value) * node.repeat
+            items.moved[_cut(groups)] += PASSES * nbytes
+            if every - groups:
+                items.sums[_cut(groups), _cut(every - groups)].append(nbytes)
+
+    def _add_saved(self) -> None:
+        """Add what memory holds, which is written once and read once."""
+        repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
+        for value in self.loss.saved():
+            region = self.regions.region(value)
+            if region is not None:
+                groups = _cut(self.regions.local(value))
+                nbytes = self.loss.nbytes(value) * repeats.get(value, 1)
+                self.items[region].saved[groups] += nbytes
+                self.items[region].moved[groups] += 2 * nbytes
+
+    def _add_sums(self) -> None:
+        """Add reductions, forward and backward, but for those that make parameters' gradients."""
+        gradients = self.loss.gradients()
+        for index, node in enumerate(self.graph.nodes):
+            if node.primitive not in REDUCTIONS:
+                continue
+            value, result = node.inputs[0], node.outputs[0]
+            region = self.regions.region(value)
+            if region is None:
+                continue
+            local, axes = self.regions.local(value), reduced_axes(node)
+            if index in self.loss.forward:
+                # What is reduced is read again, and its gradient is written again.
+                self.items[region].moved[_cut(local)] += 2 * self.loss.nbytes(value) * node.repeat
+            if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
+                continue
+            summed = _cut(local[dim] for dim in axes if not self._is_local(value, dim, result))
+            if summed:
+                kept = _cut(group for dim, group in enumerate(local) if dim not in axes)
+                nbytes = self.loss.nbytes(result) * node.repeat
+                self.items[region].sums[kept, summed].append(nbytes)
+
+    def _is_local(self, value: int, dim: int, result: int) -> bool:
+        """Whether each device sums over its own samples, as batch norm does; not the loss."""
+        if self.sync_batch_norm or self.graph.values[result].size == 1:
+            return False
+        return self.regions.groups.of(value)[dim] in self.regions.of_samples
+
+    def _outputs(self) -> Iterator[LayerOutput]:
+        """The last value that each layer with parameters of its own computes."""
+        last: dict[str, int] = {}
+        for index in sorted(self.loss.forward):
+            node = self.graph.nodes[index]
+            out = node.outputs[0]
+            if out in self.loss.moving and self.loss.shape(out):
+                last[layer_of(node.scope)] = out
+        layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
+        for layer in layers:
+            region = self.regions.region(last[layer]) if layer and layer in last else None
+            if region is not None:
+                yield LayerOutput(layer, region, self.regions.local(last[layer]))
+
+
+def _can_follow(dim: OperatorDim, operand: Array, result: Array) -> bool:
+    """Whether the regions of operand and result can be cut as a dimension of an operator is.
+
+    XLA copies whole arrays where they can't.
+    """
+    places = ((dim.operand, operand), (dim.result, result))
+    return all(place is None or array.groups[place] is not None for place, array in places)
+
+
+def _cut(groups: Iterable[int | None]) -> Groups:
+    return tuple(sorted({group for group in groups if group is not None}))

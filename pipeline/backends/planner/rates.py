@@ -1,0 +1,221 @@
+"""Rates of a device: how long it computes, and how long collectives take."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from pipeline.backends.ascend.chip.hardware import Hardware
+from pipeline.backends.ascend.cost.collectives import Group, collective_us
+from pipeline.backends.planner.layouts import Kind
+from pipeline.core.errors import RunError
+
+HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Devices that communicate with one another: `size` of them, `stride` apart."""
+
+    size: int
+    stride: int = 1
+
+
+class Rates(Protocol):
+    """Times of one device and of the links between devices. All of them grow with their sizes."""
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of the time of gradients' all-reduces that the backward pass does not hide.
+
+        MindSpore's gamma (`costmodel_context.h`).
+        """
+
+    @property
+    def scatters_sums(self) -> bool:
+        """Whether a sum of which each device keeps a piece is a reduce-scatter.
+
+        XLA for CPUs all-reduces and slices instead.
+        """
+
+    def slowdown(self, devices: int) -> float:
+        """Factor of all times where these devices compute at once, as they may share cores."""
+
+    def compute_us(self, flops: float, nbytes: float) -> float:
+        """Microseconds of one kernel that computes `flops` and moves `nbytes`."""
+
+    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
+        """Microseconds of a collective; `nbytes` as in `layouts.Collective`."""
+
+
+class Links(Protocol):
+    """Times of collectives between devices."""
+
+    def us(self, kind: Kind, nbytes: float, size: int) -> float:
+        """Microseconds of a collective over `size` devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """Time of collectives between devices: that of a message, and bytes a second.
+
+    A ring of n carries (n - 1) / n of the bytes in an all-gather, a reduce-scatter or an
+    all-to-all, and twice that in an all-reduce, which also takes twice the messages.
+    """
+
+    message_us: float
+    bytes_per_us: float
+
+    def us(self, kind: Kind, nbytes: float, size: int) -> float:
+        """Microseconds of a collective over `size` devices."""
+        if size == 1:
+            return 0.0
+        rounds = 2 if kind == "all_reduce" else 1
+        return rounds * (self.message_us + nbytes * (size - 1) / size / self.bytes_per_us)
+
+
+@dataclass(frozen=True)
+class LinkCurves:
+    """Measured times of collectives, by kind, number of devices and bytes.
+
+    Between two measurements a time is interpolated in logarithms of both; beyond the most bytes it
+    grows with the bytes, below the fewest and beyond the largest group it stays. Bytes of a small
+    array are copied from cache to cache, of a large one through memory, and kinds differ: no one
+    rate holds for all.
+    """
+
+    nbytes: tuple[float, ...]
+    """Sizes that were measured, as `layouts.Collective` counts them; ascending."""
+    us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
+    """By kind and number of devices, both ascending, the time of each of `nbytes`."""
+
+    def us(self, kind: Kind, nbytes: float, size: int) -> float:
+        """Microseconds of a collective over `size` devices; a reduce-scatter's, an all-reduce's."""
+        if size == 1:
+            return 0.0
+        rows = self.us_by_kind["all_reduce" if kind == "reduce_scatter" else kind]
+        most = self.nbytes[-1]
+        within = min(max(nbytes, self.nbytes[0]), most)
+        times = [_between(self.nbytes, row, within) for row in rows.values()]
+        sizes = list(rows)
+        found = _between(sizes, times, min(max(size, sizes[0]), sizes[-1]))
+        return found * max(1.0, nbytes / most)
+
+
+def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """The value at a place, from those at the two next to it, in logarithms."""
+    right = min(max(bisect_right(places, at), 1), len(places) - 1)
+    left = right - 1
+    if len(places) == 1 or values[left] == values[right]:
+        return values[left]
+    share = math.log(at / places[left]) / math.log(places[right] / places[left])
+    return values[left] * (values[right] / values[left]) ** share
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """Two measured rates of a CPU or GPU, and those of its links.
+
+    A kernel takes the longer of the times of its operations and of its bytes (the roofline).
+    Groups within `per_server` neighbouring devices use `links`, others `far_links`. Devices that
+    share `cores` have the rates of one core, and take turns.
+    """
+
+    flops_per_us: float
+    bytes_per_us: float
+    links: Links
+    far_links: Links
+    per_server: int = 8
+    exposed_share: float = 1.0
+    scatters_sums: bool = False
+    cores: int | None = None
+    """Cores that all devices share; None where each has its own."""
+
+    def slowdown(self, devices: int) -> float:
+        """Devices for each core; a device alone uses all cores."""
+        return 1.0 if self.cores is None else devices / self.cores
+
+    def compute_us(self, flops: float, nbytes: float) -> float:
+        """Microseconds of one kernel."""
+        return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
+
+    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
+        """Microseconds of a collective over the slowest links of its group."""
+        near = group.size * group.stride <= self.per_server
+        return (self.links if near else self.far_links).us(kind, nbytes, group.size)
+
+
+@dataclass(frozen=True, slots=True)
+class AscendRates:
+    """Rates of an Ascend chip: its cubes and memory, and HCCL's formulas for its links.
+
+    Sizes are those of float32 arrays, of which the chip computes and moves halves; gradients are
+    all-reduced in float32.
+    """
+
+    hardware: Hardware
+    cube_share: float = 0.5
+    """Share of the cubes' peak in products of a training step; assumed."""
+    exposed_share: float = 1.0
+    """1 for one all-reduce after the backward pass; 0.63 with MindSpore's [85, 160] on ResNet-50,
+    by its published 23.61 and 22.00 ms, of which 4.40 are the all-reduce."""
+    scatters_sums: bool = True
+
+    def slowdown(self, devices: int) -> float:
+        """Return 1: no two devices share a chip."""
+        return 1.0
+
+    def compute_us(self, flops: float, nbytes: float) -> float:
+        """Microseconds of one kernel in float16 on the cubes."""
+        hw = self.hardware
+        cube = flops / 2 / (hw.peak_fp16_macs_per_us * self.cube_share)
+        return max(cube, nbytes / 2 / hw.hbm_bytes_per_us)
+
+    def collective_us(self, kind: Kind, nbytes: float, group: DeviceGroup) -> float:
+        """Microseconds of a collective. Raises OptionError for a group that servers can't hold."""
+        hw = self.hardware
+        if group.size == 1:
+            return 0.0
+        in_server = max(1, int(hw.devices_per_server_count) // group.stride)
+        linked = Group(group.size, min(group.size, in_server), group.stride)
+        return hw.collective_launch_us + collective_us(kind, nbytes, linked, hw)
+
+
+@cache
+def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
+    """Return the rates of a host's devices, as they were measured; `links` names their links.
+
+    Raises RunError for a file that has not what it should.
+    """
+    try:
+        given: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        device, linked = given["device"], _links(given[links])
+        return MeasuredRates(
+            flops_per_us=float(device["flops_per_us"]["value"]),
+            bytes_per_us=float(device["bytes_per_us"]["value"]),
+            links=linked,
+            far_links=linked,
+            cores=int(device["cores_count"]["value"]),
+        )
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: no rates of a host: {error!r}") from error
+
+
+def _links(given: Any) -> Links:
+    if "message_us" in given:
+        return LinkRates(**{k: float(given[k]["value"]) for k in ("message_us", "bytes_per_us")})
+    nbytes = tuple(float(size) for size in given["nbytes"])
+    curves = {
+        kind: {int(size): tuple(map(float, us)) for size, us in sorted(rows.items())}
+        for kind, rows in given["us"].items()
+    }
+    if any(len(us) != len(nbytes) for rows in curves.values() for us in rows.values()):
+        raise ValueError(f"each list of times must have {len(nbytes)} entries, as nbytes has")
+    return LinkCurves(nbytes, curves)

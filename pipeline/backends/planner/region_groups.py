@@ -1,0 +1,116 @@
+"""Regions of a traced loss, and the numbers of groups in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups
+from pipeline.backends.planner.operator_dims import dims_of
+from pipeline.backends.planner.traced_loss import TracedLoss
+
+SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
+
+
+class RegionGroups:
+    """Numbers of regions, and of the groups that can be cut in each, by value.
+
+    Groups that share a value are in one region. Products of the backward pass tie nothing: what
+    they compute is tied to the forward pass by what is done with it.
+    """
+
+    def __init__(self, loss: TracedLoss) -> None:
+        self._loss = loss
+        graph = loss.graph
+        skipped = set(loss.operators) | {
+            index
+            for index, node in enumerate(graph.nodes)
+            if index not in loss.forward and node.primitive in (*PRODUCTS, *SCATTERS, "gather")
+        }
+        self.groups = DimensionGroups(graph, skipped)
+        self._cut_images_by_samples_alone()
+        self._region_of = self._numbers()
+        self.sizes: list[dict[int, int]] = [
+            {} for _ in range(max(self._region_of.values(), default=-1) + 1)
+        ]
+        """For each region its groups that can be cut, and the most pieces of each."""
+        for value in loss.forward_values():
+            self._add_sizes(value)
+        self._local = [
+            {group: number for number, group in enumerate(sizes)} for sizes in self.sizes
+        ]
+        self.of_samples = self._groups_of_samples()
+
+    def region(self, value: int) -> int | None:
+        """The region of a value; None for scalars, and for values of the backward pass alone."""
+        regions = (self._region_of.get(g) for g in self.groups.of(value) if g is not None)
+        return next((region for region in regions if region is not None), None)
+
+    def local(self, value: int) -> tuple[int | None, ...]:
+        """The group of each dimension, numbered in its region; None where it is never cut."""
+        region = self.region(value)
+        if region is None:
+            return (None,) * len(self._loss.shape(value))
+        known = self._local[region]
+        return tuple(None if group is None else known.get(group) for group in self.groups.of(value))
+
+    def samples(self, region: int) -> int | None:
+        """The group of a region that numbers samples."""
+        local = self._local[region]
+        return next((local[group] for group in local if group in self.of_samples), None)
+
+    def _cut_images_by_samples_alone(self) -> None:
+        """Mark height, width and channels of what convolutions with a parameter read and write."""
+        for index, (operand, _) in self._loss.operators.items():
+            node = self._loss.graph.nodes[index]
+            if node.primitive == "conv_general_dilated":
+                numbers = node.params["dimension_numbers"]
+                for dim in numbers.lhs_spec[1:]:
+                    self.groups.keep_whole(operand, dim)
+                for dim in numbers.out_spec[1:]:
+                    self.groups.keep_whole(node.outputs[0], dim)
+
+    def _numbers(self) -> dict[int, int]:
+        """Numbers of regions by group, in the order of the computation."""
+        joined: dict[int, int] = {}
+
+        def root(group: int) -> int:
+            while joined.setdefault(group, group) != group:
+                group = joined[group]
+            return group
+
+        for value in range(len(self._loss.graph.values)):
+            first, *others = _known(self.groups.of(value)) or [-1]
+            for group in others:
+                low, high = sorted((root(first), root(group)))
+                joined[high] = low
+        numbers: dict[int, int] = {}
+        for value in self._loss.forward_values():
+            for group in _known(self.groups.of(value)):
+                numbers.setdefault(root(group), len(numbers))
+        return {group: numbers[root(group)] for group in [*joined] if root(group) in numbers}
+
+    def _add_sizes(self, value: int) -> None:
+        for size, group in zip(self._loss.shape(value), self.groups.of(value), strict=True):
+            if group is not None and not self.groups.is_whole(group):
+                sizes = self.sizes[self._region_of[group]]
+                sizes[group] = math.gcd(sizes.get(group, 0), size)
+
+    def _groups_of_samples(self) -> set[int]:
+        """Groups of dimensions that number samples: the batch's first ones, through operators."""
+        loss = self._loss
+        firsts = (self.groups.of(value)[:1] for value in loss.batch)
+        found = set(_known(group for first in firsts for group in first))
+        for index, (operand, weight) in loss.operators.items():
+            node = loss.graph.nodes[index]
+            before, after = self.groups.of(operand), self.groups.of(node.outputs[0])
+            for dim in dims_of(node, loss.graph, operand, weight):
+                if dim.role == "batch" and dim.operand is not None and dim.result is not None:
+                    reached = after[dim.result]
+                    if before[dim.operand] in found and reached is not None:
+                        found.add(reached)
+        return found
+
+
+def _known(groups: Iterable[int | None]) -> list[int]:
+    return [group for group in groups if group is not None]

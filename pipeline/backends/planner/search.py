@@ -1,0 +1,178 @@
+"""Search for the fastest plan of a step over all meshes of a number of devices (X-04)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.planner.blocks import StepBlocks
+from pipeline.backends.planner.cut_prices import COPIES, CutPrices
+from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
+from pipeline.backends.planner.elimination import Choice, Eliminator, fastest_within
+from pipeline.backends.planner.find_blocks import find_blocks
+from pipeline.backends.planner.layouts import Mesh, meshes_of
+from pipeline.backends.planner.parallel_plan import ParallelPlan, plan_of
+from pipeline.backends.planner.rates import Rates
+from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.core.errors import RecipeError
+
+POINTS = 64
+"""Points of time and memory that a table keeps for each state where memory is short."""
+RUNNERS_UP = 4
+SIMPLER = 0.02
+"""Share of a step that other plans must gain over data parallelism: prices are off by more."""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class SearchedPlans:
+    """The fastest plan that fits, and what it was compared with."""
+
+    name: str
+    devices: int
+    best: ParallelPlan
+    runners_up: tuple[ParallelPlan, ...]
+    """The best plans of this and other meshes that are not chosen, the fastest first."""
+    data_parallel: ParallelPlan | None
+    """The best plan that cuts no weight, whether it fits or not; None where no batch divides."""
+    one_device: ParallelPlan
+    """The step on one device, whether it fits or not."""
+    memory_bytes: float
+    """The bound."""
+    blocks: int
+    seconds: float
+
+
+def search(
+    step: LossToPlan, devices: int, rates: Rates, memory_bytes: float = math.inf
+) -> SearchedPlans:
+    """Search for the fastest plan of a step on a number of devices.
+
+    `memory_bytes` bounds what one device holds: parameters, their gradients, the optimizer's state
+    and the activations that the backward pass reads. Nothing is computed and no device is needed;
+    the same arguments give the same plan.
+
+    Raises RecipeError where nothing fits, or no plan uses all devices.
+    """
+    return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
+
+
+def search_blocks(
+    blocks: StepBlocks, step: LossToPlan, devices: int, rates: Rates, memory_bytes: float = math.inf
+) -> SearchedPlans:
+    """Search as `search` does, for blocks that are known."""
+    began = time.perf_counter()
+    ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
+    found: list[ParallelPlan] = []
+    leanest = math.inf
+    for mesh in meshes_of(devices):
+        try:
+            decisions = Decisions(CutPrices(blocks, mesh, rates, ratio))
+            plan = best_plan(decisions, memory_bytes)
+        except OptionError:  # devices that can't be joined so
+            continue
+        if plan is not None:
+            found.append(plan)
+        elif not found:
+            leanest = min(leanest, _least_memory(decisions))
+    one = data_parallel_plan(blocks, 1, rates, ratio)
+    assert one is not None
+    if not found:
+        raise RecipeError([_nothing_fits(blocks, one, devices, ratio, memory_bytes, leanest)])
+    data = data_parallel_plan(blocks, devices, rates, ratio)
+    fits = data is not None and data.memory_bytes <= memory_bytes
+    ranked = _ranked(found, data if fits else None)
+    return SearchedPlans(
+        name=step.name,
+        devices=devices,
+        best=ranked[0],
+        runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
+        data_parallel=data,
+        one_device=one,
+        memory_bytes=memory_bytes,
+        blocks=len(blocks.regions) + len(blocks.operators),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _ranked(found: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+    """Different plans, the fastest first; but data parallelism before all that gain little."""
+    every = [*found, data] if data is not None else found
+    ranked = sorted(_different(every), key=lambda plan: plan.step_ms)
+    if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
+        ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
+    return ranked
+
+
+def best_plan(
+    decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
+) -> ParallelPlan | None:
+    """The fastest plan on the mesh of some decisions that fits; None where none does."""
+    if not all(decisions.states):
+        return None
+    factors, sizes = decisions.factors(), decisions.sizes
+    choice = fastest_within(factors, sizes, memory_bytes, points)
+    return None if choice is None else _plan(decisions, choice)
+
+
+def _plan(decisions: Decisions, choice: Choice) -> ParallelPlan:
+    decided = decisions.decided(choice.states)
+    prices = decisions.prices
+    kinds = prices.bytes_by_kind(decisions.prices_of(decided))
+    return plan_of(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
+
+
+def _least_memory(decisions: Decisions) -> float:
+    choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
+    return math.inf if choice is None else choice.memory
+
+
+def _different(plans: list[ParallelPlan]) -> Iterator[ParallelPlan]:
+    """Plans without those that do on another mesh what one before them does."""
+    seen: list[ParallelPlan] = []
+    for plan in plans:
+        if any(_alike(plan, other) for other in seen):
+            continue
+        seen.append(plan)
+        yield plan
+
+
+def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
+    """Whether two plans cost the same in time, memory and bytes, so differ in names at most."""
+    return all(
+        math.isclose(a, b, rel_tol=1e-6)
+        for a, b in (
+            (plan.step_ms, other.step_ms),
+            (plan.memory_bytes, other.memory_bytes),
+            (sum(plan.collective_bytes.values()), sum(other.collective_bytes.values())),
+        )
+    )
+
+
+def data_parallel_plan(
+    blocks: StepBlocks, devices: int, rates: Rates, ratio: float
+) -> ParallelPlan | None:
+    """The best plan that cuts no weight; None where the batch does not divide by the devices."""
+    prices = CutPrices(blocks, Mesh(devices, 1), rates, ratio)
+    decisions = Decisions(prices) if devices == 1 else Decisions(prices, cuts_samples_alone)
+    plan = best_plan(decisions)
+    return plan if plan is not None and (plan.is_data_parallel or devices == 1) else None
+
+
+def _nothing_fits(
+    blocks: StepBlocks, one: ParallelPlan, devices: int, ratio: float, bound: float, least: float
+) -> str:
+    if math.isinf(least):
+        return f"parallel.devices = {devices}: devices can not be joined to a mesh"
+    path, shape, nbytes = blocks.largest
+    held = blocks.parameter_bytes * (COPIES + ratio)
+    return (
+        f"parallel.devices = {devices}: no plan fits in {bound / GIB:.2f} GiB a device; the "
+        f"leanest needs {least / GIB:.2f} GiB. On one device parameters, gradients and the "
+        f"optimizer's state take {held / GIB:.2f} GiB, activations "
+        f"{(one.memory_bytes - held) / GIB:.2f} GiB; the largest tensor is {path} {list(shape)}, "
+        f"{nbytes / GIB:.2f} GiB. Take more devices, or a smaller batch or model"
+    )

@@ -1,0 +1,165 @@
+"""A loss and its gradients as a graph: what comes from parameters, what from the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pipeline.backends.ascend.chip.item_sizes import stored_bytes
+from pipeline.backends.ascend.frontend.graph import Graph, Node
+from pipeline.backends.ascend.frontend.tracing import trace_graph
+from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
+
+VIEWS = frozenset(
+    {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
+)
+"""Operations whose result needs no memory of its own."""
+
+
+@dataclass(frozen=True)
+class LossToPlan:
+    """A loss whose computation is to be cut: a pure function and the shapes of its arguments.
+
+    `loss(params, batch)` is a scalar. `params` and `batch` are trees of `jax.ShapeDtypeStruct`; the
+    batch is the global one, of all devices. `state_bytes` are those of the optimizer's state, which
+    is cut as the parameters are. With `sync_batch_norm` sums over the batch inside the network are
+    those of the whole batch, as XLA computes them; without, each device makes its own.
+    """
+
+    name: str
+    loss: Callable[[Any, Any], Any]
+    params: Any
+    batch: Any
+    state_bytes: int = 0
+    sync_batch_norm: bool = False
+
+
+class TracedLoss:
+    """The graph of a loss and its gradients.
+
+    `params` and `batch` are paths by value. `moving` are the values that depend on the batch or are
+    drawn, `made_of` the parameters that a value depends on. `forward` are the nodes of the forward
+    pass, `operators` those of them that multiply by a parameter or look up its rows, with operand
+    and weight.
+    """
+
+    def __init__(self, step: LossToPlan) -> None:
+        self.graph: Graph = trace_graph(jax.value_and_grad(step.loss), step.params, step.batch)
+        names = _paths(step.params)
+        self.params = dict(zip(self.graph.inputs, names, strict=False))
+        self.batch = dict(zip(self.graph.inputs[len(names) :], _paths(step.batch), strict=True))
+        self.moving = set(self.batch)
+        self.made_of = {index: frozenset([index]) for index in self.params}
+        self._follow_inputs()
+        self.forward = self._forward_nodes()
+        self.operators = dict(self._operators())
+
+    def forward_values(self) -> Iterator[int]:
+        """Values of the forward pass that depend on the batch, in the order of the computation."""
+        yield from self.batch
+        for index in sorted(self.forward):
+            yield from (out for out in self.graph.nodes[index].outputs if out in self.moving)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The shape of a value."""
+        return self.graph.values[value].shape
+
+    def nbytes(self, value: int) -> int:
+        """Bytes of a value in memory, where a mask takes a bit an element."""
+        stored = self.graph.values[value]
+        return math.ceil(stored.size * stored_bytes(stored.dtype))
+
+    def saved(self) -> list[int]:
+        """Values of the forward pass that the backward pass, or an operator, reads."""
+        nodes = self.graph.nodes
+        maker = {out: node for node in nodes for out in node.outputs}
+        produced = {out for index in self.forward for out in nodes[index].outputs}
+        kept: set[int] = set()
+        for index, node in enumerate(nodes):
+            if index in self.forward and index not in self.operators:
+                continue
+            for value in node.inputs:
+                while value in maker and maker[value].primitive in VIEWS:
+                    value = maker[value].inputs[0]
+                if value in self.moving and (value in produced or value in self.batch):
+                    kept.add(value)
+        return sorted(kept)
+
+    def gradients(self) -> set[int]:
+        """Results of the graph but the loss, and what they are views of."""
+        found = set(self.graph.outputs[1:])
+        for node in reversed(self.graph.nodes):
+            if self._is_view(node) and not found.isdisjoint(node.outputs):
+                found.update(node.inputs)
+        return found
+
+    def _is_view(self, node: Node) -> bool:
+        if node.primitive not in {*VIEWS, *REDUCTIONS, "convert_element_type"}:
+            return False
+        before, after = (self.graph.values[value] for value in (node.inputs[0], node.outputs[0]))
+        return before.size == after.size
+
+    def _follow_inputs(self) -> None:
+        for node in self.graph.nodes:
+            params: frozenset[int] = frozenset().union(
+                *(self.made_of.get(value, frozenset()) for value in node.inputs)
+            )
+            moves = not self.moving.isdisjoint(node.inputs) or "random" in node.primitive
+            for out in node.outputs:
+                if params:
+                    self.made_of[out] = params
+                if moves:
+                    self.moving.add(out)
+
+    def _forward_nodes(self) -> set[int]:
+        """Nodes that the loss depends on, and those marked as of the forward pass."""
+        nodes = self.graph.nodes
+        maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
+        found = {index for index, node in enumerate(nodes) if node.mark == "forward"}
+        stack = [self.graph.outputs[0]]
+        seen: set[int] = set()
+        while stack:
+            value = stack.pop()
+            if value in seen or value not in maker:
+                continue
+            seen.add(value)
+            found.add(maker[value])
+            stack += nodes[maker[value]].inputs
+        return found
+
+    def _operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Operands and weights of operators, by their nodes."""
+        for index in sorted(self.forward):
+            node = self.graph.nodes[index]
+            if node.primitive == "dot_general":
+                left, right = node.inputs
+                if self._is_weight(right) and left in self.moving:
+                    yield index, (left, right)
+                elif self._is_weight(left) and right in self.moving:
+                    yield index, (right, left)
+            elif node.primitive in PRODUCTS:
+                if self._is_weight(node.inputs[1]) and node.inputs[0] in self.moving:
+                    yield index, (node.inputs[0], node.inputs[1])
+            elif node.primitive == "gather" and self._takes_rows(node):
+                yield index, (node.inputs[1], node.inputs[0])
+
+    def _is_weight(self, value: int) -> bool:
+        return value in self.made_of and value not in self.moving
+
+    def _takes_rows(self, node: Node) -> bool:
+        """Whether a gather looks up whole rows of a parameter, each by one number."""
+        numbers = node.params["dimension_numbers"]
+        rank = len(self.shape(node.outputs[0]))
+        rows = tuple(numbers.start_index_map) == (0,) and tuple(numbers.offset_dims) == (rank - 1,)
+        return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
+
+
+def _paths(tree: Any) -> list[str]:
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]

@@ -1,0 +1,29 @@
+"""Archive of the autopsy of a run that was resumed since, apart from that of the resumed run.
+
+A run directory holds no records of steps after the one that its run resumed from. An autopsy may be
+of such a step, which can succeed this time (the machine was at fault, or code that has been fixed).
+So it is moved to a folder of its own, where the newest is kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pipeline.stages.record.run_directory import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
+
+
+def set_aside_autopsy(run_dir: Path) -> Path | None:
+    """Move an autopsy's files out of a run directory; return their folder, None without any.
+
+    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
+    """
+    left = [path for name in (AUTOPSY, REPRODUCER) if (path := run_dir / name).exists()]
+    if not left:
+        return None
+    folder = run_dir / EARLIER_AUTOPSY
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in left:
+        path.rename(folder / path.name)
+    return folder

@@ -1,0 +1,254 @@
+"""Checkpoint: the state of a run on disk, whole or not at all.
+
+A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
+and renamed when it is complete, so a run that is killed while saving keeps the one before, and so
+does a power cut. It holds
+every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and the state
+of the host. The data position, the schedule and the random generator are functions of the step. The
+metrics alone may be added later, where the evaluation of the step was interrupted and the resumed
+run has repeated it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from pipeline.checkpoint.checkpoint_folder import (
+    DRAFT,
+    FOLDER,
+    HOST,
+    JSON,
+    METRICS,
+    RECIPE,
+    STATE,
+    remove_checkpoint,
+    remove_draft,
+    remove_drafts,
+    saved_steps,
+)
+from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
+from pipeline.checkpoint.orbax_arrays import (
+    import_orbax,
+    silence_orbax,
+    write_arrays,
+)
+from pipeline.checkpoint.restore import by_path, fill, read_checkpoint
+from pipeline.checkpoint.retention import Retention, add_metrics, metrics_text
+from pipeline.config.recipe import CheckpointSpec
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import commit, sync
+from pipeline.engine.monitors.metrics_log import KEPT
+from pipeline.training.state import TrainState
+
+LOG = logging.getLogger(__name__)
+
+
+class Copies(Protocol):
+    """Files that are written of each checkpoint for other programs."""
+
+    def add(self, checkpoint: Path) -> None:
+        """Write that of a complete checkpoint. Raises OSError, DataError."""
+
+    def remove(self, step: int) -> None:
+        """Remove that of a step, where there is any. Raises OSError."""
+
+    def agree(self, checkpoints: Mapping[int, Path]) -> None:
+        """Write those that are missing, and remove those of no checkpoint. Raises OSError,
+        DataError."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep`, and the best by the recipe's metric.
+
+    `recipe` is the run's, as JSON. Of the checkpoints at multiples of the periods `held`, the
+    newest `keep` are kept, whatever else is saved between them. Raises RunError where the folder
+    can't be made. Each checkpoint that is complete is also given to `copies`, and each step that is
+    removed.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        spec: CheckpointSpec,
+        recipe: Mapping[str, Any] | None = None,
+        held: Sequence[int] = (),
+        copies: Copies | None = None,
+    ) -> None:
+        silence_orbax()
+        self._root = (run_dir / FOLDER).absolute()
+        self._recipe = dict(recipe or {})
+        self._retention = Retention(spec.keep, spec.best, held, spec.keep_minutes)
+        self._copies = copies
+        self._requested: int | None = None
+        self._written: Future[None] | None = None
+        with self._writing("make it"):
+            self._root.mkdir(parents=True, exist_ok=True)
+            # The names of the logs too, which are there by now.
+            sync(self._root.parent)
+            remove_drafts(self._root)
+            if copies is not None:
+                # A kill may have come between a checkpoint and its copy.
+                copies.agree({step: self._root / str(step) for step in saved_steps(self._root)})
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Have the first save find what it needs imported. Does nothing from the second call on."""
+        if not self._prepared:
+            self._prepared = True
+            self._writer.submit(import_orbax)
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        host_state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None,
+    ) -> None:
+        """Save once per step, in the background. Raises RunError when the disk refuses.
+
+        `host_state` is JSON. Where the step is saved already, only the metrics are added.
+        """
+        with self._writing(f"save step {step}"):
+            known = step == self._requested or step in saved_steps(self._root)
+        kept_metrics = metrics if self._retention.best is not None else None
+        self.finish()
+        self._requested = step
+        if known:
+            if kept_metrics:
+                self._add_metrics(step, kept_metrics)
+            return
+        # Copied: the device reuses these buffers while they are still being written.
+        arrays = {path: np.array(leaf) for path, leaf in by_path(state).items()}
+        texts = {
+            f"{HOST}/{JSON}": json.dumps(host_state),
+            f"{RECIPE}/{JSON}": json.dumps(self._recipe),
+        }
+        if kept_metrics:
+            texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
+        logs = [self._root.parent / name for name in host_state.get(KEPT, {})]
+        self._written = self._writer.submit(self._write, step, arrays, texts, logs)
+
+    def _write(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        texts: Mapping[str, str],
+        logs: Sequence[Path],
+    ) -> None:
+        """Write a checkpoint, then remove those that are no longer kept.
+
+        A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
+        """
+        draft = self._root / f"{step}{DRAFT}"
+        try:
+            draft.mkdir(parents=True)
+            write_arrays(draft / STATE, arrays)
+            for name, text in texts.items():
+                (draft / name).parent.mkdir()
+                (draft / name).write_text(text, encoding="utf-8")
+            write_manifest(draft, self._recipe)
+            require_complete(draft)
+            for log in logs:
+                sync(log)
+            commit(draft, self._root / str(step))
+            LOG.info("checkpoint of step %d is on disk", step)
+        except BaseException:
+            # Where the disk is full, the summary needs the room.
+            remove_draft(draft)
+            raise
+        if self._copies is not None:
+            self._copies.add(self._root / str(step))
+        self._remove_old()
+
+    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to a checkpoint, then remove those that are no longer kept."""
+        with self._writing(f"save the metrics of step {step}"):
+            add_metrics(self._root / str(step), metrics)
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        for step in self._retention.removable(self._root, saved_steps(self._root)):
+            with self._writing(f"remove step {step}"):
+                if self._copies is not None:
+                    self._copies.remove(step)
+                remove_checkpoint(self._root / str(step))
+
+    def finish(self) -> None:
+        """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
+        if self._written is not None:
+            with self._writing(f"save step {self._requested}"):
+                self._written.result()
+
+    def steps(self) -> Sequence[int]:
+        """Return the steps of the complete checkpoints, ascending."""
+        self.finish()
+        return saved_steps(self._root)
+
+    def read(self, step: int, like: TrainState) -> TrainState:
+        """Read the state of one of `steps`. Raises DataError when it is not what was saved."""
+        saved = read_checkpoint(self._root / str(step))
+        return fill(saved.where, saved.arrays, like)
+
+    def _require_saved(self) -> None:
+        """Raise RunError where the newest checkpoint is not there as it was written."""
+        if self._requested is not None:
+            try:
+                require_complete(self._root / str(self._requested))
+            except DamagedError as error:
+                step = self._requested
+                raise RunError(f"{error}; step {step} was saved and is not there") from error
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, DamagedError) as error:
+            # tensorstore raises ValueError for a full disk.
+            raise RunError(f"{self._root}: can't {what}: {_reason(error)}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be.
+
+        A run that reports success has saved what it should have.
+        """
+        try:
+            self.finish()
+            if error is None:
+                self._require_saved()
+        finally:
+            self._writer.shutdown()
+
+
+class NoCheckpoints:
+    """The checkpoints of a process that writes none, since the first of the run does."""
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        host_state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None,
+    ) -> None:
+        """Save nothing."""
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's text without the specification of 1,500 letters that tensorstore adds."""
+    first = str(error).partition("\n")[0]
+    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first)[0]

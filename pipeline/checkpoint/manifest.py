@@ -1,0 +1,193 @@
+"""The manifest of a checkpoint: its files with their sizes and SHA-256, and the recipe's digest.
+
+It is written when all files are there and before the folder gets its name, so a folder without one
+is no checkpoint. Only those of old versions have none; they hold no recipe either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.checkpoint_folder import (
+    HOST,
+    JSON,
+    LOST,
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    STATE,
+)
+from pipeline.core.errors import DataError, PipelineError, RunError
+from pipeline.core.files import bounded_read
+from pipeline.core.files.tree_diff import leaves
+from pipeline.stages.record.run_directory import decides
+
+DESCRIPTION = "_METADATA"
+"""File of `STATE` in which orbax lists the arrays."""
+MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
+"""Files that every manifest lists."""
+LATE_METRICS = f"{METRICS}/{METRICS}"
+"""File that may be added to a sealed checkpoint: the metrics by which the best is chosen."""
+UNLISTED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
+"""Files at the top that no manifest lists: itself, and those that orbax once wrote last."""
+HASHING_THREADS = 2
+"""Files that are read and hashed at once; hashing takes 0.6 s a GB and is done beside training."""
+MOST_JSON_BYTES = 64 << 20
+SAVED_AT = "saved_at"
+"""Key of a manifest: seconds since 1970, which a copy of the folder keeps."""
+
+
+class DamagedError(DataError):
+    """A checkpoint that is not as it was written; the text names the file and the fault."""
+
+
+def unreadable(file: Path, error: OSError) -> PipelineError:
+    """Return the error for a file that the system doesn't read: DamagedError where its content or
+    its name is lost, else RunError. A process without descriptors or rights damages nothing."""
+    reason = f"{file}: can't be read: {error.strerror}"
+    if error.errno in LOST:
+        return DamagedError(reason)
+    return RunError(f"{reason}; its checkpoint may be sound and stays as it is")
+
+
+def write_manifest(folder: Path, recipe: Mapping[str, Any]) -> None:
+    """Seal a checkpoint whose files are all there; `recipe` is that of its run."""
+    listed = _files(folder)
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        files = dict(zip(listed, threads.map(_entry, listed.values()), strict=True))
+    manifest = {"recipe": recipe_digest(recipe), "files": files, SAVED_AT: time.time()}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def verify(folder: Path) -> None:
+    """Read every file and compare it with the manifest.
+
+    Raises DamagedError for the first file that is missing, not listed, or not as it was written,
+    and RunError as `unreadable` does.
+    """
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        # In the order of the manifest, so that of several faults the first one is named.
+        for _ in threads.map(_verify_file, *zip(*_listed(folder), strict=True)):
+            pass
+
+
+def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
+    try:
+        entry_now = _entry(file)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    _compare_sizes(file, entry_now["bytes"], entry)
+    if entry_now != entry:
+        raise DamagedError(f"{file}: is not what was written, by its SHA-256")
+
+
+def require_complete(folder: Path) -> None:
+    """Check that every file of a sealed checkpoint is there with its size; none is read.
+
+    Raises DamagedError, and RunError as `unreadable` does.
+    """
+    for file, entry in _listed(folder):
+        try:
+            size_bytes = file.stat().st_size
+        except OSError as error:
+            raise unreadable(file, error) from error
+        _compare_sizes(file, size_bytes, entry)
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file of a checkpoint. Raises DamagedError where it is damaged, and RunError as
+    `unreadable` does."""
+    try:
+        return bounded_read.read_json(file, MOST_JSON_BYTES)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except ValueError as error:
+        raise DamagedError(f"{file}: is no JSON: {error}") from error
+
+
+def recipe_digest(recipe: Mapping[str, Any]) -> str:
+    """SHA-256 over the keys of a resolved recipe that decide the numbers of a run."""
+    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides(where)}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Return the files of a checkpoint with their entries; there must be no others."""
+    entries = _read_entries(folder / MANIFEST)
+    try:
+        files = _files(folder)
+    except OSError as error:
+        raise unreadable(Path(error.filename or folder), error) from error
+    for name in entries:
+        if name not in files:
+            raise DamagedError(f"{folder / name}: is missing")
+    for name in files:
+        if name not in entries and name != LATE_METRICS:
+            raise DamagedError(f"{folder / name}: is not listed in {MANIFEST}")
+    return [(folder / name, entry) for name, entry in entries.items()]
+
+
+def _compare_sizes(file: Path, found_bytes: int, entry: Mapping[str, Any]) -> None:
+    if found_bytes != entry["bytes"]:
+        raise DamagedError(f"{file}: has {found_bytes:,} bytes, not {entry['bytes']}")
+
+
+def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    match read_json(file):
+        case {"recipe": str(), "files": dict(entries)} if all(map(_is_entry, entries.values())):
+            pass
+        case _:
+            raise DamagedError(f"{file}: is no manifest of a checkpoint")
+    for name in MADE_OF:
+        if name not in entries:
+            raise DamagedError(f"{file}: does not list {name}")
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    match entry:
+        case {"bytes": int(), "sha256": str()}:
+            return len(entry) == 2
+    return False
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files of a checkpoint by path.
+
+    Raises DamagedError for a link and for anything that is no regular file; OSError where a folder
+    can't be listed, which `Path.rglob` would treat as empty.
+    """
+    files = {}
+    for path in sorted(_walk(folder)):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise DamagedError(f"{path}: is a link")
+        if path.is_dir() or name in UNLISTED:
+            continue
+        if not path.is_file():
+            raise DamagedError(f"{path}: is no regular file")
+        files[name] = path
+    return files
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder. Raises OSError where something can't be listed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        yield from (Path(parent, name) for name in (*folders, *files))
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return {"bytes": content.tell(), "sha256": digest}

@@ -1,0 +1,98 @@
+"""Retention: which checkpoints of a run are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.checkpoint.checkpoint_folder import DRAFT, MANIFEST, METRICS
+from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
+from pipeline.core.files.atomic_write import commit, sync
+from pipeline.engine.schedule import is_due
+from pipeline.training.part_specs import metric_directions
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Keep the newest `keep`, of those at multiples of `held` as well, and the best by a metric.
+
+    A rollback goes back to those of `held`, however often a signal or a clock makes the run save.
+    With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
+    least that much younger (K-01: MindSpore's keep_checkpoint_per_n_minutes).
+    """
+
+    keep: int
+    best: str | None = None
+    held: Sequence[int] = ()
+    minutes: int | None = None
+
+    def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
+        """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
+        due = [step for step in steps if is_due(step, self.held)]
+        kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
+        if self.best is not None:
+            kept.add(_best(root, steps, self.best))
+        if self.minutes is not None:
+            kept.update(_spaced(root, steps, 60.0 * self.minutes))
+        return [step for step in steps if step not in kept]
+
+
+def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
+    """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
+    draft = folder.with_name(f"{folder.name}{DRAFT}")
+    draft.write_text(metrics_text(metrics), encoding="utf-8")
+    # Empty where the process is killed now, which is harmless: only files are listed.
+    (folder / METRICS).mkdir(exist_ok=True)
+    commit(draft, folder / METRICS / METRICS)
+    sync(folder)
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return the content of a checkpoint's file of metrics."""
+    return json.dumps(dict(metrics))
+
+
+def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
+    """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
+
+    One whose time of saving is not known is passed over, and so removed like any other.
+    """
+    last: float | None = None
+    for step in steps:
+        saved_at = _saved_at(root / str(step) / MANIFEST)
+        if saved_at is None:
+            continue
+        if last is None or saved_at - last >= seconds:
+            last = saved_at
+            yield step
+
+
+def _saved_at(manifest: Path) -> float | None:
+    """Return when a checkpoint was saved, in seconds since 1970: earlier versions' manifests don't
+    say, but by the time of their file."""
+    try:
+        kept = read_json(manifest)
+        said = kept.get(SAVED_AT) if isinstance(kept, dict) else None
+        return said if isinstance(said, float) else manifest.stat().st_mtime
+    except (OSError, DamagedError):
+        return None
+
+
+def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
+    """Return the step with the best value, of equal ones the newest; None without any value."""
+    sign = 1 if metric_directions([metric])[metric] == "max" else -1
+    known = {step: _read_value(root / str(step), metric) for step in steps}
+    values = {step: sign * value for step, value in known.items() if value is not None}
+    return max(values, key=lambda step: (values[step], step), default=None)
+
+
+def _read_value(folder: Path, metric: str) -> float | None:
+    """Read the metric of a checkpoint; None where there is none, or it is no number."""
+    try:
+        value = float(read_json(folder / METRICS / METRICS)[metric])
+    except (DamagedError, LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(value) else value

@@ -1,0 +1,81 @@
+"""The cache of downloads and compiled programs between runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.recipe import CacheSpec
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.ownership import find_foreign_owner, find_writers
+
+PROGRAMS = "xla-2"
+"""Folder of compiled programs."""
+
+
+def cache_root(cache: CacheSpec) -> Path:
+    """The cache folder: the recipe's, else `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`.
+
+    Raises RecipeError where none of them is known.
+    """
+    if cache.root is not None:
+        return cache.root
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "pipeline"
+    except RuntimeError as error:
+        reason = "missing; this user has no home folder, so name one: cache.root=DIR"
+        raise RecipeError([f"cache.root: {reason}"]) from error
+
+
+def program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
+    """The folder of compiled programs; None where they are not to be kept.
+
+    None, too, where others may add programs, which would be executed; `warn` gets a line then.
+    """
+    if not cache.compiled:
+        return None
+    root = cache_root(cache)
+    if exposure := find_exposure(root):
+        warn(f"{exposure}, so compiled programs are neither read nor kept; {exposure.advice}")
+        return None
+    return root / PROGRAMS
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """A folder of the cache into which others may put programs, and how they may."""
+
+    folder: Path
+    how: str
+    advice: str
+    """How to correct it."""
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.how}"
+
+
+def find_exposure(root: Path) -> Exposure | None:
+    """How others may put programs into a cache; None where they can't.
+
+    A cache folder with the sticky bit, such as /tmp, is accepted: nobody else can remove or rename
+    this user's files there, and programs are in a folder inside it.
+    """
+    elsewhere = "name another folder: cache.root=DIR"
+    for folder in (root, root / PROGRAMS):
+        try:
+            found = folder.stat()
+        except OSError:
+            # It will be created for this user alone, or its use will fail with a message.
+            continue
+        if owner := find_foreign_owner(found):
+            return Exposure(folder, f"belongs to {owner}", elsewhere)
+        writers = find_writers(found)
+        if writers and not (folder == root and found.st_mode & stat.S_ISVTX):
+            advice = f"chmod go-w {shlex.quote(str(folder))}, or {elsewhere}"
+            return Exposure(folder, f"can be written by {writers}", advice)
+    return None

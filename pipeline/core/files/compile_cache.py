@@ -1,0 +1,175 @@
+"""XLA's persistent cache of compiled programs, whose files are complete or absent.
+
+JAX's own cache writes an entry in place, so that a killed process or a full disk leaves half of
+one. JAX then warns at every start, and never writes that entry again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import jax
+
+# JAX has no public interface to replace its own cache, or to switch it for one thread.
+from jax._src import compilation_cache, config
+
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
+
+_SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
+_SUFFIX = ".program"
+OWN = stat.S_IRUSR | stat.S_IWUSR
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+Report = Callable[[str], None]
+"""Function that shows a line to the user."""
+
+
+def enable_compile_cache(folder: Path | None, report: Report) -> None:
+    """Keep every program that is compiled from now on in `folder`; None: keep none.
+
+    A bad folder or entry costs a compilation, and `report` gets a line.
+    """
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    jax.config.update(_SHORTEST_S, 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.get_file_cache = partial(_open, report)  # type: ignore[assignment]
+    # JAX opens its cache only once, and may have compiled something before.
+    compilation_cache.reset_cache()
+
+
+@contextmanager
+def programs_by_names() -> Iterator[None]:
+    """Inside, this thread finds a compiled program only with the names and lines that it has now.
+
+    JAX leaves them out of its key else, so that a program of other layers that compute the same
+    would be found, with their names.
+    """
+    with config.compilation_cache_include_metadata_in_key(True):
+        yield
+
+
+@contextmanager
+def no_compile_cache() -> Iterator[None]:
+    """Inside, this thread's compiled programs are not written to the cache.
+
+    Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
+    """
+    with config.persistent_cache_min_compile_time_secs(float("inf")):
+        yield
+
+
+def opened_cache(device: jax.Device) -> ProgramFiles | None:
+    """Return the cache that programs for a device are kept in; None where none are."""
+    cache: object = compilation_cache._get_cache(device.client)
+    return cache if isinstance(cache, ProgramFiles) else None
+
+
+@dataclass
+class ProgramFiles:
+    """A folder with a file per program: 32 bytes of SHA-256 over key and program, then the program.
+
+    Has the methods that JAX calls on a cache. A file that was not written for its key, or that
+    others may write, is reported, removed and so compiled again; JAX would pass anything that
+    decompresses to XLA, and run it. Files are written atomically.
+    """
+
+    _path: Path
+    """The folder, under the attribute name that JAX reads."""
+    report: Report
+    _reported: set[str] = field(default_factory=set)
+    _newest: threading.local = field(default_factory=threading.local)
+
+    @property
+    def newest_key(self) -> str | None:
+        """The key of the program that this thread has read or written last."""
+        return getattr(self._newest, "key", None)
+
+    def get(self, key: str) -> bytes | None:
+        """The program of a key as JAX wrote it; None where no usable one is cached."""
+        self._newest.key = key
+        file = self._file(key)
+        try:
+            content = _read_own(file)
+        except FileNotFoundError:
+            return None
+        except _NotOwnError as error:
+            self._discard(file, str(error))
+            return None
+        except OSError as error:
+            self._report_once(f"{self._path}: compiled programs can't be read: {error.strerror}")
+            return None
+        digest, program = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if digest == _digest(key, program):
+            return program
+        if digest != hashlib.sha256(program).digest():
+            self._discard(file, "was damaged")
+        # Else it is complete, and from before the digest included the key: it is replaced.
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write the program of a key. Where that fails, the next run compiles it again."""
+        self._newest.key = key
+        try:
+            make_private(self._path)
+            write_whole(self._file(key), _digest(key, value) + value, OWN)
+        except OSError as error:
+            self._report_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{key}{_SUFFIX}"
+
+    def _discard(self, file: Path, why: str) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self.report(f"{file}: {why} and can't be removed: {error.strerror}; compiling again")
+        else:
+            self.report(f"{file}: {why} and is removed; compiling again")
+
+    def _report_once(self, text: str) -> None:
+        """Report a problem once: every program of a run meets the same disk."""
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
+
+
+class _NotOwnError(Exception):
+    """A cached file that can't be this program's own; the message says why."""
+
+
+def _read_own(file: Path) -> bytes:
+    """The content of a regular file that nobody else may write. Raises OSError as `open` does.
+
+    Checks the opened file, since its name may refer to another one a moment later. Links are not
+    followed, and a pipe, which may never end, is not waited for.
+    """
+    if file.is_symlink():
+        raise _NotOwnError("was a link")
+    with open(file, "rb", opener=lambda path, _: os.open(path, _READ)) as opened:
+        found = os.fstat(opened.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise _NotOwnError("was no file")
+        if owner := find_foreign_owner(found):
+            raise _NotOwnError(f"belonged to {owner}")
+        if writers := find_writers(found):
+            raise _NotOwnError(f"could be written by {writers}")
+        return opened.read()
+
+
+def _digest(key: str, program: bytes) -> bytes:
+    name = key.encode()
+    return hashlib.sha256(len(name).to_bytes(8, "little") + name + program).digest()
+
+
+def _open(report: Report, path: str) -> tuple[ProgramFiles, str]:
+    return ProgramFiles(Path(path), report), path

@@ -1,0 +1,147 @@
+"""Arrays in numpy's files, `.npy` and `.npz`, read without pickle and within bounds.
+
+An array's header is checked against the size of its entry, and that against the available memory,
+before any memory is allocated.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import math
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.aligned_array import aligned_zeros
+from pipeline.core.host.memory import require_room
+
+CHUNK_BYTES = 2**20
+MAX_AXES = 32
+MAX_ENTRIES = 100_000
+
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_SUFFIX = ".npy"
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""The compression methods that numpy writes."""
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError, EOFError),
+    *(RuntimeError, SyntaxError, TypeError, OverflowError, LookupError, MemoryError),
+)
+"""Errors, besides ValueError, that zipfile and numpy raise for damaged files."""
+
+
+class ArrayArchive:
+    """An .npz file, open for reading."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        infos = archive.infolist()
+        if len(infos) > MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
+        self.files = tuple(info.filename for info in infos)
+        """The names of all entries, with their suffixes."""
+        arrays = [info for info in infos if info.filename.endswith(_SUFFIX)]
+        self.names = tuple(info.filename.removesuffix(_SUFFIX) for info in arrays)
+        """The names of the arrays, in the order of the file."""
+        self._infos = dict(zip(self.names, arrays, strict=True))
+
+    def read(self, name: str) -> np.ndarray:
+        """One array. Raises ValueError that says what is wrong with it."""
+        info = self._infos[name]
+        require_room(info.file_size, shown(name))
+        if info.compress_type not in _METHODS:
+            raise ValueError(f"{shown(name)} is compressed in a way that numpy does not write")
+        with _telling_damage(), self._archive.open(info) as file:
+            return _read_aligned(file, *check_header(name, file, info.file_size))
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[ArrayArchive]:
+    """An .npz file. Raises OSError, and ValueError that says what is wrong with it."""
+    if not path.is_file():
+        raise ValueError("there is no such file")
+    if not zipfile.is_zipfile(path):
+        raise ValueError("must be an .npz file")
+    with _telling_damage():
+        archive = zipfile.ZipFile(path)
+    with archive:
+        yield ArrayArchive(archive)
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array of a .npy file. Raises OSError, and ValueError that says what is wrong with it."""
+    size = path.stat().st_size
+    require_room(size, "its array")
+    with _telling_damage(), path.open("rb") as file:
+        check_header(path.stem, file, size)
+        file.seek(0)
+        return npy.read_array(file, allow_pickle=False)
+
+
+def parse_npy(name: str, content: bytes) -> np.ndarray:
+    """The array of a .npy file's bytes. Raises ValueError that says what is wrong with them."""
+    with _telling_damage(), io.BytesIO(content) as file:
+        check_header(name, file, len(content))
+        file.seek(0)
+        return npy.read_array(file, allow_pickle=False)
+
+
+def _read_aligned(
+    file: IO[bytes], shape: tuple[int, ...], in_fortran_order: bool, dtype: np.dtype
+) -> np.ndarray:
+    """The array after its header, read straight into memory that a CPU device uses in place."""
+    array = aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
+    content = array.reshape(-1).view(np.uint8).data
+    read = 0
+    while read < len(content):
+        chunk = file.read(min(CHUNK_BYTES, len(content) - read))
+        if not chunk:
+            raise EOFError(f"the array ends after {read:,} of {len(content):,} bytes")
+        content[read : read + len(chunk)] = chunk
+        read += len(chunk)
+    file.read()  # To the end, where zipfile compares the checksum.
+    return array.T if in_fortran_order else array
+
+
+def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order (True: Fortran's) and dtype of the array of an entry of `size` bytes.
+
+    Raises ValueError unless it fills the entry exactly.
+    """
+    read_header = _HEADERS.get(npy.read_magic(file))
+    if read_header is None:
+        raise ValueError(f"{shown(name)} is of a version of .npy that is not read")
+    shape, in_fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError(f"{shown(name)} holds objects; must be plain numbers")
+    if not dtype.itemsize or array_bytes(name, dtype, shape) != size - file.tell():
+        raise ValueError(f"{shown(name)} has shape {shape} and the file has another size")
+    return shape, in_fortran_order, dtype
+
+
+def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
+    """The size of an array in bytes. Raises ValueError for a shape that no array can have."""
+    if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"{shown(name)} has no possible shape; the file is damaged")
+    return math.prod(shape) * dtype.itemsize
+
+
+@contextmanager
+def _telling_damage() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # numpy warns of headers that Python 2 wrote.
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except _DAMAGED as error:
+            raise ValueError(str(error) or type(error).__name__) from error

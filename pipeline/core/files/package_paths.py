@@ -1,0 +1,20 @@
+"""Paths of the package, conf/, the recipes and the lock file, in a checkout and in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def _shipped(name: str) -> Path:
+    inside_wheel = PACKAGE / name
+    return inside_wheel if inside_wheel.exists() else PACKAGE.parent / name
+
+
+CONF = _shipped("conf")
+RECIPES = _shipped("recipes")
+PROJECT = _shipped("examples") / "project"
+"""The project that `new` copies."""
+LOCK = _shipped("pylock.toml")
+"""Versions of all packages of the Python 3.11 environment that is tested completely (PEP 751)."""

@@ -1,0 +1,67 @@
+"""Requirements of every command and run on its process: a folder, a clock, flags of XLA.
+
+They are checked before anything is written, and cost nothing unless XLA_FLAGS is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import cache
+
+from pipeline.core.errors import RunError
+
+FLAGS = "XLA_FLAGS"
+DAY_S = 24 * 3600
+_PARSE_FLAGS = "from jaxlib import xla_client; xla_client.CompileOptions()"
+"""A program that parses the flags as XLA does when it opens a device, and opens none."""
+
+
+def require_usable_environment() -> None:
+    """Raise RunError if a run can't work in this process, for a reason outside of its recipe."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise RunError(
+            "the working folder has been removed; change to one that exists, cd DIR"
+        ) from error
+    _require_clock()
+
+
+def require_known_flags() -> None:
+    """Raise RunError if XLA would abort this process, which has not opened a device yet."""
+    if FLAGS in os.environ:
+        _require_flags(os.environ[FLAGS])
+
+
+def _require_clock() -> None:
+    try:
+        time.time()
+    except (OverflowError, ValueError) as error:
+        raise RunError(
+            "the system clock is too far from the present: Python counts from 1677 to 2262; set it"
+        ) from error
+    offset_s = time.localtime().tm_gmtoff
+    if abs(offset_s) >= DAY_S:
+        raise RunError(
+            f"TZ = {os.environ.get('TZ')}: is {offset_s / 3600:+g} hours from UTC; must be less "
+            "than 24, as in TZ=Europe/Berlin"
+        )
+
+
+@cache
+def _require_flags(flags: str) -> None:
+    """Raise RunError unless XLA accepts the flags; it aborts the process at a wrong one."""
+    # Few runs need it, and all would wait for its import.
+    import subprocess
+
+    process = subprocess.run(
+        [sys.executable, "-c", _PARSE_FLAGS], stdin=subprocess.DEVNULL, capture_output=True
+    )
+    if process.returncode == 0:
+        return
+    said = process.stderr.decode(errors="replace").splitlines()
+    # Its log has lines such as `E1125 05:02:16.4 29408 flags.cc:93] Can't interpret ...`.
+    reason = next((line.partition("] ")[2] for line in said if "] " in line), "")
+    raise RunError(f"{FLAGS} = {flags}: XLA refuses it: {reason or 'it gives no reason'}")

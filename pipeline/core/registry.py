@@ -1,0 +1,299 @@
+"""Parts: everything a recipe can name, as kind -> name -> frozen type.
+
+A part is a frozen pydantic class with a literal `name`, registered with `@part(kind)`. Its module
+must not import jax, even indirectly: recipes are checked before jax is loaded.
+A module that holds parts is listed in `PART_MODULES`; a package there stands for all its modules.
+Other distributions add parts through the entry-point group `pipeline.parts`, whose entries name
+modules to import; so do plug-ins, which the command line names (`pipeline.core.plugins`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+)
+from pydantic._internal._mock_val_ser import set_model_mocks
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from pipeline.core.errors import RecipeError
+from pipeline.core.plugins.loading import FLAG, load_named
+
+PART_MODULES = (
+    "pipeline.backends.devices",
+    "pipeline.engine.callbacks.metric_callbacks",
+    "pipeline.engine.callbacks.trackers",
+    "pipeline.data.ops",
+    "pipeline.data.sources",
+    "pipeline.models.imported.model_specs",
+    "pipeline.models.layers.initializers",
+    "pipeline.models.layers.standard",
+    "pipeline.models.networks",
+    "pipeline.models.layers.tokens",
+    "pipeline.training.bad_steps",
+    "pipeline.training.calibration_metrics",
+    "pipeline.training.class_metrics",
+    "pipeline.training.gradient_rules",
+    "pipeline.training.loss_scales",
+    "pipeline.training.optimizers.adaptive",
+    "pipeline.training.optimizers.layerwise",
+    "pipeline.training.losses",
+    "pipeline.training.target_metrics",
+    "pipeline.training.optimizers.first_order",
+    "pipeline.training.rate_table",
+    "pipeline.training.schedules",
+    "pipeline.training.optimizers.thor.thor_spec",
+)
+ENTRY_POINT_GROUP = "pipeline.parts"
+
+
+T = TypeVar("T")
+Seq = Annotated[tuple[T, ...], Strict(False)]
+"""A YAML list, kept as a tuple; its items are checked strictly."""
+
+FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
+"""A path written as text; `~` is the home folder."""
+
+
+MAX_INT = 2**31 - 1
+MAX_FLOAT = 3.4028234663852886e38
+BOUNDS: Mapping[str, float] = {"int": MAX_INT, "float": MAX_FLOAT}
+"""The largest numbers that programs can compute with, in int32 and float32."""
+
+_INNER = frozenset(
+    {
+        *("schema", "items_schema", "keys_schema", "values_schema", "definitions", "steps"),
+        *("lax_schema", "strict_schema", "json_schema", "python_schema"),
+    }
+)
+_BY_NAME = frozenset(("fields", "choices"))
+"""Keys under which pydantic keeps nested schemas."""
+
+
+class Expected:
+    """Gives a field of several types one error message, in place of one for each type."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        message = f"must be {self.text}"
+        return core_schema.custom_error_schema(
+            handler(source), "expected", custom_error_message=message
+        )
+
+
+class Spec(BaseModel):
+    """A frozen section of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
+
+    Numbers without bounds of their own are limited to the range of int32 and float32.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return cast(CoreSchema, within_bounds(handler(source)))
+
+
+def within_bounds(schema: Any) -> Any:
+    """A copy of a pydantic schema with bounds for all numbers."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(within_bounds(item) for item in schema)
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") in BOUNDS:
+        most = BOUNDS[schema["type"]]
+        above = {} if schema.keys() & {"le", "lt"} else {"le": most}
+        below = {} if schema.keys() & {"ge", "gt"} else {"ge": -most}
+        return {**schema, **above, **below}
+    bounded = {key: within_bounds(schema[key]) for key in schema.keys() & _INNER}
+    for key in schema.keys() & _BY_NAME:
+        bounded[key] = _each_within_bounds(schema[key])
+    return {**schema, **bounded}
+
+
+def _each_within_bounds(schemas: Any) -> Any:
+    """Apply `within_bounds` to schemas by name, or to a union's list of choices."""
+    if not isinstance(schemas, dict):
+        return within_bounds(schemas)
+    return {name: within_bounds(schema) for name, schema in schemas.items()}
+
+
+S = TypeVar("S", bound=Spec)
+_parts: dict[str, dict[str, type[Spec]]] = {}
+
+
+def part(kind: str) -> Callable[[type[S]], type[S]]:
+    """Register a spec class under `kind` by the default of its literal `name` field.
+
+    Raises ValueError when another class already holds that name. A part may be registered after
+    recipes were checked, and, in a notebook, defined again.
+    """
+
+    def register(cls: type[S]) -> type[S]:
+        name = cls.model_fields["name"].default
+        by_name = _parts.setdefault(kind, {})
+        holder = by_name.get(name, cls)
+        if holder is not cls and not _is_defined_again(holder, cls):
+            raise ValueError(f"{kind} {name!r} is already {holder.__module__}.{holder.__name__}")
+        by_name[name] = cls
+        _forget_schemas()
+        return cls
+
+    return register
+
+
+@cache
+def _load_all() -> None:
+    for name in PART_MODULES:
+        module = importlib.import_module(name)
+        for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+            importlib.import_module(info.name)
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if _is_installed(entry):
+            entry.load()
+    before = _count_parts()
+    for plugin in load_named():
+        if _count_parts() == before and not _exports_something(plugin.module):
+            raise RecipeError([f"{FLAG} {plugin.given}: registers no part and exports nothing"])
+        before = _count_parts()
+
+
+def load_all() -> None:
+    """Load the parts of the package, of other distributions and of plug-ins.
+
+    Raises RecipeError for a plug-in that can't be loaded.
+    """
+    _load_all()
+
+
+def _count_parts() -> int:
+    return sum(map(len, _parts.values()))
+
+
+def _exports_something(module: ModuleType) -> bool:
+    """Whether a module has a class or function that `import` keys can name, here or elsewhere.
+
+    What every part is written with, of this package and of Python, doesn't count.
+    """
+    if hasattr(module, "__getattr__"):
+        return True  # It imports what it exports when a name is used.
+    tools = {"pipeline", *sys.stdlib_module_names}
+    return any(
+        callable(value) and str(getattr(value, "__module__", None)).partition(".")[0] not in tools
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    )
+
+
+def _is_defined_again(old: type[Spec], new: type[Spec]) -> bool:
+    """Whether a cell of a notebook was run again."""
+    return old.__module__ == new.__module__ == "__main__" and old.__name__ == new.__name__
+
+
+def _forget_schemas() -> None:
+    """Let types that hold parts see a part that is registered after they were first used."""
+    if not _load_all.cache_info().currsize:
+        return
+    waiting: list[type[Any]] = [Spec]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        if cls.__pydantic_complete__:
+            cls.__pydantic_complete__ = False
+            # As pydantic's own `model_rebuild(force=True)` does, which builds at once.
+            set_model_mocks(cls)
+
+
+def _is_installed(entry: EntryPoint) -> bool:
+    """Return whether an entry is of an installed distribution, not of one in the working folder.
+
+    Python also finds distributions in the working folder, which may hold a stranger's data.
+    """
+    return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
+
+
+def parts(kind: str) -> Mapping[str, type[Spec]]:
+    """All parts of a kind by name, built-in and from installed distributions, sorted by name."""
+    _load_all()
+    return MappingProxyType(dict(sorted(_parts.get(kind, {}).items())))
+
+
+def make_part(kind: str, name: str, **fields: Any) -> Any:
+    """Make a part of a kind by name, its other fields given or by default.
+
+    Raises ValueError for an unknown name or field.
+    """
+    known = parts(kind)
+    if name not in known:
+        raise ValueError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
+    return known[name].model_validate({"name": name, **fields})
+
+
+def all_parts(name: str) -> list[type[Spec]]:
+    """The parts called `name`, of any kind."""
+    _load_all()
+    return [by_name[name] for by_name in _parts.values() if name in by_name]
+
+
+def kind_of(names: Iterable[str]) -> str | None:
+    """The kind whose parts have exactly these names."""
+    _load_all()
+    return next((kind for kind, by_name in _parts.items() if set(by_name) == set(names)), None)
+
+
+class PartOf:
+    """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
+
+    A recipe has `{name: relu, ...}`, or just `relu` where every other field has a default. Parts
+    are looked up when the type is first used, so parts may hold parts.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        choices = {name: handler.generate_schema(cls) for name, cls in parts(self.kind).items()}
+        choice = core_schema.tagged_union_schema(choices, discriminator="name")
+        return core_schema.no_info_before_validator_function(self._with_name, choice)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": list(parts(self.kind))}, handler(schema)]}
+
+    def _with_name(self, value: Any) -> Any:
+        """A section, made from a lone name. Raises PydanticCustomError for one without a name."""
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "name" not in value:
+            keys = set(value)
+            fitting = [
+                name for name, cls in parts(self.kind).items() if keys <= set(cls.model_fields)
+            ]
+            raise PydanticCustomError(
+                "part_without_name", "must be a section with a `name`", {"fitting": fitting}
+            )
+        return value

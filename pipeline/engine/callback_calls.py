@@ -1,0 +1,317 @@
+"""Calls of a run's callbacks, and what they ask of the run, kept until a boundary."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from pipeline.checkpoint.host_state import KeptCallbacks, RateChange, Requests
+from pipeline.core.errors import RunError, first_line, printable
+from pipeline.core.files.error_text import show
+from pipeline.core.registry import MAX_FLOAT
+from pipeline.engine.callbacks.callback import Callback
+from pipeline.engine.monitors.monitors import Evaluation
+from pipeline.engine.schedule import RunSchedule
+from pipeline.training.part_specs import RateRule
+from pipeline.training.state import TrainState
+from pipeline.training.update import updates_so_far
+
+BOUNDARY = ("on_begin", "on_sink", "on_eval")
+"""Events at which parameters may be set."""
+
+
+class CallbackError(RunError):
+    """A callback that failed, and that ends the run."""
+
+
+class RunView:
+    """A run as its callbacks see it: `RunControl`."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        run_schedule: RunSchedule,
+        evaluate_state: Callable[[TrainState], Evaluation | None],
+        *,
+        resumed: bool = False,
+        processes: int = 1,
+    ) -> None:
+        self.run_dir, self.resumed, self._processes = run_dir, resumed, processes
+        self.total, self.steps_per_pass = run_schedule.total, run_schedule.steps_per_pass
+        self.step = 0
+        self.asked = Requests()
+        """Requests since the last boundary."""
+        self.scalars: dict[str, float | None] = {}
+        self.state: TrainState | None = None
+        self.event = "on_begin"
+        """The newest event that callbacks were notified of."""
+        self.changed: Any = None
+        """Parameters that replace those of the state, as a tree; None where none do."""
+        self.rates = np.zeros(0, np.float32)
+        """The learning rates of the recipe, a row for each update."""
+        self.granted_rates: tuple[RateChange, ...] = ()
+        """Changes of them that are in effect."""
+        self.flush: Callable[[], None] = lambda: None
+        """Write the logs as far as training has come."""
+        self._evaluate_state = evaluate_state
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update, as far as it is known."""
+        done = 0 if self.state is None else int(updates_so_far(self.state))
+        update = min(done, len(self.rates) - 1)
+        changes = combined_changes((*self.granted_rates, *self.asked.rates))
+        return float(np.ravel(changed_rates(self.rates[update : update + 1], changes))[0])
+
+    def stop(self, reason: str) -> None:
+        """End training at the next boundary."""
+        reason = printable(str(reason))[:1000] or "it gave no reason"
+        self.asked = self.asked.model_copy(update={"stop": self.asked.stop or reason})
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate from the next boundary on."""
+        change = RateChange(rate=_not_negative("learning rate", rate))
+        self._ask(rates=(*self.asked.rates, change))
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the schedule from the next boundary on."""
+        change = RateChange(factor=_not_negative("factor", factor))
+        self._ask(rates=(*self.asked.rates, change))
+
+    def evaluate_at(self, step: int) -> None:
+        """Evaluate after a later step."""
+        self._ask(evaluate_at=(*self.asked.evaluate_at, self._later(step, self.step + 1)))
+
+    def save_at(self, step: int) -> None:
+        """Save after a later step, or this one."""
+        least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
+        self._ask(save_at=(*self.asked.save_at, self._later(step, least)))
+
+    def _ask(self, **changes: Any) -> None:
+        self._require_training()
+        self.asked = self.asked.model_copy(update=changes)
+
+    def _require_training(self) -> None:
+        if self.event == "on_end":
+            raise ValueError("training has ended; nothing of it can be changed")
+
+    def _later(self, step: int, least: int) -> int:
+        self._require_training()
+        try:
+            number = operator.index(step)
+        except TypeError:
+            number = -1
+        if least > self.total:
+            raise ValueError(f"step {show(step)}: the last step, {self.total}, is done")
+        if not least <= number <= self.total:
+            rule = f"a whole number from {least} to {self.total}"
+            raise ValueError(f"step {show(step)} must be {rule}")
+        return number
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the state as it is now."""
+        if self._processes > 1:
+            raise ValueError("can't evaluate here in a run of several processes; use evaluate_at")
+        if self.state is None:
+            raise ValueError("there is nothing to evaluate before training has begun")
+        state = self.state
+        if self.changed is not None:
+            state = with_parameters(state, self.changed)
+        evaluation = self._evaluate_state(state)
+        assert evaluation is not None, "nobody gives it up"
+        return evaluation
+
+    def log(self, name: str, value: float) -> None:
+        """Add a scalar at this step."""
+        if not isinstance(name, str) or not name or name == "step":
+            raise ValueError(f"{name!r} must be the name of a scalar, and not step")
+        number = float(value)
+        self.scalars[name] = number if math.isfinite(number) else None
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters by path."""
+        flat = flatten_dict(self._params(), sep="/")
+        return {path: np.array(array) for path, array in flat.items()}
+
+    def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
+        """Replace parameters by path."""
+        if self.event not in BOUNDARY:
+            raise ValueError("parameters can be set at the end of a sink or after an evaluation")
+        if self._processes > 1:
+            raise ValueError("parameters can't be set in a run of several processes")
+        flat = dict(flatten_dict(self._params(), sep="/"))
+        for path, array in changed.items():
+            if path not in flat:
+                raise ValueError(f"there is no parameter {path!r}; there is {', '.join(flat)}")
+            new, old = np.asarray(array), flat[path]
+            if new.shape != old.shape:
+                raise ValueError(f"{path}: has shape {new.shape}, must have {old.shape}")
+            flat[path] = new.astype(old.dtype)
+        self.changed = unflatten_dict(flat, sep="/")
+
+    def _params(self) -> Any:
+        if self.state is None:
+            raise ValueError("the parameters can be read once training has begun")
+        return self.state.params if self.changed is None else self.changed
+
+
+def _not_negative(what: str, value: float) -> float:
+    value = float(value)
+    if not 0 <= value <= MAX_FLOAT:
+        raise ValueError(f"{what} {value} must be from 0 to {MAX_FLOAT:.4g}, the most of float32")
+    return value
+
+
+def combined_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
+    """Return changes that do the same in one rate, one factor, or one of each in this order."""
+    kept: list[RateChange] = []
+    for change in changes:
+        if change.factor is None:
+            kept = [change]
+        elif kept and kept[-1].factor is not None:
+            kept[-1] = RateChange(factor=min(kept[-1].factor * change.factor, MAX_FLOAT))
+        else:
+            kept.append(change)
+    return tuple(kept)
+
+
+def changed_rates(
+    rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
+) -> np.ndarray:
+    """Return a table of learning rates, a row for each update, with changes in their order.
+
+    They hold for rows of updates in the past too, which a rollback may repeat. A rate that is set
+    is that of the main schedule, and times its factor that of each rule without a schedule of its
+    own, whose columns follow.
+    """
+    for change in changes:
+        if change.factor is None:
+            rates = rates.copy()
+            columns = rates.reshape(len(rates), -1)
+            columns[:, 0] = change.rate
+            for column, rule in enumerate(rules, start=1):
+                if rule.schedule is None:
+                    columns[:, column] = columns[:, 0] * np.float32(rule.factor)
+        else:
+            with np.errstate(over="ignore"):
+                rates = rates * np.float32(change.factor)
+    return rates
+
+
+class Callbacks:
+    """The callbacks of a run, in their order."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        view: RunView,
+        warn: Callable[[str], None],
+        add_scalars: Callable[[int, Mapping[str, float | None]], None],
+    ) -> None:
+        self.view = view
+        self.failure: CallbackError | None = None
+        """The first failure that ends the run."""
+        self._warn, self._add_scalars = warn, add_scalars
+        counts: dict[str, int] = {}
+        self._told: list[tuple[str, Callback]] = []
+        """The callbacks that are called, each with its key in checkpoints."""
+        for callback in callbacks:
+            number = counts[callback.label] = counts.get(callback.label, 0) + 1
+            self._told.append((f"{callback.label}-{number}", callback))
+
+    def restore(self, kept: KeptCallbacks) -> None:
+        """Let callbacks go on with what a checkpoint kept of them. Raises CallbackError."""
+        for key, callback in list(self._told):
+            state = kept.states.get(key)
+            if state is not None:
+                self._attempt(callback, "restore", partial(callback.restore, state))
+        if self.failure is not None:
+            raise self.failure
+        self.view.asked, self.view.scalars = kept.asked, dict(kept.scalars)
+
+    def kept(self, granted: Requests) -> KeptCallbacks:
+        """Return what a checkpoint keeps, with the requests that were granted.
+
+        A callback that fails at this has no state there.
+        """
+        states: dict[str, Any] = {}
+        for key, callback in list(self._told):
+            state = self._attempt(callback, "state", partial(_state_of, callback))
+            if state is not None:
+                states[key] = state
+        asked, scalars = self.view.asked, self.view.scalars
+        return KeptCallbacks(states=states, granted=granted, asked=asked, scalars=scalars)
+
+    def tell(self, event: str, state: TrainState, step: int, *args: Any) -> None:
+        """Tell all callbacks of an event. One that fails, and ends the run, is in `failure`."""
+        self.view.state, self.view.step, self.view.event = state, step, event
+        for _, callback in list(self._told):
+            self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
+
+    def take_requests(self) -> Any:
+        """Return what was asked for since the last call, as JSON; None where nothing was."""
+        asked, self.view.asked = self.view.asked, Requests()
+        return None if asked == Requests() else asked.model_dump(mode="json")
+
+    def take_parameters(self) -> Any:
+        """Return the parameters that replace those of the state; None where none do."""
+        changed, self.view.changed = self.view.changed, None
+        return changed
+
+    def write_scalars(self) -> None:
+        """Pass on the scalars of this boundary."""
+        scalars, self.view.scalars = self.view.scalars, {}
+        if scalars:
+            self._add_scalars(self.view.step, scalars)
+
+    def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
+        """Call a callback; note its failure, or warn and call it no more, as it asks."""
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            text = f"callback {callback.label}, {what}: {problem}"
+            if callback.on_failure == "warn":
+                self._told = [entry for entry in self._told if entry[1] is not callback]
+                self._warn(f"{text}; it is called no more")
+            elif self.failure is None:
+                self.failure = CallbackError(text)
+                self.failure.__cause__ = error
+        return None
+
+
+def _state_of(callback: Callback) -> Any:
+    """The state of a callback as JSON. Raises ValueError for what is none."""
+    state = callback.state()
+    try:
+        _require_names(state)
+        return json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{show(state)} is no JSON: {first_line(error)}") from error
+
+
+def _require_names(state: Any) -> None:
+    """Require that keys are texts: JSON would make them such, and `restore` get others."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            if not isinstance(key, str):
+                raise ValueError(f"key {show(key)} must be a text")
+            _require_names(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            _require_names(value)
+
+
+def with_parameters(state: TrainState, params: Any) -> TrainState:
+    """Return the state on the host with other parameters; a moving average stays what it is."""
+    return replace(jax.tree.map(np.asarray, state), params=params)

@@ -1,0 +1,143 @@
+"""The base of callbacks, and what they may see of a run and ask of it (C-01)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pipeline.core.registry import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.engine.monitors.monitors import Evaluation, SinkReport
+    from pipeline.training.telemetry import Telemetry
+
+OnFailure = Literal["end", "warn"]
+
+
+class RunControl(Protocol):
+    """A run, as its callbacks see it between two dispatches.
+
+    A request takes effect at the boundary of the event, or at the next one where the event is none
+    of a boundary: a sink that is under way is not changed. At the end of a sink it does before the
+    evaluation there. It lasts where the run is resumed, also without the callback.
+    """
+
+    run_dir: Path
+    total: int
+    """Steps of the whole run."""
+    steps_per_pass: int
+    resumed: bool
+    """Whether this process goes on from a checkpoint."""
+
+    @property
+    def step(self) -> int:
+        """The number of steps done."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update."""
+
+    def stop(self, reason: str) -> None:
+        """End training at the next boundary, as done."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of all updates from the next boundary on.
+
+        Raises ValueError for one that is negative or beyond float32.
+        """
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the schedule by a factor from the next boundary on. Raises ValueError."""
+
+    def evaluate_at(self, step: int) -> None:
+        """Evaluate after a later step too. Raises ValueError for one that is no later step."""
+
+    def save_at(self, step: int) -> None:
+        """Save a checkpoint after a later step too, or after this one at the end of a sink or after
+        an evaluation. Raises ValueError for another step."""
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the state as it is now, without an event or a line in a log. Raises ValueError
+        in a run of several processes."""
+
+    def log(self, name: str, value: float) -> None:
+        """Add a scalar to scalars.jsonl and TensorBoard, at the next boundary or this one.
+
+        The last value of a name counts there; one that is not finite becomes null.
+        """
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters by path, as `conv_0/kernel`, at a boundary."""
+
+    def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
+        """Replace parameters by path, as training begins, at the end of a sink or after an
+        evaluation. Raises ValueError elsewhere, for an unknown path and for another shape."""
+
+
+class Callback:
+    """Code that is notified of a run's events (C-01); a subclass overrides the events it wants.
+
+    It is notified of each step, sink, evaluation and checkpoint once, also where a run is killed
+    and resumed, as long as it keeps in `state` what it needs: a checkpoint holds that, and a
+    resumed run repeats what happened after the checkpoint. The steps of a sink come in chunks whose
+    lengths depend on time; `on_steps` should count steps, not calls. The evaluation of the eval
+    stage, after training, is no event. Of several processes the first one calls its callbacks.
+    """
+
+    on_failure: OnFailure = "end"
+    """end: an exception ends the run, once its state is saved; warn: it is reported, and the
+    callback is called no more in this process."""
+
+    @property
+    def label(self) -> str:
+        """The name in messages, and in checkpoints."""
+        return type(self).__name__
+
+    def on_begin(self, run: RunControl) -> None:
+        """Training begins, or goes on, in this process."""
+
+    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+        """Steps `telemetry.start + 1 ..` were done."""
+
+    def on_sink(self, run: RunControl, report: SinkReport) -> None:
+        """A sink ended; without sinks, a step."""
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        """An evaluation was done after `step` steps."""
+
+    def on_checkpoint(self, run: RunControl, step: int) -> None:
+        """A checkpoint of `step` is about to be saved, with the state of this callback.
+
+        Where a run is stopped, that is at other steps than those of the recipe.
+        """
+
+    def on_end(self, run: RunControl, status: str) -> None:
+        """Training ended in this process: done, stopped or pruned. Nothing can be changed."""
+
+    def state(self) -> Any:
+        """The JSON that a checkpoint keeps of this callback."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Go on with what a checkpoint kept. Raises ValueError where it can't."""
+
+
+class CallbackSpec(Spec):
+    """A callback in a recipe: the part of kind "callback"."""
+
+    name: str
+    on_failure: OnFailure = "end"
+
+    def require_ready(self) -> None:
+        """Check that the callback can work in this process, before any data is read.
+
+        Raises ValueError with what to do, such as the package to install.
+        """
+
+    @abstractmethod
+    def build(self) -> Callback:
+        """The callback, new for every run."""

@@ -1,0 +1,96 @@
+"""Callbacks that many runs want: less learning rate on a plateau, the end at a value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from pipeline.core.registry import part
+from pipeline.engine.callbacks.callback import Callback, CallbackSpec, RunControl
+from pipeline.training.part_specs import metric_directions
+
+if TYPE_CHECKING:
+    from pipeline.engine.monitors.monitors import Evaluation
+
+
+@part("callback")
+class ReduceOnPlateau(CallbackSpec):
+    """Multiply the learning rate by `factor` where a metric has not improved for `patience`
+    evaluations, as often as that happens, and to no less than `min_rate`."""
+
+    name: Literal["reduce_on_plateau"] = "reduce_on_plateau"
+    metric: str = "loss"
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    patience: PositiveInt = 5
+    min_delta: NonNegativeFloat = 0.0
+    min_rate: NonNegativeFloat = 0.0
+
+    def build(self) -> Callback:
+        """A callback that remembers the best value, and the evaluations since."""
+        return _PlateauWatch(self)
+
+
+class _PlateauWatch(Callback):
+    def __init__(self, spec: ReduceOnPlateau) -> None:
+        self._spec, self.on_failure = spec, spec.on_failure
+        self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
+        self._best: float | None = None
+        self._waited = 0
+
+    @property
+    def label(self) -> str:
+        return self._spec.name
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        value = self._sign * evaluation.scalars()[self._spec.metric]
+        # NaN, of a network that has diverged, is no improvement and nothing to compare with.
+        is_first = self._best is None and value == value
+        if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
+            self._best, self._waited = value, 0
+            return
+        self._waited += 1
+        if self._waited < self._spec.patience:
+            return
+        self._waited = 0
+        rate = run.learning_rate
+        if rate > self._spec.min_rate:
+            run.scale_learning_rate(max(self._spec.factor, self._spec.min_rate / rate))
+
+    def state(self) -> Any:
+        return [self._best, self._waited]
+
+    def restore(self, state: Any) -> None:
+        match state:
+            case [int() | float() | None as best, int(waited)]:
+                self._best, self._waited = best, waited
+            case _:
+                raise ValueError(f"{state!r} must be a value and a number of evaluations")
+
+
+@part("callback")
+class StopAt(CallbackSpec):
+    """End training once a metric of an evaluation has reached a value."""
+
+    name: Literal["stop_at"] = "stop_at"
+    metric: str
+    value: float
+
+    def build(self) -> Callback:
+        """A callback without a memory."""
+        return _StopAtValue(self)
+
+
+class _StopAtValue(Callback):
+    def __init__(self, spec: StopAt) -> None:
+        self._spec, self.on_failure = spec, spec.on_failure
+        self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
+
+    @property
+    def label(self) -> str:
+        return self._spec.name
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        value = evaluation.scalars()[self._spec.metric]
+        if self._sign * (value - self._spec.value) >= 0:
+            run.stop(f"{self._spec.metric} is {value:.6g}")

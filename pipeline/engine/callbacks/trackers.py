@@ -1,0 +1,384 @@
+"""Callbacks that log a run to an experiment tracker: Weights & Biases, MLflow or Trackio.
+
+Each step's numbers and each evaluation's metrics are logged under their step. The run directory
+keeps the identifier of the tracked run, so that a resumed run continues it. A tracker's account and
+storage are set by its environment variables, since a recipe must not hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import weakref
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from pydantic import AfterValidator, StringConstraints
+
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json, read_text
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
+from pipeline.core.registry import Seq, part
+from pipeline.engine.callbacks.callback import Callback, CallbackSpec, OnFailure, RunControl
+
+if TYPE_CHECKING:
+    from pipeline.engine.monitors.monitors import Evaluation
+    from pipeline.training.telemetry import Telemetry
+
+FOLDER = "trackers"
+"""Folder of a run directory with a file for each tracker: the identifier of the tracked run."""
+_MAX_METRICS = 1000
+"""The most metrics that MLflow accepts in one call."""
+_MAX_PARAMS = 100
+"""The most parameters that MLflow accepts in one call."""
+_REPEATED = 1000
+"""Steps that a resumed run logs again if the tracker may have lost them."""
+_LOGGED = ("loss", "learning_rate", "grad_norm", "loss_scale")
+_TRAINED = "train_"
+_FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
+
+Row = tuple[int, Mapping[str, float]]
+"""A step, and its metrics by name."""
+
+
+def _require_inside(path: str) -> str:
+    """Refuse a path that leaves the run directory."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must be a path inside of the run directory")
+    return path
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """Facts of a run that a tracker shows beside its metrics."""
+
+    project: str
+    name: str
+    group: str | None
+    folder: Path
+    config: Mapping[str, Any]
+    """The recipe, as nested sections."""
+    step: int
+    """The steps done so far."""
+
+
+class Tracker(Protocol):
+    """A session with a tracker."""
+
+    def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
+        """Create a tracked run, or continue the one of `run_id`.
+
+        Returns its identifier, and the last step that it has, 0 if the tracker doesn't return it.
+        """
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Add rows, whose steps never decrease."""
+
+    def flush(self) -> None:
+        """Return once all rows are where they outlive this process."""
+
+    def save_file(self, path: Path) -> None:
+        """Add a file or folder as an artifact."""
+
+    def finish(self, status: str) -> None:
+        """End the session: done, stopped, pruned or failed."""
+
+
+class TrackerSpec(CallbackSpec):
+    """The settings that all trackers share."""
+
+    project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
+    group: str | None = None
+    files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
+    """Files of the run directory that become artifacts when training ends, if they exist."""
+    on_failure: OnFailure = "warn"
+
+    @abstractmethod
+    def open(self) -> Tracker:
+        """Return a session that hasn't started."""
+
+    def require_ready(self) -> None:
+        """Raise ValueError if the tracker's package is missing."""
+        if find_spec(self.name) is None:
+            raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
+
+    def build(self) -> Callback:
+        """Return a callback that logs to the tracker."""
+        return TrackerCallback(self)
+
+
+@part("callback")
+class Wandb(TrackerSpec):
+    """Log to Weights & Biases; WANDB_MODE=offline stores the run in the run directory."""
+
+    name: Literal["wandb"] = "wandb"
+
+    def require_ready(self) -> None:
+        """Raise ValueError if wandb is missing, or is online without a login."""
+        super().require_ready()
+        import wandb
+
+        is_online = wandb.setup().settings.mode not in ("offline", "disabled")
+        if is_online and not wandb.login(prompt=False, verify=False):
+            raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
+
+    def open(self) -> Tracker:
+        """Return a session with Weights & Biases."""
+        return _WandbSession()
+
+
+@part("callback")
+class Mlflow(TrackerSpec):
+    """Log to MLflow: to MLFLOW_TRACKING_URI, or else to ./mlflow.db."""
+
+    name: Literal["mlflow"] = "mlflow"
+
+    def open(self) -> Tracker:
+        """Return a session with MLflow."""
+        return _MlflowSession()
+
+
+@part("callback")
+class Trackio(TrackerSpec):
+    """Log to Trackio: to TRACKIO_DIR, or to the space that TRACKIO_SPACE_ID names."""
+
+    name: Literal["trackio"] = "trackio"
+
+    def open(self) -> Tracker:
+        """Return a session with Trackio."""
+        return _TrackioSession()
+
+
+class TrackerCallback(Callback):
+    """Logs every step and evaluation to a tracker."""
+
+    def __init__(self, spec: TrackerSpec) -> None:
+        self.on_failure = spec.on_failure
+        self._spec = spec
+        self._tracker = spec.open()
+        self._last_step = 0
+        self._finish: Any = None
+
+    @property
+    def label(self) -> str:
+        """The name of the tracker."""
+        return self._spec.name
+
+    def on_begin(self, run: RunControl) -> None:
+        """Create the tracked run, or continue the one that the run directory names."""
+        note = run.run_dir / FOLDER / f"{self._spec.name}.json"
+        run_id = str(read_json(note)["run_id"]) if note.exists() else None
+        config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
+        name = run.run_dir.resolve().name
+        group = self._spec.group
+        tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
+        new_id, self._last_step = self._tracker.start(tracked, run_id)
+        # A run that ends by an exception calls no event.
+        self._finish = weakref.finalize(self, self._tracker.finish, "failed")
+        if new_id != run_id:
+            note.parent.mkdir(exist_ok=True)
+            write_whole(note, json.dumps({"run_id": new_id}) + "\n")
+
+    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+        """Log the steps that the tracked run doesn't have yet."""
+        columns = {f"train/{name}": getattr(telemetry, name).tolist() for name in _LOGGED}
+        rows = [
+            (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
+            for index, values in enumerate(zip(*columns.values(), strict=True))
+        ]
+        self._log([row for row in rows if row[0] > self._last_step])
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        """Log the metrics of an evaluation."""
+        scalars = evaluation.scalars()
+        self._log([(step, {_metric_name(name): float(scalars[name]) for name in scalars})])
+
+    def on_checkpoint(self, run: RunControl, step: int) -> None:
+        """Flush: a run that is resumed from this checkpoint logs later steps only."""
+        self._tracker.flush()
+
+    def on_end(self, run: RunControl, status: str) -> None:
+        """Add the files of the run, and end the session."""
+        for path in self._spec.files:
+            if (run.run_dir / path).exists():
+                self._tracker.save_file(run.run_dir / path)
+        self._finish.detach()
+        self._tracker.finish(status)
+
+    def _log(self, rows: Sequence[Row]) -> None:
+        if rows:
+            self._tracker.log(rows)
+
+
+class _WandbSession:
+    """A session with Weights & Biases."""
+
+    def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
+        import wandb
+
+        new_id = run_id or secrets.token_hex(8)
+        self._run = wandb.init(
+            project=run.project,
+            id=new_id,
+            name=run.name,
+            group=run.group,
+            config=dict(run.config),
+            dir=run.folder,
+            resume="allow",
+            # A sweep has several runs in one process, and the caller may have one too.
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        if run_id is not None and self._run.step == 0:
+            # Offline, a killed process loses what wandb buffers, up to 32 kB of rows.
+            self.log(_read_rows(run.folder / "metrics.jsonl", run.step))
+        return new_id, max(self._run.step - 1, 0)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for step, metrics in rows:
+            self._run.log(dict(metrics), step=step)
+
+    def flush(self) -> None:
+        # wandb's process answers in order: once it has answered, it has all rows.
+        _ = self._run.step
+
+    def save_file(self, path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{self._run.id}-{path.name}", type="run")
+        if path.is_dir():
+            artifact.add_dir(str(path))
+        else:
+            artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
+
+    def finish(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status in ("done", "pruned") else 1)
+
+
+class _MlflowSession:
+    """A session with MLflow."""
+
+    def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
+        from mlflow.entities import Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient()
+        if run_id is not None:
+            self._run_id = run_id
+            self._client.update_run(run_id, "RUNNING")
+            history = self._client.get_metric_history(run_id, "train/loss")
+            return run_id, max((metric.step for metric in history), default=0)
+        experiment = self._client.get_experiment_by_name(run.project)
+        if experiment is not None:
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self._client.create_experiment(run.project)
+        self._run_id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
+        tags = [] if run.group is None else [RunTag("group", run.group)]
+        params = [Param(key, str(value)) for key, value in _flatten(run.config)]
+        for start in range(0, len(params), _MAX_PARAMS):
+            chunk = params[start : start + _MAX_PARAMS]
+            self._client.log_batch(self._run_id, params=chunk, tags=tags)
+        return self._run_id, 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [
+            Metric(name, value, now_ms, step) for step, row in rows for name, value in row.items()
+        ]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            chunk = metrics[start : start + _MAX_METRICS]
+            self._client.log_batch(self._run_id, metrics=chunk, synchronous=True)
+
+    def flush(self) -> None:
+        """Return at once: every call has stored its rows."""
+
+    def save_file(self, path: Path) -> None:
+        if path.is_dir():
+            self._client.log_artifacts(self._run_id, str(path), path.name)
+        else:
+            self._client.log_artifact(self._run_id, str(path))
+
+    def finish(self, status: str) -> None:
+        ends = {"done": "FINISHED", "pruned": "FINISHED", "stopped": "KILLED"}
+        self._client.set_terminated(self._run_id, ends.get(status, "FAILED"))
+
+
+class _TrackioSession:
+    """A session with Trackio. What Trackio prints is left out of the run's lines."""
+
+    def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
+        self._tracked = run
+        # Trackio finds runs by name, so the name has to be unique in the project.
+        name = run_id or f"{run.name}-{secrets.token_hex(4)}"
+        self._open(name, resume="allow")
+        return name, 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for step, metrics in rows:
+            self._run.log(dict(metrics), step=step)
+
+    def flush(self) -> None:
+        # Rows wait in a thread, for which only the end of a session waits.
+        self.finish("done")
+        self._open(self._run.name, resume="must")
+
+    def save_file(self, path: Path) -> None:
+        with redirect_stdout(StringIO()):
+            self._run.log_artifact(path, name=path.name, type="run")
+
+    def finish(self, status: str) -> None:
+        import trackio
+
+        with redirect_stdout(StringIO()):
+            trackio.finish()
+
+    def _open(self, name: str, resume: str) -> None:
+        import trackio
+
+        with redirect_stdout(StringIO()):
+            self._run = trackio.init(
+                self._tracked.project,
+                name=name,
+                group=self._tracked.group,
+                config=dict(self._tracked.config),
+                resume=resume,
+                embed=False,
+            )
+
+
+def _read_rows(log: Path, last_step: int) -> list[Row]:
+    """Return the last rows of a run's metrics log up to a step, at most `_REPEATED` of them."""
+    with log.open() as lines:
+        entries = map(json.loads, deque(lines, maxlen=_REPEATED))
+        return [
+            (entry["step"], {f"train/{name}": entry[name] for name in entry if name in _LOGGED})
+            for entry in entries
+            if entry["step"] <= last_step
+        ]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested sections by dotted key; a list is one value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _metric_name(name: str) -> str:
+    """Return the name of a metric of an evaluation, as in TensorBoard."""
+    trained = name.startswith(_TRAINED)
+    return f"train/{name.removeprefix(_TRAINED)}" if trained else f"eval/{name}"

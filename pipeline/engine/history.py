@@ -1,0 +1,63 @@
+"""History: how training has gone so far."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from pipeline.engine.monitors.monitors import Evaluation
+
+DISPATCHES_KEPT = 4096
+"""Dispatches whose median is taken: runs of millions of dispatches take no more memory."""
+
+
+@dataclass
+class History:
+    """How training has gone: its last step, its status, and its times."""
+
+    step: int
+    status: Literal["done", "stopped", "pruned"] = "done"
+    reason: str | None = None
+    left_out: int = 0
+    """Steps without an update because of a bad step: skipped, or undone by a rollback."""
+    loss: float | None = None
+    train_s: float = 0.0
+    """Seconds from the first dispatch to the last save, evaluations included."""
+    first_dispatch_s: float | None = None
+    first_step_at: float | None = None
+    """When the first dispatch ended, by `time.perf_counter`."""
+    step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=DISPATCHES_KEPT))
+    """Seconds per step of the newest dispatches, without the very first."""
+    timed_steps: int = 0
+    """Steps of all dispatches but the very first."""
+    timed_s: float = 0.0
+    """Seconds that they took, waiting for data included."""
+    evaluated: dict[int, Evaluation] = field(default_factory=dict)
+    """The last evaluation by its step."""
+
+    @property
+    def step_ms(self) -> float | None:
+        """Mean time of a step, waiting for data included, in milliseconds."""
+        return 1000 * self.timed_s / self.timed_steps if self.timed_steps else None
+
+    @property
+    def median_step_ms(self) -> float | None:
+        """Median time of a step over the newest dispatches, few of which may wait for data."""
+        return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def newest_step_s(self) -> float | None:
+        """Seconds per step of the newest dispatch."""
+        return self.step_seconds[-1] if self.step_seconds else self.first_dispatch_s
+
+    def add_dispatch(self, steps: int, seconds: float, ended_at: float) -> None:
+        """Record that a dispatch of `steps` steps took `seconds`; `ended_at` by `perf_counter`."""
+        if self.first_dispatch_s is None:
+            self.first_dispatch_s, self.first_step_at = seconds, ended_at
+        else:
+            self.step_seconds.append(seconds / steps)
+            self.timed_steps += steps
+            self.timed_s += seconds

@@ -1,0 +1,140 @@
+"""Monitors on a thread of their own, so that training doesn't wait for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from pipeline.engine.monitors.monitors import Evaluation, Monitor, SinkReport
+from pipeline.training.telemetry import Telemetry
+
+PERIOD_S = 0.1
+"""Period at which queued calls are carried out. Long enough that many steps are written at once
+and the threads do not alternate at every step."""
+LIMIT_BYTES = 64 << 20
+"""Bytes that may be queued before training waits."""
+T = TypeVar("T")
+P = ParamSpec("P")
+CALL_BYTES = 1 << 10
+"""Bytes that a queued call takes besides its telemetry, generously."""
+
+
+class BackgroundMonitor:
+    """Pass every event on to other monitors, in the same order, on another thread.
+
+    The monitors are flushed after each batch of queued calls. When one of them raises, no further
+    call is made, and the error is raised here: by the next call, `close` at the latest.
+    """
+
+    def __init__(self, monitors: Iterable[Monitor]) -> None:
+        self.monitors = tuple(monitors)
+        self._changed = threading.Condition()
+        self._calls: list[Callable[[], None]] = []
+        self._bytes = 0
+        self._queued, self._done = 0, 0
+        self._urgent, self._closing = False, False
+        self._failure: BaseException | None = None
+        self._raised = False
+        self._thread = threading.Thread(target=self._work, name="monitors", daemon=True)
+        self._thread.start()
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Pass on that steps were done."""
+        self._queue_event(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Pass on that a sink ended."""
+        self._queue_event(lambda monitor: monitor.on_sink(report))
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Pass on an evaluation."""
+        self._queue_event(lambda monitor: monitor.on_eval(step, evaluation))
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Pass on scalars."""
+        self._queue_event(lambda monitor: monitor.on_scalars(step, scalars))
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Pass on a rollback."""
+        self._queue_event(lambda monitor: monitor.on_rollback(step, to))
+
+    def submit(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Queue a call that is no event; it runs on the thread, after everything before it."""
+        self._queue(partial(call, *args, **kwargs))
+
+    def submit_and_wait(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Queue a call, wait until the thread has carried it out, and return its result."""
+        results: list[T] = []
+        self._queue(lambda: results.append(call(*args, **kwargs)))
+        self.flush()
+        return results[0]
+
+    def flush(self) -> None:
+        """Wait until every queued call is carried out and every monitor is flushed."""
+        with self._changed:
+            queued, self._urgent = self._queued, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._done >= queued)
+        self._raise()
+
+    def close(self) -> None:
+        """Carry out the queued calls, close every monitor and end the thread."""
+        with self._changed:
+            self._closing = self._urgent = True
+            self._changed.notify_all()
+        self._thread.join()
+        if not self._raised:
+            self._raise()
+
+    def _queue_event(self, event: Callable[[Monitor], None], size_bytes: int = 0) -> None:
+        self._queue(partial(self._for_each, event), size_bytes)
+
+    def _queue(self, call: Callable[[], None], size_bytes: int = 0) -> None:
+        self._raise()
+        with self._changed:
+            self._calls.append(call)
+            self._queued += 1
+            self._bytes += CALL_BYTES + size_bytes
+            full = self._bytes > LIMIT_BYTES
+        if full:
+            self.flush()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            self._raised = True
+            raise self._failure
+
+    def _for_each(self, event: Callable[[Monitor], None]) -> None:
+        for monitor in self.monitors:
+            event(monitor)
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            with self._changed:
+                self._changed.wait_for(lambda: self._urgent, PERIOD_S)
+                calls, self._calls, self._bytes = self._calls, [], 0
+                closing, self._urgent = self._closing, False
+            self._carry_out(calls)
+            with self._changed:
+                self._done += len(calls)
+                self._changed.notify_all()
+        for monitor in self.monitors:
+            self._guard(monitor.close)
+
+    def _carry_out(self, calls: list[Callable[[], None]]) -> None:
+        if calls:
+            calls = [*calls, partial(self._for_each, lambda monitor: monitor.flush())]
+        for call in calls:
+            if self._failure is None:
+                self._guard(call)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Keep the first error for the next caller; also one that would end the process."""
+        try:
+            call()
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = error

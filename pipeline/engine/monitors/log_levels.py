@@ -1,0 +1,104 @@
+"""Log levels: which messages beside a run's own lines are shown, and where (C-07).
+
+The levels are those of MindSpore's `GLOG_v`, which is understood, as is `GLOG_logtostderr`.
+Messages come from this package and from jax, by Python's `logging`, and from a run's warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pipeline.config.recipe import LogLevel
+from pipeline.core.files.error_text import show
+from pipeline.core.reporter import Reporter
+
+LogPlace = Literal["console", "stderr", "file"]
+LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+LEVEL_VARIABLE, STDERR_VARIABLE = "GLOG_v", "GLOG_logtostderr"
+LOGGERS = ("pipeline", "jax")
+"""Loggers whose messages are shown."""
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The least severe level that is shown, and where messages go besides run.log."""
+
+    level: LogLevel = "warning"
+    to: LogPlace = "console"
+    problem: str = ""
+    """The variables that make no sense, and why; empty where all do."""
+
+
+def log_settings(chosen: LogLevel | None, environment: Mapping[str, str]) -> LogSettings:
+    """Return the settings of a run: the level that its recipe has chosen, else that of GLOG_v.
+
+    GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
+    counts as not set, and is named as a problem.
+    """
+    problems, level = [], chosen
+    numbers: dict[str, LogLevel] = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
+    asked = environment.get(LEVEL_VARIABLE)
+    if level is None and asked is not None:
+        level = numbers.get(asked)
+        if level is None:
+            problems.append(
+                f"{LEVEL_VARIABLE} = {show(asked)}: "
+                "must be 0 (debug), 1 (info), 2 (warning), 3 or 4"
+            )
+    where = environment.get(STDERR_VARIABLE)
+    if where not in (None, "0", "1"):
+        problems.append(f"{STDERR_VARIABLE} = {show(where)}: must be 0 or 1")
+    place: LogPlace = "stderr" if where == "1" else "file" if where == "0" else "console"
+    return LogSettings(level or "warning", place, "; ".join(problems))
+
+
+class ReporterHandler(logging.Handler):
+    """Passes messages on to the reporter of a run."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message, with its level in the margin."""
+        try:
+            text = record.getMessage()
+        except Exception:  # a message whose arguments don't fit is not worth a run
+            self.handleError(record)
+            return
+        self._reporter.log(record.levelno, record.levelname.lower(), text)
+
+
+@contextmanager
+def log_by_level(reporter: Reporter, chosen: LogLevel | None) -> Iterator[None]:
+    """Let a reporter show messages by the recipe's level and the environment in the body.
+
+    Below warning, the messages of `LOGGERS` are shown too. Else nothing of `logging` is changed.
+    """
+    settings = log_settings(chosen, os.environ)
+    reporter.level, reporter.log_to = getattr(logging, settings.level.upper()), settings.to
+    if settings.problem:
+        reporter.warn(f"{settings.problem}; it is ignored")
+    if reporter.level >= logging.WARNING:
+        yield
+        return
+    handler = ReporterHandler(reporter)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.addHandler(handler)
+            logger.setLevel(reporter.level)
+            # absl, which orbax imports, has a handler of its own at the root.
+            logger.propagate = False
+        yield
+    finally:
+        for logger, kept in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(kept[0])
+            logger.propagate = kept[1]

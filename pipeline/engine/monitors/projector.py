@@ -1,0 +1,76 @@
+"""Files of TensorBoard's projector: vectors, their labels and their pictures.
+
+`projector_config.pbtxt` in the folder of the events names the others, which lie in `embeddings/`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.errors import printable
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.engine.monitors.captioned_pictures import stretched
+
+CONFIG, FOLDER = "projector_config.pbtxt", "embeddings"
+SPRITE_PIXELS = 8192
+"""Longest side of a sheet of pictures that browsers show."""
+PICTURE_PIXELS = 64
+"""Longest side of one picture on it."""
+
+
+def write_embeddings(
+    board: Path, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
+) -> None:
+    """Write vectors, float32 (n, features), with a label each and images (n, H, W, C) or None.
+
+    Those of an earlier time are replaced. Images of other than 1, 3 or 4 channels are left out.
+    Raises OSError where the files can't be written.
+    """
+    folder = board / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = ("\t".join(f"{value:.7g}" for value in row) for row in vectors.tolist())
+    write_whole(folder / "vectors.tsv", "".join(f"{row}\n" for row in rows))
+    texts = (" ".join(printable(label).split()) or "-" for label in labels)
+    write_whole(folder / "labels.tsv", "".join(f"{text}\n" for text in texts))
+    sprite = ""
+    if images is not None and images.shape[-1] in (1, 3, 4):
+        sheet, (height, width) = _sheet(stretched(images))
+        write_whole(folder / "pictures.png", sheet)
+        sprite = (
+            f'  sprite {{ image_path: "{FOLDER}/pictures.png" '
+            f"single_image_dim: {width} single_image_dim: {height} }}\n"
+        )
+    # Last: it names the others.
+    write_whole(
+        board / CONFIG,
+        'embeddings {\n  tensor_name: "input of the last layer"\n'
+        f'  tensor_path: "{FOLDER}/vectors.tsv"\n  metadata_path: "{FOLDER}/labels.tsv"\n'
+        f"{sprite}}}\n",
+    )
+
+
+def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
+    """A square sheet of pictures uint8 (n, H, W, C) as PNG, and the height and width of each.
+
+    They are shrunk to whole fractions where the sheet would be too large.
+    """
+    from PIL import Image
+
+    side = math.ceil(math.sqrt(len(images)))
+    most = min(PICTURE_PIXELS, SPRITE_PIXELS // side)
+    step = math.ceil(max(images.shape[1:3]) / most)
+    small = images[:, ::step, ::step]
+    height, width = small.shape[1:3]
+    sheet = np.zeros((side * height, side * width, small.shape[-1]), np.uint8)
+    for number, picture in enumerate(small):
+        row, column = divmod(number, side)
+        top, left = row * height, column * width
+        sheet[top : top + height, left : left + width] = picture
+    file = io.BytesIO()
+    Image.fromarray(sheet[..., 0] if sheet.shape[-1] == 1 else sheet).save(file, "PNG")
+    return file.getvalue(), (height, width)

@@ -1,0 +1,315 @@
+"""TensorBoard: every step's scalars, evaluations, sample images, the recipe, a sweep's hparams.
+
+On request also histograms of weights and gradients, the graph of the network and embeddings.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from pipeline.backends.base import Estimate
+from pipeline.core.errors import printable
+from pipeline.data.columns import IMAGES, SampleUnit
+from pipeline.engine.monitors.board_graph import BoardNode, graph_definition
+from pipeline.engine.monitors.captioned_pictures import captioned, stretched
+from pipeline.engine.monitors.event_file import PREFIX, VERSION, EventFile
+from pipeline.engine.monitors.histograms import Histogram
+from pipeline.engine.monitors.monitors import TRAINED, Evaluation, MonitorBase, SinkReport, writing
+from pipeline.engine.monitors.projector import write_embeddings
+from pipeline.training.telemetry import COLUMNS, Telemetry, stacked
+
+if TYPE_CHECKING:
+    from tensorboardX.proto.summary_pb2 import Summary
+
+STEP_TAGS = tuple(f"train/{name}" for name in COLUMNS[:-1])
+SKIPPED_TAGS = (f"train/{COLUMNS[-1]}",)
+ROLLBACK_TAGS = ("train/updates_undone",)
+OLDER_FOLDER = "tensorboard"
+CELL_PIXELS = 24
+PICTURED_CHANNELS = (1, 3, 4)
+PICTURED_CLASSES = 1000
+MAX_NAMES = 10_000
+"""Classes that are named in the text."""
+
+
+def board_folder(run_dir: Path) -> Path:
+    """Return the folder of a run's events: its directory, by which TensorBoard names the run.
+
+    Older versions wrote them into `tensorboard` there; such a run goes on so.
+    """
+    older = run_dir / OLDER_FOLDER
+    return older if any(older.glob(f"{PREFIX}*")) else run_dir
+
+
+class TensorBoard(MonitorBase):
+    """Write the events of a run; on resume, those after boundary `first` are purged.
+
+    Steps and sinks are collected and written together by `flush`. The libraries for pictures and
+    protocol buffers are imported when they are first needed, on the thread that writes. Raises
+    RunError where the folder can't be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        first: int,
+        batch_size: int,
+        estimate: Estimate | None = None,
+        unit: SampleUnit = IMAGES,
+    ) -> None:
+        self._folder, self._first = folder, first
+        self._per_step, self._estimate = batch_size * unit.each, estimate
+        self._speed_tags = (f"train/{unit.counted}_per_s",)
+        self._steps: list[tuple[float, Telemetry]] = []
+        self._sinks: list[tuple[float, SinkReport]] = []
+        self._rollbacks: list[tuple[float, int, int]] = []
+        self._has_charts = False
+
+    @cached_property
+    def _file(self) -> EventFile:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        with writing(self._folder):
+            # The suffix keeps a run resumed within the second from overwriting the file before.
+            file = EventFile(self._folder, f".{self._first}")
+            if self._first:
+                step, now = self._first + 1, time.time()
+                file.add(Event(wall_time=now, step=step, file_version=VERSION))
+                start = SessionLog(status=SessionLog.START)
+                file.add(Event(wall_time=now, step=step, session_log=start))
+        return file
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Add an event for every step with all its scalars, and one more for each skipped step."""
+        self._steps.append((time.time(), telemetry))
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Add the throughput of a sink, and that of the modelled device."""
+        self._sinks.append((time.time(), report))
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Add what callbacks have logged."""
+        tags, values = [f"callback/{name}" for name in scalars], list(scalars.values())
+        with writing(self._folder):
+            now = np.array([time.time()])
+            self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Add the number of updates that were undone."""
+        self._rollbacks.append((time.time(), step, step - to))
+
+    def flush(self) -> None:
+        """Write the steps and sinks since the last flush."""
+        steps, self._steps = self._steps, []
+        sinks, self._sinks = self._sinks, []
+        rollbacks, self._rollbacks = self._rollbacks, []
+        with writing(self._folder):
+            if steps:
+                self._write_steps(steps)
+            if sinks:
+                self._write_sinks(sinks)
+            for now, step, undone in rollbacks:
+                row = np.array([step]), np.array([now]), np.array([[float(undone)]])
+                self._file.add_scalars(ROLLBACK_TAGS, *row)
+            self._file.flush()
+
+    def _write_steps(self, timed: list[tuple[float, Telemetry]]) -> None:
+        steps, records = stacked([telemetry for _, telemetry in timed])
+        walls = np.repeat([now for now, _ in timed], [len(telemetry) for _, telemetry in timed])
+        self._file.add_scalars(STEP_TAGS, steps, walls, records[:, :-1])
+        skipped = records[:, -1] > 0
+        self._file.add_scalars(SKIPPED_TAGS, steps[skipped], walls[skipped], records[skipped, -1:])
+
+    def _write_sinks(self, timed: list[tuple[float, SinkReport]]) -> None:
+        steps = np.array([report.step for _, report in timed])
+        walls = np.array([now for now, _ in timed])
+        per_s = [self._per_step * r.steps / max(r.seconds, 1e-9) for _, r in timed]
+        self._file.add_scalars(self._speed_tags, steps, walls, np.array(per_s)[:, None])
+        if self._estimate is not None:
+            rows = [list(_modelled(self._estimate, step).values()) for step in steps.tolist()]
+            tags = [f"modelled/{name}" for name in _modelled(self._estimate, 0)]
+            self._file.add_scalars(tags, steps, walls, np.array(rows))
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Add the scalar metrics, macro averages included, and the confusion matrix."""
+        from tensorboardX.summary import image
+
+        self.flush()
+        scalars, now = evaluation.scalars(), np.array([time.time()])
+        if not self._has_charts:
+            self._add_charts(tuple(scalars))
+        # The loss of every step has that tag already.
+        scalars.pop(f"{TRAINED}loss", None)
+        tags, values = [_tag(name) for name in scalars], np.array([list(scalars.values())])
+        with writing(self._folder):
+            self._file.add_scalars(tags, np.array([step]), now, values)
+        confusion = evaluation.confusion
+        if confusion is not None and len(confusion) <= PICTURED_CLASSES:
+            picture = confusion_picture(confusion)
+            self._add(image("eval/confusion", picture, dataformats="HWC"), step)
+
+    def add_recipe(self, recipe: Mapping[str, Any]) -> None:
+        """Add the resolved recipe as text."""
+        from tensorboardX.summary import text
+
+        lines = yaml.safe_dump(dict(recipe), sort_keys=False).splitlines()
+        self._add(text("recipe", "".join(f"    {line}\n" for line in lines)), 0)
+
+    def _add_charts(self, names: Sequence[str]) -> None:
+        """Add a chart of each metric with its curves of training and of evaluation."""
+        from tensorboardX.summary import custom_scalars
+
+        self._has_charts = True
+        charts = {
+            name: ["Multiline", [f"train/{name}$", f"eval/{name}$"]]
+            for name in map(re.escape, names)
+            if not name.startswith(TRAINED)
+        }
+        self._add(custom_scalars({"train and eval": charts}), 0)
+
+    def add_classes(self, names: Sequence[str]) -> None:
+        """Add the names of the classes in the order of their labels, as text."""
+        from tensorboardX.summary import text
+
+        # Indented: text is Markdown, and names may be anything.
+        lines = [f"    {label}  {printable(name)}" for label, name in enumerate(names[:MAX_NAMES])]
+        self._add(text("classes", "\n".join(lines)), 0)
+
+    def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
+        """Add training images (n, H, W, C) as the ops leave them, each stretched to its own range,
+        over their labels where these are given.
+
+        Images of other than 1, 3 or 4 channels can't be shown and are skipped.
+        """
+        if images.shape[-1] in PICTURED_CHANNELS:
+            shown = stretched(images)
+            self._add_pictures("train/images", captioned(shown, labels) if labels else shown, 0)
+
+    def add_predictions(
+        self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
+    ) -> None:
+        """Add evaluation images (n, H, W, C) with what is predicted of each after `step` steps."""
+        if images.shape[-1] in PICTURED_CHANNELS:
+            shown = captioned(stretched(images), captions, wrong)
+            self._add_pictures("eval/predictions", shown, step)
+
+    def _add_pictures(self, tag: str, pictures: np.ndarray, step: int) -> None:
+        """Add pictures uint8 (n, H, W, C), beside each other."""
+        from tensorboardX.summary import image
+
+        self._add(image(tag, pictures, dataformats="NHWC"), step)
+
+    def add_masks(self, step: int, pictures: np.ndarray) -> None:
+        """Add pictures of predicted masks, uint8 (n, H, W, 3), each by itself."""
+        from tensorboardX.summary import image
+
+        for number, picture in enumerate(pictures):
+            self._add(image(f"eval/masks/{number}", picture, dataformats="HWC"), step)
+
+    def add_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Add histograms after `step` steps, by name."""
+        from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
+
+        values = []
+        for name, one in histograms.items():
+            histogram = HistogramProto(
+                min=one.low,
+                max=one.high,
+                num=one.count,
+                sum=one.total,
+                sum_squares=one.squares,
+                bucket_limit=one.limits,
+                bucket=one.counts,
+            )
+            values.append(Summary.Value(tag=name, histo=histogram))
+        self.flush()
+        self._add(Summary(value=values), step)
+
+    def add_graph(self, nodes: Sequence[BoardNode]) -> None:
+        """Add the graph of the network."""
+        from tensorboardX.proto.event_pb2 import Event
+
+        with writing(self._folder):
+            encoded = graph_definition(nodes)
+            self._file.add(Event(wall_time=time.time(), graph_def=encoded))
+
+    def add_embeddings(
+        self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
+    ) -> None:
+        """Write files for the projector: vectors, float32 (n, features), their labels, and images
+        (n, H, W, C) where there are any."""
+        with writing(self._folder):
+            write_embeddings(self._folder, vectors, labels, images)
+
+    def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Add this run's row of the hparams table, to the run itself and not to one beside it."""
+        from tensorboardX.summary import hparams
+
+        plain = {key: _plain(value) for key, value in parameters.items()}
+        for summary in hparams(plain, {f"eval/{name}": value for name, value in metrics.items()}):
+            self._add(summary, 0)
+
+    def _add(self, summary: Summary, step: int) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        with writing(self._folder):
+            self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        """Write the rest and close."""
+        try:
+            self.flush()
+        finally:
+            with writing(self._folder):
+                self._file.close()
+
+
+def _tag(name: str) -> str:
+    """The tag of a metric of an evaluation: that of training samples stands beside it."""
+    trained = name.startswith(TRAINED)
+    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
+
+
+def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
+    """Return the modelled times of a step, and of all steps so far."""
+    low, high = estimate.interval_ms
+    return {
+        "step_ms": estimate.step_ms,
+        "step_ms_low": low,
+        "step_ms_high": high,
+        "samples_per_s": estimate.samples_per_s,
+        "elapsed_s": estimate.step_ms * steps / 1e3,
+    }
+
+
+def confusion_picture(confusion: np.ndarray) -> np.ndarray:
+    """Draw counts (true, predicted) as RGB, uint8 (H, W, 3); each row is shaded by share.
+
+    Counts are written into the cells up to 20 classes; beyond 100 a cell is 4 pixels wide.
+    """
+    from PIL import Image, ImageDraw
+
+    classes = confusion.shape[0]
+    share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    shade = (255 * (1 - share[..., None] * np.array([0.9, 0.6, 0.2]))).astype(np.uint8)
+    cell = CELL_PIXELS if classes <= 100 else 4
+    picture = Image.fromarray(shade).resize((classes * cell, classes * cell), Image.Resampling.BOX)
+    if classes <= 20:
+        pen = ImageDraw.Draw(picture)
+        for true, predicted in np.argwhere(confusion > 0):
+            centre = ((predicted + 0.5) * cell, (true + 0.5) * cell)
+            ink = "white" if share[true, predicted] > 0.5 else "black"
+            pen.text(centre, str(int(confusion[true, predicted])), fill=ink, anchor="mm")
+    return np.asarray(picture)
+
+
+def _plain(value: Any) -> bool | str | float | int:
+    return value if isinstance(value, bool | str | float | int) else str(value)

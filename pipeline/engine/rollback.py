@@ -1,0 +1,104 @@
+"""Rollback: at a bad step the state goes back to a checkpoint, and the data do not.
+
+Training continues with the batch after the bad one, from weights that have seen neither it nor the
+batches since the checkpoint. Steps keep their numbers, and the learning rate follows the number of
+updates that were kept. Only checkpoints at steps that the recipe names are used
+(`checkpoint.every_steps`, `every_passes`, and the start). One that a signal or a clock has saved is
+not, so that a resumed run goes back to the same step as an unbroken one. None is used twice: where
+training diverges again from the same weights, an older checkpoint is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.core.errors import DataError, RunError
+from pipeline.engine.schedule import is_due
+from pipeline.training.bad_steps import Rollback
+from pipeline.training.state import BadStepCounts, TrainState
+
+KEPT = "rollbacks"
+"""Key under which a checkpoint keeps the rollbacks before it."""
+
+
+@dataclass(frozen=True)
+class RollbackRecord:
+    """A rollback: the updates after boundary `to` up to the bad step `step` were undone."""
+
+    step: int
+    to: int
+
+
+@dataclass
+class Rollbacks:
+    """The rollbacks of a run, and the checkpoints that it can go back to.
+
+    `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
+    the structure of the state that it is given.
+    """
+
+    policy: Rollback
+    periods: Sequence[int]
+    """A checkpoint is due at the multiples of each."""
+    steps: Callable[[], Sequence[int]]
+    read: Callable[[int, TrainState], TrainState]
+    done: list[RollbackRecord] = field(default_factory=list)
+
+    def remember(self, kept: Iterable[tuple[int, int]]) -> None:
+        """Restore the rollbacks that a checkpoint kept, as pairs (bad step, boundary)."""
+        self.done = [RollbackRecord(step, to) for step, to in kept]
+
+    def kept(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as JSON."""
+        return {KEPT: [[past.step, past.to] for past in self.done]}
+
+    def go_back(self, bad: int, state: TrainState) -> TrainState:
+        """Return the state to continue with after step `bad`, on the host.
+
+        `state` is the one before that step; it gives the structure. Raises RunError that says why
+        there is nothing to go back to.
+        """
+        if len(self.done) == self.policy.most:
+            raise RunError(
+                f"train.on_nan: went back {self.policy.most} times already, as often as it may"
+            )
+        for step in sorted(self._candidates(bad), reverse=True):
+            try:
+                restored = self.read(step, state)
+            except DataError:
+                continue  # damaged: there may be an older one
+            if _is_finite(restored):
+                self.done.append(RollbackRecord(bad, step))
+                return _as_of(restored, bad)
+        raise RunError("train.on_nan: there is no checkpoint left to go back to")
+
+    def _candidates(self, bad: int) -> list[int]:
+        used = {past.to for past in self.done}
+        return [
+            step
+            for step in self.steps()
+            if step < bad and step not in used and is_due(step, self.periods)
+        ]
+
+
+def _is_finite(state: TrainState) -> bool:
+    """Whether weights are finite: an update may have spoilt them before a loss showed it."""
+    kept = state.params, state.batch_stats, state.opt_state
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
+    return all(
+        np.isfinite(leaf).all() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)
+    )
+
+
+def _as_of(state: TrainState, bad: int) -> TrainState:
+    """Return the state as of step `bad`; the steps since it was saved count as skipped."""
+    counts = state.bad_steps
+    assert counts is not None, "counted under this policy"
+    skipped = jnp.int32(counts.left_out + bad - state.step)
+    return replace(state, step=jnp.int32(bad), bad_steps=BadStepCounts(jnp.int32(0), skipped))

@@ -1,0 +1,225 @@
+"""The replay of one step, outside the compiled loop, and the finding from its values.
+
+The step is traced from the functions that were compiled, with the same precision, lowerings and
+random keys, and then computed equation by equation. Results may differ from those of the compiled
+step in the last digits, since XLA fuses operations that are computed separately here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.data.batch import Batch
+from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
+from pipeline.inspect.autopsy.interpreter import Interpreter, layer_named
+from pipeline.inspect.autopsy.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
+from pipeline.inspect.autopsy.ranges import bad_rows, is_float, largest, range_of
+from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
+from pipeline.inspect.autopsy.values import ReplayValue
+from pipeline.training.state import StepConfig, TrainState
+
+_INPUTS = {
+    "columns": COLUMN,
+    "params": "parameter",
+    "batch_stats": "batch statistics",
+    "loss_scale": "loss scale",
+}
+"""Kinds of a step's inputs, by field of the state or the batch."""
+
+
+def examine(
+    parts: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
+) -> Autopsy:
+    """Compute a step again, on a device, and find the first value that is not finite.
+
+    `state` is the one before the step; its parameters, statistics, loss scale and step are used.
+    """
+    step = int(state.step) + 1
+    state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
+    with jax.default_device(device):
+        state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
+        replay = _Replay(parts, state, batch)
+        loss, norm = replay.run()
+    computed = float(loss.array), math.nan if norm is None else float(norm.array)
+    bad = loss.origin if norm is None else norm.origin
+    if bad is None:
+        return Autopsy(step, *computed, None, _why_finite(replay))
+    return Autopsy(step, *computed, replay.finding(first_cause(bad), of_loss=norm is None))
+
+
+def _why_finite(replay: _Replay) -> str:
+    extreme = replay.interpreter.extreme
+    return (
+        "one operation at a time, loss and gradient are finite. The compiled step fuses operations "
+        f"and so rounds otherwise; nearest to the end of its type came {extreme.source}, "
+        f"{extreme.value:.4g} in {extreme.dtype}, {extreme.share:.2%} of the largest number"
+    )
+
+
+@dataclass
+class _Replay:
+    parts: StepConfig
+    state: TrainState
+    batch: Batch
+
+    def __post_init__(self) -> None:
+        size = int(self.batch.sample.shape[0])
+        self.microbatch = size // self.parts.accumulate
+        self.interpreter = Interpreter()
+
+    def run(self) -> tuple[ReplayValue, ReplayValue | None]:
+        """Compute the step's loss, and the norm of its gradient unless the loss is not finite.
+
+        The cause of a loss that is not finite lies before the gradient, whose equations are most.
+        """
+        function = partial(outcome_of, with_scopes(self.parts))
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
+        paths = jax.tree_util.tree_flatten_with_path((self.state, self.batch))[0]
+        inputs = [_input(_path(path), leaf) for path, leaf in paths]
+        outputs = jax.tree_util.tree_flatten_with_path(shape)[0]
+        is_loss = [_path(path) == "loss" for path, _ in outputs]
+        of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
+        names = {
+            var: named
+            for var, (path, _) in zip(closed.jaxpr.outvars, outputs, strict=True)
+            if (named := _named_output(_path(path))) is not None and not hasattr(var, "val")
+        }
+        # Hundreds of programs of one operation each, which no later run needs.
+        with no_compile_cache():
+            (loss,) = self.interpreter.run(of_loss, closed.consts, inputs)
+            if loss.origin is not None:
+                return loss, None
+            self.interpreter = Interpreter()
+            loss, norm, *_ = self.interpreter.run(closed.jaxpr, closed.consts, inputs, names=names)
+        return loss, norm
+
+    def finding(self, cause: Cause, *, of_loss: bool) -> Finding:
+        """The finding for a cause: operation, layer, tensors and samples."""
+        origin = cause.origin
+        if origin.named is not None and origin.number < 0:
+            return self._of_input(origin)
+        phase = phase_of(origin.scope, of_loss=of_loss)
+        named = _gradient_in(origin) if phase == "gradient norm" else None
+        layer = layer_named(origin.scope)
+        if phase == "gradient norm":
+            layer = named.name.rpartition("/")[0] if named else ""
+        return Finding(
+            phase,
+            layer,
+            origin.primitive,
+            self._result(origin, phase, named),
+            tuple(Tensor("", operand.source, operand.range) for operand in origin.operands),
+            self._inputs_of(layer),
+            self._parameters_of(layer),
+            self._samples(origin, phase),
+        )
+
+    def _of_input(self, origin: Origin) -> Finding:
+        assert origin.named is not None, "inputs have names"
+        assert origin.result is not None, "a cause has been looked at"
+        kind, name = origin.named.kind, origin.named.name
+        tensor = Tensor(kind, name, origin.result)
+        if kind == COLUMN:
+            rows = bad_rows(origin.array, origin.array.shape[0])
+            return Finding("data", "", "", tensor, samples=self._samples_at(rows))
+        layer = name.rpartition("/")[0]
+        return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
+
+    def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
+        """The result of the operation, with a name."""
+        assert origin.result is not None, "a cause has been looked at"
+        layer, read = layer_named(origin.scope), [operand.named for operand in origin.operands]
+        kind, name = KINDS[phase], f"of {layer}" if layer else ""
+        if gradient is not None:
+            name = f"of {gradient.name}, squared"
+        elif phase == "data":
+            position = int(layer.removeprefix(f"{DATA}.").partition(".")[0])
+            name = f"{' and '.join(self.parts.train_ops[position].columns)} after that op"
+        elif origin.primitive == "convert_element_type" and read[0] is not None:
+            kind, name = read[0].kind, f"{read[0].name}, as the layer reads it"
+        return Tensor(kind, name, origin.result)
+
+    def _inputs_of(self, layer: str) -> tuple[Tensor, ...]:
+        values = self.interpreter.layer_inputs.get(layer, ()) if layer else ()
+        return tuple(Tensor("", value.source, range_of(value.array)) for value in values)
+
+    def _parameters_of(self, layer: str) -> tuple[Tensor, ...]:
+        if not layer:
+            return ()
+        return tuple(
+            Tensor("parameter", name, range_of(leaf))
+            for name, leaf in self._parameters()
+            if name.startswith(f"{layer}/")
+        )
+
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(self.state.params)[0]:
+            yield _path(path), leaf
+
+    def _samples(self, origin: Origin, phase: Phase) -> BadSamples | None:
+        if origin.result is None or phase == "gradient norm":
+            return None
+        layer, shape = layer_named(origin.scope), origin.result.shape
+        shapes = {tensor.range.shape for tensor in self._parameters_of(layer)}
+        if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
+            # The gradient of a parameter has no axis of samples.
+            return None
+        rows = bad_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
+        if rows is None:
+            return None
+        first = origin.iteration * self.microbatch if self.parts.accumulate > 1 else 0
+        return self._samples_at(tuple(first + row for row in rows))
+
+    def _has_batch_last(self, layer: str) -> bool:
+        """Whether a layer reads images in CHWN."""
+        shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
+        return any(s and s[0] != self.microbatch and s[-1] == self.microbatch for s in shapes)
+
+    def _samples_at(self, rows: tuple[int, ...] | None) -> BadSamples:
+        valid = int(self.batch.count)
+        positions = tuple(row for row in rows or () if row < valid)
+        ids = np.asarray(self.batch.sample)[list(positions)]
+        if self.batch.samples is not None:
+            ids = ids % self.batch.samples
+        return BadSamples(tuple(ids.tolist()), positions, valid)
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _input(path: str, leaf: Any) -> ReplayValue:
+    """An input of the step, `0/params/conv_0/kernel`, with its name."""
+    _, _, rest = path.partition("/")
+    field, _, name = rest.partition("/")
+    named = NamedTensor(_INPUTS.get(field, field), name)
+    if not is_float(leaf) or np.isfinite(largest(leaf)):
+        return ReplayValue(leaf, named)
+    found = range_of(leaf)
+    origin = Origin(-1, "", "", found.nan > 0, result=found, array=leaf, named=named)
+    return ReplayValue(leaf, named, origin=origin)
+
+
+def _named_output(path: str) -> NamedTensor | None:
+    field, _, name = path.partition("/")
+    if field == "gradients":
+        return NamedTensor("gradient of", name)
+    return None
+
+
+def _gradient_in(origin: Origin) -> NamedTensor | None:
+    """The gradient that an equation of the norm read; the largest of several."""
+    read = [operand for operand in origin.operands if operand.named is not None]
+    if not read:
+        return None
+    return max(read, key=lambda operand: operand.range.max or 0.0).named

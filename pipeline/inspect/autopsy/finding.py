@@ -1,0 +1,157 @@
+"""The result of an autopsy: the first tensor that is not finite, and the values around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.inspect.autopsy.ranges import Range
+
+Phase = Literal["data", "update", "forward", "loss", "backward", "gradient norm"]
+
+_PLACES: Mapping[Phase, str] = {
+    "data": "in the data",
+    "update": "in the state before this step",
+    "forward": "in the forward pass",
+    "loss": "in the loss",
+    "backward": "in the backward pass",
+    "gradient norm": "in the norm of all gradients",
+}
+MOST_LINES = 8
+"""Number of tensors that are printed; autopsy.json has all."""
+MOST_SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor: its kind (activation, gradient, parameter, loss, input column), name and range."""
+
+    kind: str
+    name: str
+    range: Range
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.range}".replace(" :", ":")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"kind": self.kind, "name": self.name, **self.range.to_dict()}
+
+
+@dataclass(frozen=True)
+class BadSamples:
+    """The samples whose part of a tensor is not finite: ids, and positions in the batch."""
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    of: int
+    """Number of valid samples in the batch, without padding."""
+
+    def __str__(self) -> str:
+        if len(self.ids) == self.of:
+            return f"all {self.of} samples of the batch"
+        named = ", ".join(map(str, self.ids[:MOST_SAMPLES]))
+        more = f" and {len(self.ids) - MOST_SAMPLES} more" if len(self.ids) > MOST_SAMPLES else ""
+        return f"{len(self.ids)} of {self.of} samples: {named}{more}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The origin of a value that is not finite.
+
+    `layer` is the path of a layer, as in the names of parameters; "" outside of all.
+    """
+
+    phase: Phase
+    layer: str
+    operation: str
+    """The JAX primitive; "" where an input of the step is already not finite."""
+    tensor: Tensor
+    operands: tuple[Tensor, ...] = ()
+    """Operands of the operation."""
+    inputs: tuple[Tensor, ...] = ()
+    """Inputs of the layer."""
+    parameters: tuple[Tensor, ...] = ()
+    """Parameters of the layer."""
+    samples: BadSamples | None = None
+    """None where the tensor has no part for each sample."""
+
+    @property
+    def headline(self) -> str:
+        """The finding in one line."""
+        where = f", {self.layer}" if self.layer else ""
+        by = f" ({self.operation})" if self.operation else ""
+        return f"{_PLACES[self.phase]}{where}{by}: {self.tensor}"
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        if self.samples is not None and self.samples.ids:
+            lines.append(f"  samples: {self.samples}")
+        for title, tensors in (
+            ("it read", self.operands),
+            ("the layer read", self.inputs),
+            ("the layer has", self.parameters),
+        ):
+            lines += [f"  {title} {tensor}" for tensor in tensors[:MOST_LINES]]
+            if len(tensors) > MOST_LINES:
+                lines.append(f"  {title} {len(tensors) - MOST_LINES} more")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        samples = self.samples
+        return {
+            "phase": self.phase,
+            "layer": self.layer or None,
+            "operation": self.operation or None,
+            "tensor": self.tensor.to_dict(),
+            "operands": _dicts(self.operands),
+            "inputs": _dicts(self.inputs),
+            "parameters": _dicts(self.parameters),
+            "samples": None
+            if samples is None
+            else {"ids": list(samples.ids), "positions": list(samples.positions), "of": samples.of},
+        }
+
+
+def _dicts(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+    return [tensor.to_dict() for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """The result of examining one bad step: the finding, or why there is none."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    """Loss and gradient norm as the replay computed them; NaN for the norm after a loss that is not
+    finite, which ends the replay."""
+    finding: Finding | None
+    reason: str = ""
+    """Why nothing was found."""
+    is_fault_of_machine: bool = False
+    """Whether the compiled step gave another result the second time."""
+
+    def __str__(self) -> str:
+        if self.finding is None:
+            return f"step {self.step}: not reproduced: {self.reason}"
+        return f"step {self.step}: {self.finding}"
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        return str(self).splitlines()[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "step": self.step,
+            "reproduced": self.finding is not None,
+            "reason": self.reason or None,
+            "loss": str(self.loss),
+            "grad_norm": str(self.grad_norm),
+            "finding": None if self.finding is None else self.finding.to_dict(),
+            "text": str(self),
+        }

@@ -1,0 +1,210 @@
+"""The reproducer of a bad step: all inputs of a replay, in a folder of its own.
+
+    reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
+
+`arrays.npz` holds parameters, batch statistics, loss scale and step, and the raw batch of that
+step. Nothing in the folder is ever executed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.errors import FlaxError
+from flax.traverse_util import unflatten_dict
+
+from pipeline.config.cache import cache_root
+from pipeline.config.recipe import CacheSpec, Recipe
+from pipeline.core.errors import DataError, PipelineError, RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.strict_json import json_text
+from pipeline.data.batch import Batch
+from pipeline.data.columns import ColumnSpec, Split
+from pipeline.data.dataset_spec import MapOp
+from pipeline.data.pixel_labels import moving_labels
+from pipeline.data.tables.encode_table import EncodeTable
+from pipeline.data.targets import Targets
+from pipeline.data.transform import column_specs
+from pipeline.inspect.autopsy.finding import Autopsy
+from pipeline.inspect.autopsy.scopes import outcome_of
+from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
+from pipeline.models.modules.standard import Network
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from pipeline.stages.build import parts_of
+from pipeline.stages.export.trained_run import read_run_recipe
+from pipeline.stages.lower import LOWERINGS, read_choice
+from pipeline.stages.lowering_problems import list_problems
+from pipeline.stages.record.run_directory import RECIPE, REPRODUCER
+from pipeline.training.freezing import config_at
+from pipeline.training.state import FreezePhase, StepConfig, TrainState
+
+ARRAYS, STEP = "arrays.npz", "step.json"
+_STATE = ("params", "batch_stats")
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """A step that can be computed again, with the finding of its run."""
+
+    parts: StepConfig
+    state: TrainState
+    batch: Batch
+    device: jax.Device
+    """The device of the run, where this machine has it."""
+    found: str
+    """The finding of the run, as text."""
+
+
+def write_reproducer(
+    run_dir: Path,
+    parts: StepConfig,
+    state: TrainState,
+    batch: Batch,
+    autopsy: Autopsy,
+) -> Path:
+    """Write the folder into a run directory and return its path. Raises OSError and RunError."""
+    folder = run_dir / REPRODUCER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in (RECIPE, LOWERINGS):
+        if (run_dir / name).exists():
+            shutil.copyfile(run_dir / name, folder / name)
+    write_weights(folder / ARRAYS, _arrays(state, batch))
+    document = {
+        "image": asdict(parts.image),
+        "classes": parts.classes,
+        "frozen": list(parts.frozen),
+        "table": _table_of(parts),
+        "class_counts": list(parts.class_counts),
+        "samples": batch.samples,
+        "autopsy": autopsy.to_dict(),
+    }
+    write_whole(folder / STEP, json_text(document, indent=2) + "\n")
+    return folder
+
+
+def _table_of(parts: StepConfig) -> dict[str, Any] | None:
+    """The op that encodes the rows of a table, as JSON."""
+    first = next(iter(parts.train_ops), None)
+    return first.model_dump(mode="json") if isinstance(first, EncodeTable) else None
+
+
+def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
+    kept = {
+        "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
+        "batch": {
+            name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
+        },
+    }
+    leaves = jax.tree_util.tree_flatten_with_path(kept)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }
+
+
+def read_reproducer(folder: Path) -> Reproducer:
+    """Read a reproducer, or that of a run directory.
+
+    Raises DataError where there is none or it is damaged, RecipeError where its recipe is no longer
+    valid, RunError where its choice of lowerings can't be read.
+    """
+    where = _find(folder)
+    recipe, tree = read_run_recipe(where), _read_arrays(where / ARRAYS)
+    try:
+        document = read_json(where / STEP)
+        # Reproducers of earlier versions have the other word.
+        found = str(document["autopsy"]["text"]).replace(" behind that op", " after that op")
+        samples = document.get("samples")
+        batch = Batch(**tree["batch"], samples=None if samples is None else int(samples))
+        state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
+        parts = _parts(recipe, document, batch)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
+    _require_fit(where, parts, state, batch)
+    device = _device_of(recipe)
+    return Reproducer(_lowered(parts, where, state, batch, device), state, batch, device, found)
+
+
+def _find(folder: Path) -> Path:
+    """The folder of a reproducer, given it or its run directory. Raises DataError without one."""
+    for candidate in (folder / REPRODUCER, folder):
+        if (candidate / STEP).is_file():
+            return candidate
+    raise DataError(
+        f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient is "
+        "not finite ends a run"
+    )
+
+
+def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
+    """The step's configuration, from the recipe and the image format in `step.json`."""
+    image = document["image"]
+    spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
+    columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
+    ops: tuple[MapOp, ...] = ()
+    if document.get("table") is not None:
+        ops = (EncodeTable.model_validate(document["table"]),)
+        columns = column_specs(ops, columns)
+    ops += moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
+    counts = tuple(map(int, document.get("class_counts", ())))
+    targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
+    parts = parts_of(recipe, targets, spec, ops, ())
+    # Reproducers of earlier versions are of runs with one phase.
+    frozen = tuple(map(str, document.get("frozen", parts.frozen)))
+    return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)
+
+
+def _device_of(recipe: Recipe) -> jax.Device:
+    try:
+        return recipe.device.open(recipe.parallel).device
+    except PipelineError:  # a step can be examined on any machine it is sent to
+        return jax.devices()[0]
+
+
+def _require_fit(where: Path, parts: StepConfig, state: TrainState, batch: Batch) -> None:
+    """Raise DataError unless the step can be traced with this state and batch."""
+    try:
+        jax.eval_shape(partial(outcome_of, parts), state, batch)
+    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
+
+
+def _read_arrays(path: Path) -> Mapping[str, Any]:
+    arrays = {name: jnp.asarray(array) for name, array in read_weights(path).items()}
+    try:
+        return unflatten_dict(arrays, sep="/")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: its names are no state and batch: {error}") from error
+
+
+def _lowered(
+    parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
+) -> StepConfig:
+    """The configuration with the run's lowerings, where it had some and this machine has them."""
+    file, network = folder / LOWERINGS, parts.network
+    if not file.exists() or not isinstance(network, Network):
+        return parts
+    chosen, size = read_choice(file), batch.sample.shape[0] // parts.accumulate
+    laid_out = replace(parts, network=network.clone(layout=chosen.layout))
+    problems = list_problems(laid_out, state, size, size)
+    # Always the user's own cache: a stranger's recipe must not decide where to write.
+    cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
+    kept = Tuning("off", "exhaustive", cache, chosen.lowerings)
+    try:
+        choose_lowerings(problems, device, kept, lambda _: nullcontext())
+    except RunError:
+        return parts
+    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
+    return replace(parts, network=lowered)

@@ -1,0 +1,90 @@
+"""Likely causes of differences, of those that CANN's documents list (V-08)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+
+from pipeline.inspect.compare.forced_layers import ForcedComparison
+from pipeline.inspect.compare.layer_errors import worst_by_layer
+from pipeline.inspect.compare.tensor_rows import Row
+
+GAIN = 4.0
+"""How many times the error of what it reads a layer may give before it counts as an amplifier."""
+NOTICED = 1e-6
+"""Relative Euclidean distance below which an error is not followed."""
+WEAK = 1000.0
+"""Times its expected error up to which a layer may be of weak accuracy, and not wrong."""
+SHOWN = 3
+
+
+def cause_hints(
+    rows: Sequence[Row], forced: ForcedComparison | None, types: Sequence[str] = ()
+) -> list[str]:
+    """Return a line for every cause that the rows, and the layers by themselves, speak for.
+
+    `types` are those that the tensors of either side were stored in.
+    """
+    hints = []
+    alone = [row for row in rows if row.left is None or row.right is None]
+    if alone:
+        hints.append(
+            f"op fusion or constant folding: {len(alone)} tensors have no counterpart (*); "
+            "map=LEFT:RIGHT+RIGHT names those that belong together"
+        )
+    if any(dtype in ("int8", "uint8") for dtype in types):
+        hints.append("int8: a side is quantized, whose error is half a step of its scale")
+    gains = amplifiers(rows)
+    if gains:
+        named = ", ".join(f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:SHOWN])
+        hints.append(f"amplifier structures: errors of inputs grow in {named}")
+    weak = [] if forced is None else [f for f in forced.findings if f.worst.ratio < WEAK]
+    if weak:
+        hints.append(f"weak accuracy of an operator: {', '.join(f.layer for f in weak[:SHOWN])}")
+    return hints
+
+
+def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Return layers whose relative error at the output is many times that at the input, with the
+    factor, the largest first."""
+    errors: Mapping[tuple[str, str], float] = {
+        (row.left.layer, row.left.role): row.columns.relative_euclidean
+        for row in rows
+        if row.left is not None and not isnan(row.columns.relative_euclidean)
+    }
+    found = []
+    for (layer, role), given in errors.items():
+        read = errors.get((layer, "input"), 0.0)
+        if role == "output" and read > NOTICED and given > GAIN * read:
+            found.append((layer, given / read))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
+    """Return a table of the layers by themselves, the largest errors over the expected first."""
+    worst = sorted(worst_by_layer(forced.errors).values(), key=lambda one: -one.score)
+    named = {finding.layer for finding in forced.findings}
+    table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
+    table += [
+        (
+            one.name.layer,
+            one.kind,
+            one.dtype,
+            one.name.tensor_index,
+            f"{one.error:.3g}",
+            f"{one.expected:.3g}",
+            f"{one.ratio:.3g}",
+            f"{one.pattern:.3g}",
+        )
+        for one in worst[:limit]
+    ]
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    lines = []
+    for line in table:
+        mark = "!" if line[0] in named else " "
+        cells = [
+            cell.ljust(width) if column < 4 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append(f"{mark} {'  '.join(cells)}".rstrip())
+    return lines

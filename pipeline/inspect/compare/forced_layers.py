@@ -1,0 +1,83 @@
+"""Layers of one side computed from what those of the other side read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.inspect.compare.layer_errors import BlamedLayer, LayerError, findings, layer_errors
+from pipeline.inspect.dumps.captured_step import CapturedStep, StepPass, join
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
+
+
+@dataclass(frozen=True)
+class ForcedComparison:
+    """The errors of all layers of a side, and the layers to blame, the worst first."""
+
+    errors: tuple[LayerError, ...]
+    findings: tuple[BlamedLayer, ...]
+
+
+@dataclass
+class ReferenceStep:
+    """A step of the reference, which other sides are compared with layer by layer."""
+
+    programs: LayerPrograms
+    step: CapturedStep
+    _wide: LayerTensors | None = None
+    _expected: dict[Any, LayerTensors] = field(default_factory=dict)
+
+    def compare(self, examined: LayerPrograms, weights: Weights | None = None) -> ForcedComparison:
+        """Feed each layer of `examined` with what the reference's layers read, and blame.
+
+        `weights` are those of the examined side where they differ from the reference's; the
+        expected error is then of those of the reference all the same.
+        """
+        network, own = examined.config.network, self.programs.config.network
+        scale = None if weights is None else weights.loss_scale
+        forced = self._forced(examined.forced, weights, scale)
+        expected = [self.expected_in(network, scale)]
+        if (network.dtype, network.rules) == (own.dtype, own.rules):
+            expected.append(self.step.joined())
+        chosen = getattr(network.policy, "chosen", ())
+        errors = layer_errors(
+            *(forced, expected, self.in_float64(), self.step.joined()),
+            has_winograd=any(how.family.startswith("winograd") for _, how in chosen),
+        )
+        return ForcedComparison(tuple(errors), tuple(findings(errors)))
+
+    def in_float64(self) -> LayerTensors:
+        """Return the layers' results in float64, computed once."""
+        if self._wide is None:
+            self._wide = self._forced(self.programs.exact().forced_in_float64)
+        return self._wide
+
+    def expected_in(self, network: Any, scale: Any = None) -> LayerTensors:
+        """Return the layers' results in the types of another network, computed once for each
+        types and loss scale."""
+        key = network.dtype, network.rules, None if scale is None else float(scale)
+        if key not in self._expected:
+            compute = self.programs.in_types_of(network).forced
+            self._expected[key] = self._forced(compute, None, scale)
+        return self._expected[key]
+
+    def _forced(
+        self,
+        compute: Callable[..., LayerTensors],
+        weights: Weights | None = None,
+        scale: Any = None,
+    ) -> LayerTensors:
+        """All portions, with the weights that are given or the reference's."""
+
+        def once(one: StepPass) -> LayerTensors:
+            used = one.weights
+            if weights is not None and weights.params is not self.step.passes[0].weights.params:
+                used = weights
+            if scale is not None:
+                used = replace(used, loss_scale=scale)
+            return compute(used, one.portion, one.tensors)
+
+        shards = [[once(one) for one in microbatches] for microbatches in self.step.shards]
+        every = [tensors for shard in shards for tensors in shard]
+        return join(every, [shard[-1].statistics for shard in shards])

@@ -1,0 +1,259 @@
+"""The error that each layer makes by itself, and the one that its type explains.
+
+Both sides compute every layer from what the reference's layers read, forward and backward. Errors
+are measured from the reference's layers in float64. The expected error is that of the reference's
+layers, plainly lowered, in the types of the examined side: PyTorch's `same` asks likewise whether a
+result is worse than the reference's own rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, nan, prod, sqrt
+from statistics import median
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.inspect.compare.accuracy_columns import norm
+from pipeline.inspect.dumps.layer_programs import LayerTensors
+from pipeline.inspect.dumps.tensor_names import LOSS, Role, TensorName, named_tensors
+
+FACTOR, FACTOR_FLOAT32 = 2.0, 3.0
+"""How many times its expected error makes a layer a finding: with types of 16 bits, whose roundings
+both sides do at the same places, and in float32, where sums are rounded in another order."""
+PATTERN = 12.0
+"""How many times the expected ratio of variances makes a finding of an error of 16 bits."""
+FACTOR_WINOGRAD = 12.0
+"""The same for convolutions of a side that computes some by Winograd's formulas, whose sums before
+and after the products lose digits: 3.9 and 4.5 times the expected error were measured."""
+FEW, PATTERN_SIZE = 6.0, 256
+"""The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
+has a pattern of as many elements."""
+MAX_KIND = 3.0
+"""The most by which the errors of other layers of its kind excuse a layer."""
+LEAST = 0.25
+"""Relative error, in units of rounding, that any result may have: about half of what rounding
+each element once makes."""
+MADE: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+"""Roles of what a layer makes."""
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The error of one tensor that a layer makes."""
+
+    name: TensorName
+    kind: str
+    dtype: str
+    size: int
+    error: float
+    """Relative Euclidean distance from the layer in float64."""
+    expected: float
+    """The same that its type explains."""
+    pattern: float
+    """Variance of the error between rows over that within rows, by samples or by channels,
+    whichever is larger; about 1 for rounding."""
+    expected_pattern: float
+    excused: float = 1.0
+    """The median ratio of the other layers of its kind."""
+    has_winograd: bool = False
+    """Whether it is of a convolution, some of which Winograd's formulas compute."""
+    misshapen: str = ""
+    """The shapes of both sides where they differ."""
+
+    @property
+    def ratio(self) -> float:
+        """The error over the expected one."""
+        if self.misshapen:
+            return inf
+        return self.error / self.expected if self.expected > 0 else (inf if self.error else 0.0)
+
+    @property
+    def score(self) -> float:
+        """Above 1 the tensor is a finding."""
+        if self.misshapen:
+            return inf
+        if not np.isfinite(self.ratio):
+            return inf
+        narrow = self.dtype in ("float16", "bfloat16")
+        factor = FACTOR if narrow else FACTOR_FLOAT32
+        factor = FACTOR_WINOGRAD if self.has_winograd else factor
+        by_size = self.ratio / self.excused / (factor * (1 + FEW / sqrt(self.size)))
+        if narrow and self.size >= PATTERN_SIZE and self.ratio > 0.5:
+            by_size = max(by_size, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
+        return by_size
+
+
+@dataclass(frozen=True)
+class BlamedLayer:
+    """A layer that makes more error than its type explains, by its worst tensor."""
+
+    layer: str
+    kind: str
+    worst: LayerError
+
+    def __str__(self) -> str:
+        worst = self.worst
+        if worst.misshapen:
+            return f"{self.layer} ({self.kind}): {worst.name.tensor_index} has {worst.misshapen}"
+        text = (
+            f"{self.layer} ({self.kind}): {worst.name.tensor_index} has an error of "
+            f"{worst.error:.3g}, {worst.ratio:,.1f} times what {worst.dtype} explains"
+        )
+        if worst.pattern > 3 * max(1.0, worst.expected_pattern):
+            text += f"; it is {worst.pattern:,.0f} times as large between rows as within"
+        return text
+
+
+def layer_errors(
+    examined: LayerTensors,
+    expected: Sequence[LayerTensors],
+    wide: LayerTensors,
+    read: LayerTensors,
+    *,
+    has_winograd: bool = False,
+) -> list[LayerError]:
+    """Return the errors of everything that layers make, in the order of the layers.
+
+    `examined` are the forced tensors of the side that is examined, `expected` those whose errors
+    its types explain, of which the largest counts, `wide` those in float64, and `read` what all of
+    them were forced to read. `has_winograd`: the side computes convolutions by those formulas.
+    """
+    arrays = [dict(_made(tensors)) for tensors in (examined, wide, *expected)]
+    found = []
+    for name, true in arrays[1].items():
+        own = arrays[0].get(name)
+        if own is None:
+            continue
+        form = examined.forms.get(name.layer)
+        kind, dtype = (form.kind, form.dtype) if form is not None else ("loss", "float32")
+        smallest = _unit(dtype) * _cancelled(name, true, read)
+        others = [one[name] for one in arrays[2:] if name in one and one[name].shape == true.shape]
+        error = _error(name, kind, dtype, own, true, others, smallest)
+        found.append(replace(error, has_winograd=has_winograd and kind == "conv"))
+    return _with_excuses(found)
+
+
+def _made(tensors: LayerTensors) -> Iterator[tuple[TensorName, np.ndarray]]:
+    for name, array in named_tensors(tensors, np.zeros(0)):
+        if name.role in MADE and array.size:
+            yield name, array
+
+
+def _error(
+    name: TensorName,
+    kind: str,
+    dtype: str,
+    own: np.ndarray,
+    true: np.ndarray,
+    others: Sequence[np.ndarray],
+    smallest: float,
+) -> LayerError:
+    about = (name, kind, dtype, int(true.size))
+    if own.shape != true.shape:
+        return LayerError(
+            *about, nan, 0.0, nan, nan, misshapen=f"shape {own.shape}, not {true.shape}"
+        )
+    length = norm(true)
+    if not np.isfinite(own).all():
+        finite = np.isfinite(true).all()
+        return LayerError(*about, inf if finite else 0.0, _unit(dtype), 1.0, 1.0)
+    errors = [norm(other - true) for other in others]
+    least = max([*errors, LEAST * _unit(dtype) * length, smallest])
+    relative = 1 / length if length > 0 else 1.0
+    patterns = [pattern_of(other - true) for other in others]
+    return LayerError(
+        *about,
+        norm(own - true) * relative,
+        least * relative,
+        pattern_of(own - true),
+        max(patterns, default=1.0),
+    )
+
+
+def _unit(dtype: str) -> float:
+    """The largest relative error of rounding to a type."""
+    return float(jnp.finfo(dtype).eps) / 2 if dtype not in ("int32", "bool") else 0.0
+
+
+def _cancelled(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
+    """The norm of the terms of a parameter's gradient, whose roundings stay where they cancel.
+
+    It is the root of the sum of the squares of all products that are added over the batch; 0 for
+    other tensors.
+    """
+    cotangent = read.output_gradients.get(name.layer)
+    inputs = read.inputs.get(name.layer)
+    if name.role != "gradient" or cotangent is None or inputs is None:
+        return 0.0
+    if true.ndim == 1:
+        return norm(cotangent)
+    rows = max(1, prod(inputs.shape[:-1]))
+    return norm(cotangent) * norm(inputs) * sqrt(prod(true.shape[:-2]) / rows)
+
+
+def pattern_of(error: np.ndarray) -> float:
+    """Variance of an error between rows over that within, by samples or channels: the larger.
+
+    It is the F ratio of a one-way analysis of variance: about 1 where errors are independent.
+    """
+    if error.ndim < 2 or error.size < PATTERN_SIZE:
+        return 1.0
+    by_sample = error.reshape(error.shape[0], -1)
+    by_channel = error.reshape(-1, error.shape[-1]).T
+    return max(_variance_ratio(by_sample), _variance_ratio(by_channel))
+
+
+def _variance_ratio(rows: np.ndarray) -> float:
+    count, size = rows.shape
+    if count < 2 or size < 2:
+        return 1.0
+    means = rows.mean(axis=1)
+    between = size * float(np.square(means - means.mean()).sum()) / (count - 1)
+    within = float(np.square(rows - means[:, None]).sum()) / (count * (size - 1))
+    return between / within if within > 0 else 1.0
+
+
+def _with_excuses(found: Sequence[LayerError]) -> list[LayerError]:
+    """Divide by the median ratio of other layers of a kind, where there are three at least.
+
+    A lowering that adds in another order makes more error in all layers that it computes.
+    """
+    by_kind: dict[tuple[str, str, str], list[LayerError]] = {}
+    for one in found:
+        by_kind.setdefault(_kind_of(one), []).append(one)
+    result = []
+    for one in found:
+        ratios = [other.ratio for other in by_kind[_kind_of(one)] if other is not one]
+        if len(ratios) >= 3 and np.isfinite(median(ratios)):
+            one = replace(one, excused=min(max(1.0, median(ratios)), MAX_KIND))
+        result.append(one)
+    return result
+
+
+def _kind_of(error: LayerError) -> tuple[str, str, str]:
+    return error.kind, error.dtype, error.name.role
+
+
+def findings(errors: Sequence[LayerError]) -> list[BlamedLayer]:
+    """Return the layers that make more error than their type explains, the worst first."""
+    worst: dict[str, LayerError] = {}
+    for one in errors:
+        before = worst.get(one.name.layer)
+        if before is None or one.score > before.score:
+            worst[one.name.layer] = one
+    blamed = [BlamedLayer(layer, one.kind, one) for layer, one in worst.items() if one.score > 1]
+    return sorted(blamed, key=lambda one: -one.worst.score)
+
+
+def worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
+    """Return the error of every layer with the largest score."""
+    found: dict[str, LayerError] = {}
+    for one in errors:
+        if one.name.layer == LOSS and one.name.role != "input_gradient":
+            continue
+        if one.name.layer not in found or one.score > found[one.name.layer].score:
+            found[one.name.layer] = one
+    return found

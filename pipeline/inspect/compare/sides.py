@@ -1,0 +1,273 @@
+"""The two sides of a comparison that is computed: their recipes, and what both begin at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
+from pipeline.checkpoint.restore import by_path, listed
+from pipeline.config.compose import compose_and_check
+from pipeline.config.dump_spec import What
+from pipeline.config.overrides import key_of
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, first_line
+from pipeline.core.files.error_text import nearest
+from pipeline.core.reporter import Reporter
+from pipeline.data.batch import Batch
+from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
+from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors
+from pipeline.inspect.dumps.captured_step import CapturedStep, capture
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
+from pipeline.inspect.dumps.opened_recipe import (
+    OpenedRecipe,
+    kept_state,
+    logged_loss,
+    open_recipe,
+    require_checkpoints,
+)
+from pipeline.inspect.dumps.portions import portions_of
+from pipeline.inspect.dumps.tensor_names import (
+    DATA,
+    TensorName,
+    is_wanted,
+    named_tensors,
+    require_layers,
+)
+from pipeline.stages.export.trained_run import read_run_recipe
+from pipeline.stages.record.run_directory import RECIPE
+from pipeline.training.state import TrainState
+
+NEEDED_LOWERINGS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
+"""Keys with which the lowerings that a run has kept are those of its layers no more."""
+RESTORE = "checkpoint.restore"
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A recipe, opened, and its run where it has one; `changed` are overrides of the other side."""
+
+    name: str
+    opened: OpenedRecipe
+    run_dir: Path | None = None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether it begins at other weights than the other side by its recipe."""
+        return any(key_of(one) == RESTORE for one in self.changed)
+
+
+def side_of_run(run_dir: Path) -> Side:
+    """Open a run. Raises DataError where it is none."""
+    return Side(str(run_dir), open_recipe(_recipe_of(run_dir), run_dir), run_dir)
+
+
+def side_of_recipe(overrides: Sequence[str]) -> Side:
+    """Open a recipe, by overrides as on the command line. Raises RecipeError."""
+    recipe = compose_and_check(overrides)
+    return Side(recipe.name, open_recipe(recipe))
+
+
+def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
+    """Open the recipe of a side with changes; `overrides` are those that it was composed of.
+
+    Lowerings that the run has kept are used where nothing that they depend on has changed.
+    """
+    if side.run_dir is not None:
+        recipe = read_run_recipe(side.run_dir, changes)
+    else:
+        recipe = compose_and_check([*overrides, *changes])
+    keys = [key_of(change) for change in changes]
+    keeps = not any(
+        key == one or key.startswith(f"{one}.") for key in keys for one in NEEDED_LOWERINGS
+    )
+    opened = open_recipe(recipe, side.run_dir if keeps else None)
+    return Side(f"{side.name} with {' '.join(changes)}", opened, side.run_dir, tuple(changes))
+
+
+def _recipe_of(run_dir: Path) -> Recipe:
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
+    return read_run_recipe(run_dir)
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """Two computations of one step from one state and one batch."""
+
+    step: int
+    left_loss: float | None
+    """None where the left side can't be computed as a whole."""
+    right_loss: float
+    run_loss: float | None
+    rows: tuple[Row, ...]
+    """Both sides running freely, where errors add up."""
+    forced: ForcedComparison
+    """Every layer of the left side fed with what the right side's layers read."""
+    kinds: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def compare_step(
+    left: Side,
+    right: Side,
+    step: int | None,
+    layers: Sequence[str],
+    what: What,
+    mapped: Mapped,
+    reporter: Reporter,
+) -> StepComparison:
+    """Compute a step on both sides from the state of the right one, the reference, and compare.
+
+    Without `step` it is that after the reference's newest checkpoint, or the first. Raises
+    DataError where the sides are of different networks, or the run has no checkpoints, RecipeError
+    for a pattern that no layer matches.
+    """
+    _require_same_network(left, right)
+    kinds = layer_kinds(right.opened.built.parts, right.opened.built.seed)
+    require_layers(layers, list(kinds), "layers")
+    state, step = _state_of(right, step, reporter)
+    batch = right.opened.batch(step)
+    weights = Weights.of(state)
+    programs = right.opened.programs(step), left.opened.programs(step)
+    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step, right.name))
+    own = _weights_of(left, right, weights)
+    notes = []
+    free = None
+    try:
+        free = _captured(programs[1], own, batch, step, left.name)
+    except (ValueError, TypeError) as error:
+        notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
+    rows = [] if free is None else _rows(free, reference.step, layers, what, mapped)
+    if left.run_dir is not None and not left.changed:
+        notes += _distance_of_weights(left, step, weights)
+    notes += [] if free is None else _difference_of_data(free, reference.step)
+    found = reference.compare(programs[1], own)
+    wanted = tuple(e for e in found.errors if is_wanted(e.name, layers, "all"))
+    blamed = tuple(f for f in found.findings if is_wanted(f.worst.name, layers, "all"))
+    run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
+    return StepComparison(
+        step,
+        None if free is None else free.joined().loss,
+        reference.step.joined().loss,
+        run_loss,
+        tuple(rows),
+        ForcedComparison(wanted, blamed),
+        kinds,
+        tuple(notes),
+    )
+
+
+def _captured(
+    programs: LayerPrograms, weights: Weights, batch: Batch, step: int, name: str
+) -> CapturedStep:
+    return capture(programs, weights, portions_of(programs.config, batch, step))
+
+
+def _require_same_network(left: Side, right: Side) -> None:
+    """Raise DataError, with the first differences, where layers or parameters differ."""
+    one, other = (
+        layer_kinds(side.opened.built.parts, side.opened.built.seed) for side in (left, right)
+    )
+    problems = [f"{path} is on the left side alone" for path in one if path not in other]
+    for path in other:
+        if path not in one:
+            guess = nearest(path, one)
+            hint = f" (there is {guess} on the left)" if guess else ""
+            problems.append(f"{path} is on the right side alone{hint}")
+    problems += [
+        f"{path} is {one[path]} and {other[path]}"
+        for path in one
+        if path in other and one[path] != other[path]
+    ]
+    shapes = [
+        {path: leaf.shape for path, leaf in by_path(side.opened.built.state.params).items()}
+        for side in (left, right)
+    ]
+    if not problems:
+        problems = [
+            f"{path} has shape {shapes[0].get(path)} and {shape}"
+            for path, shape in shapes[1].items()
+            if shapes[0].get(path) != shape
+        ]
+    if problems:
+        raise DataError(f"{left.name} and {right.name}: of different networks: {listed(problems)}")
+
+
+def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainState, int]:
+    if side.run_dir is None:
+        if step:
+            raise DataError(
+                f"step={step}: a recipe without a run has its fresh state alone, step=0"
+            )
+        return jax.tree.map(np.array, side.opened.fresh_state()), 0
+    steps = require_checkpoints(side.run_dir)
+    step = steps[-1] if step is None else step
+    kept = kept_state(side.opened, side.run_dir, step, reporter)
+    if kept.replayed:
+        reporter.stage("state", f"of step {step - kept.replayed}; {kept.replayed:,} trained again")
+    return kept.state, step
+
+
+def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
+    """The weights of the left side: the reference's, with a loss scale of its own."""
+    if left.has_own_weights:
+        return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
+    scales = left.opened.built.parts.loss_scale, right.opened.built.parts.loss_scale
+    if scales[0] == scales[1]:
+        return weights
+    return replace(weights, loss_scale=np.float32(scales[0].initial))
+
+
+def _rows(
+    free: CapturedStep,
+    reference: CapturedStep,
+    layers: Sequence[str],
+    what: What,
+    mapped: Mapped,
+) -> list[Row]:
+    left, right = (
+        {
+            name: array
+            for name, array in named_tensors(step.joined(), step.images)
+            if is_wanted(name, layers, what)
+        }
+        for step in (free, reference)
+    )
+    return compare_tensors(list(left), list(right), left.get, right.get, mapped)
+
+
+def _distance_of_weights(left: Side, step: int, weights: Weights) -> list[str]:
+    """How far the left run's own weights of the step are from those that both sides use."""
+    assert left.run_dir is not None, "the side of a run"
+    if step not in saved_steps(left.run_dir / FOLDER):
+        return [f"{left.name} has no checkpoint of step {step}: its own weights are not compared"]
+    own = Weights.of(kept_state(left.opened, left.run_dir, step, Reporter()).state)
+    one, other = by_path(own.params), by_path(weights.params)
+    squares = [float(np.square(np.subtract(one[p], other[p], dtype=np.float64)).sum()) for p in one]
+    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in other.values())
+    distance = (sum(squares) / total) ** 0.5 if total else 0.0
+    worst = max(zip(squares, one, strict=True))[1] if squares else ""
+    if distance == 0:
+        return ["the weights of both runs are equal"]
+    return [
+        f"the runs' own weights are {distance:.3g} apart (relative Euclidean distance), {worst} "
+        "most; both sides are computed with those of the right one"
+    ]
+
+
+def _difference_of_data(free: CapturedStep, reference: CapturedStep) -> list[str]:
+    one, other = free.images, reference.images
+    if one.shape == other.shape and np.array_equal(one, other):
+        return []
+    name = TensorName(DATA, "output")
+    (row,) = compare_tensors([name], [name], lambda _: one, lambda _: other, {})
+    return [
+        f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
+        f"{row.columns.relative_euclidean:.3g}"
+    ]

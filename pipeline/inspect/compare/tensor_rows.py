@@ -1,0 +1,155 @@
+"""Rows of an accuracy comparison: which tensors belong together, and their columns (V-04, V-05)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+
+import numpy as np
+
+from pipeline.inspect.compare.accuracy_columns import Columns, columns_of
+from pipeline.inspect.dumps.tensor_names import TensorName
+
+NO_COUNTERPART = "*"
+"""An operator of one side that the other side lacks."""
+HEADER = (
+    "Index",
+    "LeftOp",
+    "RightOp",
+    "TensorIndex",
+    "CosineSimilarity",
+    "MaxAbsoluteError",
+    "AccumulatedRelativeError",
+    "RelativeEuclideanDistance",
+    "KullbackLeiblerDivergence",
+    "StandardDeviation",
+    "MeanAbsoluteError",
+    "RootMeanSquareError",
+    "MaxRelativeError",
+    "MeanRelativeError",
+)
+Mapped = Mapping[str, Sequence[str]]
+"""Layers of the left side by path, and those of the right side that each stands for (V-07)."""
+Read = Callable[[TensorName], "np.ndarray | None"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Limits beyond which a row is marked (V-06), with the ranges that they may be set in."""
+
+    cosine: float = 0.99
+    """From 0 to 1; at least."""
+    max_absolute: float = 5.0
+    """From 1 to 5; at most."""
+    relative_euclidean: float = 0.10
+    """From 0 to 1; at most."""
+
+    def are_exceeded(self, columns: Columns) -> bool:
+        """Whether a row is beyond one of them; a NaN is not."""
+        return (
+            columns.cosine < self.cosine
+            or columns.max_absolute > self.max_absolute
+            or columns.relative_euclidean > self.relative_euclidean
+        )
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "cosine": (0.0, 1.0),
+    "max_absolute": (1.0, 5.0),
+    "relative_euclidean": (0.0, 1.0),
+}
+"""The values that thresholds may have."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pair of tensors with its columns; one side is None where it has no counterpart."""
+
+    index: int
+    left: TensorName | None
+    right: TensorName | None
+    columns: Columns = field(default_factory=Columns)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of `HEADER`."""
+        c, name = self.columns, self.left or self.right
+        assert name is not None, "a row has a tensor"
+        return (
+            str(self.index),
+            NO_COUNTERPART if self.left is None else self.left.layer,
+            NO_COUNTERPART if self.right is None else self.right.layer,
+            name.tensor_index,
+            *map(_number, (c.cosine, c.max_absolute, c.accumulated_relative)),
+            *map(_number, (c.relative_euclidean, c.divergence)),
+            f"{c.left},{c.right}",
+            *map(_number, (c.mean_absolute, c.root_mean_square, c.max_relative, c.mean_relative)),
+        )
+
+
+def _number(value: float) -> str:
+    return "NaN" if isnan(value) else f"{value:.6g}"
+
+
+def pair_names(
+    left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
+) -> list[tuple[TensorName | None, TensorName | None]]:
+    """Pair the tensors of two sides: by name, or as `mapped` says, a row for each right layer.
+
+    Tensors that are left over have None for a counterpart, those of the right side last.
+    """
+    others, pairs, used = set(right), list[tuple[TensorName | None, TensorName | None]](), set()
+    for name in left:
+        layers = mapped.get(name.layer, (name.layer,))
+        found = [TensorName(layer, name.role, name.index) for layer in layers]
+        found = [one for one in found if one in others]
+        used.update(found)
+        pairs += [(name, one) for one in found] or [(name, None)]
+    pairs += [(None, name) for name in sorted(others - used)]
+    return pairs
+
+
+def compare_tensors(
+    left: Sequence[TensorName],
+    right: Sequence[TensorName],
+    read_left: Read,
+    read_right: Read,
+    mapped: Mapped,
+) -> list[Row]:
+    """Return a row for every pair; tensors are read one pair at a time."""
+    rows = []
+    for index, (own, other) in enumerate(pair_names(left, right, mapped)):
+        columns = Columns()
+        if own is not None and other is not None:
+            arrays = read_left(own), read_right(other)
+            if arrays[0] is not None and arrays[1] is not None:
+                columns = columns_of(arrays[0], arrays[1])
+        rows.append(Row(index, own, other, columns))
+    return rows
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV with a header."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows(row.cells for row in rows)
+    return text.getvalue()
+
+
+def to_text(rows: Sequence[Row], thresholds: Thresholds) -> list[str]:
+    """Return the rows as lines of a table; a row beyond a threshold is marked with `!`."""
+    table = [HEADER[:10], *(row.cells[:10] for row in rows)]
+    marks = [" ", *("!" if thresholds.are_exceeded(row.columns) else " " for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(10)]
+    lines = []
+    for mark, line in zip(marks, table, strict=True):
+        cells = [
+            cell.ljust(width) if column in (1, 2, 3) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append(f"{mark} {'  '.join(cells)}".rstrip())
+    return lines

@@ -1,0 +1,255 @@
+"""Files of a dump, written and read.
+
+    {path}/{time}/{device}/{model}/{model id}/{steps done}/     as V-03 lays them out
+      dump.json       run, step, loss, and whether the dump is whole
+      tensors.jsonl   a tensor a line: name, file, shape, SHA-256, statistics
+      {layer, / as _}.{role}.{index}.{microseconds}.npy
+    {path}/{time}/{device}/{model}/ge_proto_{model id}_Build.txt   the layers, in their order
+
+A line is written once its file is complete: a dump that a full disk ends is readable up to there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.config.dump_spec import Content
+from pipeline.core.errors import DataError, printable
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_bytes, read_json, read_text
+from pipeline.core.files.npy import parse_npy
+from pipeline.core.files.strict_json import json_text
+from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
+from pipeline.inspect.dumps.tensor_statistics import statistics_of
+
+ABOUT, TENSORS = "dump.json", "tensors.jsonl"
+MODEL_ID = 1
+"""Number of the model in V-03's layout: a run has one."""
+MAX_INDEX_BYTES = 256 << 20
+MAX_TENSOR_BYTES = 64 << 30
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""Errors of an index that something else than a dump has written."""
+
+
+@dataclass(frozen=True)
+class DumpAbout:
+    """The facts of a dump."""
+
+    recipe: str
+    model: str
+    device: str
+    step: int
+    """Steps done; the tensors are those of the next one."""
+    content: Content
+    loss: float
+    """The loss by the program that dumped."""
+    run: str = ""
+    run_loss: float | None = None
+    """The loss that the run logged for the step, where it has done it."""
+    precision: str = ""
+    layers: Sequence[tuple[str, str, str]] = ()
+    """Path, kind and type of result of every layer."""
+
+
+@dataclass(frozen=True)
+class DumpReport:
+    """Where a dump was written, and how much of it."""
+
+    folder: Path
+    written: int
+    nbytes: int
+    left_out: tuple[str, ...] = ()
+    """Tensors of which there are statistics alone, for the size limit."""
+    stopped: str | None = None
+    """Why and where it stops; None for a whole dump."""
+
+    def __str__(self) -> str:
+        text = f"{self.written} tensors, {self.nbytes / 1e6:,.1f} MB: {self.folder}"
+        if self.left_out:
+            text += f"; {len(self.left_out)} beyond the limit, from {self.left_out[0]} on"
+        return text if self.stopped is None else f"{text}; {self.stopped}"
+
+
+def dump_folder(root: Path, time_text: str, device: int, model: str, step: int) -> Path:
+    """Return the folder of a dump in the layout of V-03."""
+    return root / time_text / str(device) / model / str(MODEL_ID) / str(step)
+
+
+def write_dump(
+    folder: Path,
+    about: DumpAbout,
+    tensors: Iterable[tuple[TensorName, np.ndarray]],
+    limit_bytes: int,
+) -> DumpReport:
+    """Write a dump; one that the system refuses to go on with stops there, and says so.
+
+    Raises nothing: what was refused, and where, is in the report, and in dump.json if that can
+    still be written.
+    """
+    written, nbytes, left_out, name, stopped = 0, 0, list[str](), "its folder", None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", _graph(about))
+        (folder / TENSORS).unlink(missing_ok=True)
+        for tensor, array in tensors:
+            name = str(tensor)
+            entry: dict[str, Any] = {
+                "name": name,
+                "shape": list(array.shape),
+                "dtype": str(array.dtype),
+            }
+            if about.content == "tensors" and nbytes + array.nbytes > limit_bytes:
+                left_out.append(name)
+            elif about.content == "tensors":
+                content = _npy(array)
+                file = tensor.file_name(time.time_ns() // 1000)
+                write_whole(folder / file, content)
+                entry |= {"file": file, "sha256": hashlib.sha256(content).hexdigest()}
+                nbytes += array.nbytes
+            with open(folder / TENSORS, "a", encoding="utf-8") as index:
+                index.write(json_text(entry | {"statistics": statistics_of(array)}) + "\n")
+            written += 1
+    except OSError as error:
+        stopped = f"stops at {name}: {error.strerror or error}"
+    document = {**asdict(about), "tensors": written, "left_out": left_out, "stopped": stopped}
+    try:
+        write_whole(folder / ABOUT, json_text(document, indent=2) + "\n")
+    except OSError as error:
+        stopped = stopped or f"without {ABOUT}: {error.strerror or error}"
+    return DumpReport(folder, written, nbytes, tuple(left_out), stopped)
+
+
+def add_run_loss(folder: Path, loss: float) -> None:
+    """Note the loss that the run had in a dump's step; raises nothing."""
+    with suppress(OSError, ValueError):
+        about = read_json(folder / ABOUT)
+        write_whole(folder / ABOUT, json_text({**about, "run_loss": loss}, indent=2) + "\n")
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
+    return file.getvalue()
+
+
+def _graph(about: DumpAbout) -> str:
+    lines = [f"{path}\t{kind}\t{dtype}" for path, kind, dtype in about.layers]
+    return "\n".join([f"# {about.model}: path, kind and type of every layer", *lines, ""])
+
+
+@dataclass(frozen=True)
+class DumpEntry:
+    """A tensor of a dump."""
+
+    name: TensorName
+    shape: tuple[int, ...]
+    statistics: Mapping[str, float | None]
+    file: str | None = None
+    """None where there are statistics alone."""
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class DumpRecord:
+    """A dump as it was read; arrays are read one by one."""
+
+    folder: Path
+    about: Mapping[str, Any]
+    entries: Mapping[TensorName, DumpEntry] = field(default_factory=dict)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why and where it stops; None for a whole dump."""
+        found = self.about.get("stopped")
+        return None if found is None else str(found)
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """Kinds of layers by path, in their order."""
+        return {str(path): str(kind) for path, kind, _ in self.about.get("layers", ())}
+
+    def read(self, name: TensorName) -> np.ndarray | None:
+        """Read an array; None where the dump has its statistics alone.
+
+        Raises DataError where a byte is not as it was written.
+        """
+        entry = self.entries[name]
+        if entry.file is None:
+            return None
+        path = self.folder / entry.file
+        try:
+            if path.is_symlink() or not path.is_file():
+                raise ValueError("is missing")
+            content = read_bytes(path, MAX_TENSOR_BYTES)
+            if hashlib.sha256(content).hexdigest() != entry.sha256:
+                raise ValueError("is not as it was written")
+            array = parse_npy(path.stem, content)
+            if array.shape != entry.shape:
+                raise ValueError(f"has shape {array.shape}, and {TENSORS} says {entry.shape}")
+            if array.dtype.kind not in "biuf":
+                raise ValueError(f"holds {array.dtype}; must be numbers")
+        except (OSError, ValueError) as error:
+            raise DataError(printable(f"{path}: damaged dump: {error}")) from error
+        return array
+
+
+def find_dump(path: Path) -> Path | None:
+    """Return the dump at a path or the only one below it; None where there is none.
+
+    Raises DataError where there are several.
+    """
+    if (path / ABOUT).is_file() or (path / TENSORS).is_file():
+        return path
+    if not path.is_dir():
+        return None
+    found = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
+    if len(found) > 1:
+        names = ", ".join(str(one.relative_to(path)) for one in found[:4])
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise DataError(f"{path}: holds {len(found)} dumps; name one of {names}{more}")
+    return found[0] if found else None
+
+
+def read_dump(folder: Path) -> DumpRecord:
+    """Read the index of a dump. Raises DataError where it is damaged."""
+    try:
+        about = read_json(folder / ABOUT)
+        if not isinstance(about, dict):
+            raise ValueError("must be a JSON object")
+        _require_layers(about)
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(printable(f"{folder / ABOUT}: damaged dump: {error}")) from error
+    try:
+        entries: dict[TensorName, DumpEntry] = {}
+        for line in read_text(folder / TENSORS, MAX_INDEX_BYTES).splitlines():
+            entry = _parse_entry(json.loads(line))
+            entries[entry.name] = entry
+        if len(entries) != about.get("tensors"):
+            raise ValueError(f"has {len(entries)} tensors, and {ABOUT} says {about.get('tensors')}")
+    except (*_DAMAGED, OSError) as error:
+        raise DataError(printable(f"{folder / TENSORS}: damaged dump: {error}")) from error
+    return DumpRecord(folder, about, entries)
+
+
+def _require_layers(about: Mapping[str, Any]) -> None:
+    for row in about.get("layers", ()):
+        if not (isinstance(row, list) and len(row) == 3):
+            raise ValueError("its layers must be rows of path, kind and type")
+
+
+def _parse_entry(found: Any) -> DumpEntry:
+    file, digest = found.get("file"), found.get("sha256")
+    if file is not None and (not isinstance(file, str) or Path(file).name != file):
+        raise ValueError(f"{file!r:.80} is no name of a file in this folder")
+    shape = tuple(int(size) for size in found["shape"])
+    return DumpEntry(parse_name(found["name"]), shape, dict(found["statistics"]), file, digest)

@@ -1,0 +1,109 @@
+"""Dump of one step: its tensors computed from a state, and written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config.dump_spec import Content, What
+from pipeline.config.precision import level_of
+from pipeline.config.recipe import Recipe
+from pipeline.data.batch import Batch
+from pipeline.inspect.dumps.captured_step import capture
+from pipeline.inspect.dumps.dump_files import DumpAbout, DumpReport, dump_folder, write_dump
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
+from pipeline.inspect.dumps.portions import portions_of
+from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors
+
+TIME = "%Y%m%d%H%M%S"
+"""The format of the folder of a dump's time (V-03)."""
+
+
+@dataclass(frozen=True)
+class DumpRequest:
+    """The tensors that a dump is to have, and the folder that dumps go to."""
+
+    root: Path
+    time_text: str
+    layers: Sequence[str]
+    what: What
+    content: Content
+    limit_bytes: int
+
+    @staticmethod
+    def now() -> str:
+        """Return the time as a folder is named after it."""
+        return time.strftime(TIME)
+
+
+@dataclass(frozen=True)
+class WrittenDump:
+    """A dump, and the loss of its step by the program that computed it."""
+
+    report: DumpReport
+    loss: float
+
+
+def dump_step(
+    request: DumpRequest,
+    recipe: Recipe,
+    programs: LayerPrograms,
+    weights: Weights,
+    batch: Batch,
+    step: int,
+    *,
+    device: str,
+    run: str,
+    run_loss: float | None = None,
+) -> WrittenDump:
+    """Compute the step after `step` steps and write its tensors.
+
+    `weights` are those after `step` steps, and `batch` is that of the next one. Raises nothing for
+    what the system refuses, which is in the report.
+    """
+    portions = portions_of(programs.config, batch, step)
+    first = next(iter(portions))
+    forms = programs.forms(weights, first)
+    captured = capture(programs, weights, portions)
+    tensors: LayerTensors = captured.joined()
+    about = DumpAbout(
+        recipe=recipe.name,
+        model=recipe.model.name,
+        device=device,
+        step=step,
+        content=request.content,
+        loss=tensors.loss,
+        run=run,
+        run_loss=run_loss,
+        precision=level_of(recipe),
+        layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
+    )
+    wanted = (
+        (name, array)
+        for name, array in named_tensors(tensors, captured.images)
+        if is_wanted(name, request.layers, request.what)
+    )
+    folder = dump_folder(
+        request.root, request.time_text, programs.device.id, recipe.model.name, step
+    )
+    return WrittenDump(write_dump(folder, about, wanted, request.limit_bytes), tensors.loss)
+
+
+def loss_check(loss: float, run_loss: float | None) -> str:
+    """Return how the loss of a dump compares with the one that the run logged, in words."""
+    if run_loss is None:
+        return f"loss {loss:.8g}; the run has none of this step"
+    own, other = np.float32(loss), np.float32(run_loss)
+    if own == other:
+        return f"loss {loss:.8g}, the run's own, to the bit"
+    apart = abs(float(own) - float(other))
+    units = apart / float(np.spacing(abs(other)))
+    counted = "unit" if units == 1 else "units"
+    return (
+        f"loss {loss:.9g}, and the run's {run_loss:.9g}: {apart:.3g} apart, {units:,.0f} {counted} "
+        "in the last place"
+    )

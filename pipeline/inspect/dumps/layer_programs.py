@@ -1,0 +1,341 @@
+"""Programs that compute one training step and return the tensors of every layer.
+
+They are compiled apart from the training program, which is unchanged: outputs that are added to a
+program change how XLA fuses it. So their loss may differ from the run's in the last digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax import Array
+
+from pipeline.inspect.dumps.layer_observer import GivenTensors, LayerForm, LayerObserver, is_inexact
+from pipeline.inspect.dumps.portions import Portion
+from pipeline.inspect.dumps.wide_replay import QUICK, widened
+from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.modules.apply_layers import around_layers, noting_layers
+from pipeline.models.modules.layer_capture import tap
+from pipeline.models.modules.standard import Network
+from pipeline.training.losses import BatchLoss, reduce_losses, sample_losses
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import initial_variables
+
+NumpyArrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """The tensors of one pass through a network, by layer, in numpy.
+
+    Images are (batch, height, width, channels). Numbers of 16 bits are float32; gradients are those
+    of the loss itself, whatever its scale.
+    """
+
+    inputs: NumpyArrays
+    outputs: NumpyArrays
+    input_gradients: NumpyArrays
+    """Gradients at what layers read; none where that are whole numbers."""
+    output_gradients: NumpyArrays
+    parameters: NumpyArrays
+    """Gradients of parameters by path, such as `conv_0/kernel`."""
+    statistics: NumpyArrays
+    """Batch statistics after the step by path, such as `batch_norm_0/mean`."""
+    logits: np.ndarray
+    logits_gradient: np.ndarray
+    loss: float
+    forms: Mapping[str, LayerForm] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The part of a state that forward and backward pass read."""
+
+    params: Any
+    batch_stats: Any
+    loss_scale: Any
+
+    @staticmethod
+    def of(state: TrainState) -> Weights:
+        """Return copies of the weights of a state in numpy: training consumes the state."""
+        leaves = state.params, state.batch_stats, state.loss_scale
+        return Weights(*jax.tree.map(np.array, leaves))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPrograms:
+    """The programs of one configuration of a step, on one device.
+
+    `config` is that of the step's phase. Each is compiled when it is first called. Raises
+    ValueError where the network is no list of layers.
+    """
+
+    config: StepConfig
+    device: jax.Device
+    _programs: dict[Any, _Program] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config.network, Network):
+            raise ValueError(
+                "the network is no list of layers, so that what its layers read and give can't be "
+                "told apart; must be a model that lists layers"
+            )
+
+    def exact(self) -> LayerPrograms:
+        """Return the programs of the same layers in float32 with the plainest lowerings."""
+        return self.in_types_of(self.config.network.clone(dtype="float32", rules=()))
+
+    def in_types_of(self, other: Any) -> LayerPrograms:
+        """Return the programs of the same layers with the plainest lowerings, in the types of
+        another network."""
+        network = self.config.network.clone(
+            dtype=other.dtype, rules=other.rules, policy=DEFAULTS, layout="nhwc"
+        )
+        return replace(self, config=replace(self.config, network=network))
+
+    def free(self, weights: Weights, portion: Portion) -> LayerTensors:
+        """Compute the step as it is: every layer reads what those before it give."""
+        program = self._program("free", _free_pass, weights, portion)
+        args = jax.device_put((_tree(weights), portion), self.device)
+        return _to_numpy(program.call(*args), program.forms)
+
+    def forced(self, weights: Weights, portion: Portion, given: LayerTensors) -> LayerTensors:
+        """Compute every layer from what other tensors say that it reads, forward and backward.
+
+        So errors don't add up: a layer's results differ by what that layer does.
+        """
+        program = self._program("forced", _forced_pass, weights, portion, given)
+        return self._call_forced(program, weights, portion, given, self.device)
+
+    def forced_in_float64(
+        self, weights: Weights, portion: Portion, given: LayerTensors
+    ) -> LayerTensors:
+        """Compute as `forced` does, in float64 on the CPU."""
+        program = self._program("float64", _forced_pass, weights, portion, given)
+        return self._call_forced(program, weights, portion, given, jax.devices("cpu")[0])
+
+    def _call_forced(
+        self,
+        program: _Program,
+        weights: Weights,
+        portion: Portion,
+        given: LayerTensors,
+        device: jax.Device,
+    ) -> LayerTensors:
+        arrays = {
+            "outputs": given.outputs,
+            "input_gradients": given.input_gradients,
+            "output_gradients": given.output_gradients,
+            "logits": given.logits,
+        }
+        args = jax.device_put((_tree(weights), portion, arrays), device)
+        return _to_numpy(program.call(*args), program.forms)
+
+    def _program(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        weights: Weights,
+        portion: Portion,
+        given: LayerTensors | None = None,
+    ) -> _Program:
+        """The program of a portion's shapes, traced once and compiled when it is called."""
+        key = name, portion.images.shape, portion.labels.shape
+        if key not in self._programs:
+            tensors = None
+            if given is not None:
+                tensors = GivenTensors(given.outputs, given.input_gradients)
+            shapes = _trace(self.config, _tree(weights), portion, tensors)
+            compute = partial(function, self.config, shapes)
+            options = QUICK if self.device.platform == "cpu" else None
+            wide = name == "float64"
+            call = widened(compute) if wide else jax.jit(compute, compiler_options=options)
+            self._programs[key] = _Program(call, shapes.forms)
+        return self._programs[key]
+
+    def forms(self, weights: Weights, portion: Portion) -> dict[str, LayerForm]:
+        """Return the form of every layer by path, from shapes alone."""
+        return dict(self._program("free", _free_pass, weights, portion).forms)
+
+
+@dataclass(frozen=True)
+class _Program:
+    call: Callable[..., Any]
+    forms: Mapping[str, LayerForm]
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Shapes and types of what layers read and give, and of the logits."""
+
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    logits: Any
+    forms: Mapping[str, LayerForm]
+
+
+def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
+    """Return the kinds of all layers of a network by path, from shapes alone."""
+    found: dict[str, str] = {}
+
+    def note(path: tuple[str, ...], kind: str, _: Any) -> None:
+        found["/".join(path)] = kind
+
+    with noting_layers(note):
+        jax.eval_shape(partial(initial_variables, config), seed)
+    return found
+
+
+def _tree(weights: Weights) -> tuple[Any, Any, Any]:
+    return weights.params, weights.batch_stats, weights.loss_scale
+
+
+def _apply(
+    config: StepConfig, params: Any, statistics: Any, portion: Portion, observer: LayerObserver
+) -> tuple[Array, Any]:
+    with around_layers(observer):
+        logits, changed = config.network.apply(
+            {"params": params, "batch_stats": statistics},
+            portion.images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": portion.dropout},
+        )
+    return logits, changed.get("batch_stats", {})
+
+
+def _loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
+    losses = sample_losses(config, logits, portion.labels)
+    return reduce_losses(config, losses, portion.labels, portion.mask, portion.divisor)
+
+
+def _trace(
+    config: StepConfig, weights: Any, portion: Portion, given: GivenTensors | None
+) -> _Shapes:
+    observer = LayerObserver(given=given)
+
+    def forward(params: Any, statistics: Any, portion: Portion) -> Any:
+        logits, _ = _apply(config, params, statistics, portion, observer)
+        return dict(observer.inputs), dict(observer.outputs), logits
+
+    inputs, outputs, logits = jax.eval_shape(forward, *weights[:2], portion)
+    # jax sorts the keys of dicts; here they are in the order in which layers begin.
+    forms = {path: observer.forms[path] for path in observer.inputs}
+    return _Shapes(inputs, outputs, logits, forms)
+
+
+def _zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
+    return {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items() if is_inexact(x)}
+
+
+def _free_pass(
+    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion
+) -> dict[str, Any]:
+    params, statistics, scale = weights
+    empty = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
+    slots = _zeros(shapes.inputs), _zeros(shapes.outputs), empty
+
+    def compute(params: Any, slots: Any) -> tuple[Array, Any]:
+        observer = LayerObserver(slots[0], slots[1])
+        logits, changed = _apply(config, params, statistics, portion, observer)
+        loss = _loss(config, tap(logits, slots[2]), portion)
+        seen = observer.inputs, observer.outputs, logits, changed, loss.reported
+        return loss.minimised * scale, seen
+
+    grad = jax.grad(compute, argnums=(0, 1), has_aux=True)
+    (by_params, (by_inputs, by_outputs, by_logits)), seen = grad(params, slots)
+    inputs, outputs, logits, changed, loss = seen
+    return {
+        "inputs": _logical(shapes.forms, inputs),
+        "outputs": _logical(shapes.forms, outputs),
+        "input_gradients": _unscaled(_logical(shapes.forms, by_inputs), scale),
+        "output_gradients": _unscaled(_logical(shapes.forms, by_outputs), scale),
+        "parameters": _unscaled(by_params, scale),
+        "statistics": changed,
+        "logits": logits,
+        "logits_gradient": _unscaled(by_logits, scale),
+        "loss": loss,
+    }
+
+
+def _forced_pass(
+    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    params, statistics, scale = weights
+    tensors = GivenTensors(
+        given["outputs"], {path: g * scale for path, g in given["input_gradients"].items()}
+    )
+    slots = _zeros(shapes.inputs), jnp.zeros_like(given["logits"])
+
+    def compute(params: Any, slots: Any) -> tuple[Any, Any]:
+        observer = LayerObserver(slots[0], given=tensors)
+        logits, changed = _apply(config, params, statistics, portion, observer)
+        loss = _loss(config, tap(given["logits"], slots[1]), portion)
+        return (observer.outputs, loss.minimised * scale), (
+            observer.inputs,
+            logits,
+            changed,
+            loss.reported,
+        )
+
+    (outputs, total), backward, seen = jax.vjp(compute, params, slots, has_aux=True)
+    cotangents = {
+        path: _cotangent(y, shapes.forms[path], given["output_gradients"].get(path), scale)
+        for path, y in outputs.items()
+    }
+    by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(total)))
+    inputs, logits, changed, loss = seen
+    return {
+        "inputs": _logical(shapes.forms, inputs),
+        "outputs": _logical(shapes.forms, outputs),
+        "input_gradients": _unscaled(_logical(shapes.forms, by_inputs), scale),
+        "output_gradients": {},
+        "parameters": _unscaled(by_params, scale),
+        "statistics": changed,
+        "logits": logits,
+        "logits_gradient": _unscaled(by_logits, scale),
+        "loss": loss,
+    }
+
+
+def _cotangent(y: Array, form: LayerForm, given: Any, scale: Any) -> Array:
+    """The gradient to go on with at a layer's result; zero where none of its shape is given."""
+    if given is None:
+        return jnp.zeros_like(y)
+    cotangent = form.from_logical(given)
+    if cotangent.shape != y.shape:
+        return jnp.zeros_like(y)
+    return (cotangent * scale).astype(y.dtype)
+
+
+def _logical(forms: Mapping[str, LayerForm], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {path: forms[path].to_logical(array) for path, array in arrays.items()}
+
+
+def _unscaled(tree: Any, scale: Any) -> Any:
+    return jax.tree.map(lambda g: g.astype(jnp.float32) * (1 / scale), tree)
+
+
+def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> LayerTensors:
+    arrays: dict[str, Any] = jax.tree.map(_plain, dict(results))
+    for kind in ("parameters", "statistics"):
+        arrays[kind] = flatten_dict(dict(arrays[kind]), sep="/")
+    # jax sorts the keys of dicts.
+    for kind in ("inputs", "outputs", "input_gradients", "output_gradients"):
+        arrays[kind] = {path: arrays[kind][path] for path in forms if path in arrays[kind]}
+    arrays["loss"] = float(arrays["loss"])
+    return LayerTensors(**arrays, forms=forms)
+
+
+def _plain(array: Any) -> np.ndarray:
+    """The array in numpy; of a type of 16 bits as float32, which numpy has."""
+    found = np.asarray(array)
+    narrow = found.dtype.itemsize == 2 and jnp.issubdtype(found.dtype, jnp.floating)
+    return found.astype(np.float32) if narrow else found

@@ -1,0 +1,188 @@
+"""A recipe opened to compute single steps of it: data, network, lowerings and a saved state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from pipeline.backends.base import Backend
+from pipeline.backends.feed.feed import make_feed
+from pipeline.checkpoint.manifest import DamagedError
+from pipeline.checkpoint.restore import FOLDER, fill, read_checkpoint, saved_steps
+from pipeline.config.compose import check_tree
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.reporter import Reporter
+from pipeline.data.batch import Batch
+from pipeline.data.dataset import Dataset
+from pipeline.data.tables.encode_table import encoded_features
+from pipeline.engine.monitors.log_lines import METRICS, read_lines
+from pipeline.inspect.autopsy.on_failure import batch_of
+from pipeline.inspect.dumps.layer_programs import LayerPrograms
+from pipeline.stages.build import Built, build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+from pipeline.stages.record.run_directory import LOWERINGS
+from pipeline.stages.record.run_folder import RunFolder
+from pipeline.training.freezing import config_at
+from pipeline.training.parameters import restart_average
+from pipeline.training.state import TrainState
+
+
+def quiet() -> Reporter:
+    """Return a reporter that says nothing."""
+    return Reporter(console=Console(file=io.StringIO()))
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRecipe:
+    """A recipe with its data and its network, for one device."""
+
+    recipe: Recipe
+    dataset: Dataset
+    built: Built
+    backend: Backend
+
+    @property
+    def device_name(self) -> str:
+        """The device, in words."""
+        return self.backend.describe()["device"]
+
+    def programs(self, step: int) -> LayerPrograms:
+        """Return the programs of the step after `step` steps. Raises RecipeError where the network
+        is no list of layers."""
+        try:
+            return LayerPrograms(config_at(self.built.parts, step), self.backend.device)
+        except ValueError as error:
+            raise RecipeError([f"model {self.recipe.model.name}: {error}"]) from error
+
+    def batch(self, step: int) -> Batch:
+        """Read the batch of the step after `step` steps, in numpy."""
+        order, placement = self.dataset.train_order, self.backend.placement
+        kind = self.recipe.train.feed
+        feed = make_feed(self.dataset.train, order, placement, kind, stop=step + 1)
+        try:
+            batch: Batch = jax.tree.map(np.array, batch_of(feed, step + 1))
+        finally:
+            feed.close()
+        return batch
+
+    def fresh_state(self) -> TrainState:
+        """Return the state at step 0, from weights of `checkpoint.restore` where it names any."""
+        state: TrainState = jax.jit(self.built.step.init)(self.built.seed)
+        if self.recipe.checkpoint.restore is None:
+            return state
+        # Few recipes start from weights, and all would wait for what reads them to be imported.
+        from pipeline.stages.export.network import arrays_of_model
+        from pipeline.stages.export.restore import restore
+
+        data = self.dataset
+        model = self.recipe.model.for_table(encoded_features(data.eval_ops))
+        network = partial(arrays_of_model, model, len(data.classes), data.image)
+        warm = restore(self.recipe, self.built.state, network, _ignore).over(state)
+        return replace(warm, average=restart_average(warm.average, warm.params))
+
+
+def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRecipe:
+    """Read the data of a recipe and build its step, silently.
+
+    A recipe of several devices that add in a fixed order is computed on one, with the same shards.
+    Lowerings are those of the run directory `kept_lowerings`, where it has any.
+    """
+    recipe, reporter = _on_one_device(recipe), quiet()
+    backend = recipe.device.open(recipe.parallel)
+    dataset = load_data(recipe, reporter)
+    built = build(recipe, dataset, reporter)
+    kept = None
+    if kept_lowerings is not None and (kept_lowerings / LOWERINGS).is_file():
+        kept = RunFolder(kept_lowerings)
+    return OpenedRecipe(
+        recipe, dataset, lower(recipe, dataset, built, backend, kept, reporter), backend
+    )
+
+
+def _on_one_device(recipe: Recipe) -> Recipe:
+    if recipe.parallel.mode != "data" and recipe.launch.name == "auto":
+        return recipe
+    tree = recipe.whole_tree()
+    tree["launch"]["name"] = "auto"
+    if recipe.parallel.mode == "data":
+        tree["parallel"] |= {"devices": 1, "mesh": None, "batch_per_device": None}
+    return check_tree(tree, length_replaced=True)
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A state of a run, in numpy; `replayed` steps were trained again from the checkpoint."""
+
+    state: TrainState
+    step: int
+    replayed: int = 0
+
+
+def require_checkpoints(run_dir: Path) -> list[int]:
+    """Return the steps of a run's checkpoints. Raises DataError where there are none."""
+    steps = saved_steps(run_dir / FOLDER)
+    if not steps:
+        raise DataError(
+            f"{run_dir}: has no checkpoints, so there is no state to compute a step from; train "
+            "with the stage checkpoint, as by checkpoint.every_steps=500"
+        )
+    return steps
+
+
+def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> KeptState:
+    """Return the state of a run after `step` steps, from its checkpoint before.
+
+    Steps in between are trained again, which gives the run's own numbers. Raises DataError where
+    the run has no checkpoint, or none that can be read.
+    """
+    before = [saved for saved in require_checkpoints(run_dir) if saved <= step]
+    total = opened.built.run_schedule.total
+    if step > total:
+        raise DataError(f"{run_dir}: step {step}: must be from 0 to {total}, the end of training")
+    state, first = None, 0
+    for saved in reversed(before):
+        try:
+            found = read_checkpoint(run_dir / FOLDER / str(saved), reporter.warn)
+        except DamagedError as error:
+            reporter.warn(f"{error}; taking an earlier one")
+            continue
+        state, first = fill(found.where, found.arrays, opened.built.state), saved
+        break
+    if state is None:
+        state = jax.tree.map(np.array, opened.fresh_state())
+    if first == step:
+        return KeptState(state, step)
+    if opened.recipe.train.callbacks:
+        reporter.warn("callbacks are not called while steps are trained again")
+    with reporter.clock(f"training steps {first + 1} to {step} again"):
+        built, backend = opened.built, opened.backend
+        executable = compile_programs(opened.recipe, opened.dataset, built, backend, quiet())
+        try:
+            placed, _ = executable.run(executable.put(state), first, step, "loop")
+        finally:
+            executable.feed.close()
+    return KeptState(jax.tree.map(np.array, placed), step, step - first)
+
+
+def logged_loss(run_dir: Path, step: int) -> float | None:
+    """Return the loss that a run logged for the step after `step` steps; None without one."""
+    log = run_dir / METRICS
+    if not log.exists():
+        return None
+    for line in read_lines(log):
+        if line.step == step + 1:
+            return line.numbers()["loss"]
+    return None
+
+
+_ignore: Callable[[str], None] = lambda text: None  # noqa: E731

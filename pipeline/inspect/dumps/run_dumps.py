@@ -1,0 +1,122 @@
+"""Dumps during a run: at their steps, between two dispatches, by a second program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pipeline.backends.base import Executable
+from pipeline.config.dump_spec import parse_steps
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import PipelineError, RecipeError
+from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.reporter import Reporter
+from pipeline.engine.monitors.monitors import MonitorBase
+from pipeline.inspect.autopsy.on_failure import batch_of
+from pipeline.inspect.dumps.dump_files import add_run_loss
+from pipeline.inspect.dumps.dump_step import DumpRequest, WrittenDump, dump_step, loss_check
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
+from pipeline.inspect.dumps.tensor_names import require_layers
+from pipeline.stages.build import Built
+from pipeline.stages.record.run_directory import DUMP
+from pipeline.training.freezing import config_at
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.telemetry import Telemetry
+
+
+@dataclass
+class RunDumps(MonitorBase):
+    """Writes the dumps of a run; called with a state and the number of steps done.
+
+    The training program and what it is given stay as they are. A dump that fails, as on a full
+    disk, is warned of and is the last one; the run goes on.
+    """
+
+    recipe: Recipe
+    run_dir: Path
+    parts: StepConfig
+    executable: Executable
+    device: jax.Device
+    device_name: str
+    reporter: Reporter
+    _time: str = field(default_factory=DumpRequest.now)
+    _programs: dict[int, LayerPrograms] = field(default_factory=dict)
+    """By the first step of a phase: each is compiled once."""
+    _waiting: dict[int, WrittenDump] = field(default_factory=dict)
+    """Dumps whose step the run has not done yet."""
+    _ended: bool = False
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of steps done at which there is a dump."""
+        return parse_steps(self.recipe.dump.steps) if self.recipe.dump.steps else ()
+
+    def require_possible(self, built: Built) -> None:
+        """Raise RecipeError where no dump can be made: for a pattern that no layer matches, a step
+        after the end, and a network that is no list of layers."""
+        total, last = built.run_schedule.total, max(self.steps)
+        problems = []
+        if last >= total:
+            problems.append(
+                f"dump.steps = {self.recipe.dump.steps}: training has {total:,} steps, so that "
+                f"{total - 1:,} is the last number done before another one"
+            )
+        try:
+            LayerPrograms(config_at(self.parts, 0), self.device)
+        except ValueError as error:
+            problems.append(f"dump.steps: {error}")
+        if problems:
+            raise RecipeError(problems)
+        layers = list(layer_kinds(self.parts, built.seed))
+        require_layers(self.recipe.dump.layers, layers, "dump.layers")
+
+    def __call__(self, state: TrainState, step: int) -> None:
+        """Dump the step after `step` steps. Raises nothing but for a pattern of no layer."""
+        if self._ended:
+            return
+        try:
+            with self.reporter.clock(f"dumping step {step}"):
+                written = self._dump(state, step)
+        except PipelineError:
+            raise
+        except Exception as error:  # a run is worth more than a dump of it
+            self._end(f"dump of step {step}: {type(error).__name__}: {error}")
+            return
+        self.reporter.stage("dump", f"step {step}: {written.report}")
+        if written.report.stopped is not None:
+            self._end(f"dump of step {step} {written.report.stopped}")
+        else:
+            self._waiting[step] = written
+
+    def _end(self, why: str) -> None:
+        self._ended = True
+        self.reporter.warn(f"{why}; no later one is made, and the run goes on")
+
+    def _dump(self, state: TrainState, step: int) -> WrittenDump:
+        spec = self.recipe.dump
+        root = spec.path or self.run_dir / DUMP
+        if spec.path is None:
+            require_real_trees(self.run_dir, (DUMP,))
+        elif not root.is_dir():
+            raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
+        limit_bytes = spec.max_mib << 20
+        request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
+        batch = jax.tree.map(np.array, batch_of(self.executable.feed, step + 1))
+        phase = max((phase.start for phase in self.parts.phases if phase.start <= step), default=0)
+        if phase not in self._programs:
+            self._programs[phase] = LayerPrograms(config_at(self.parts, step), self.device)
+        about = (self.recipe, self._programs[phase], Weights.of(state), batch, step)
+        return dump_step(request, *about, device=self.device_name, run=str(self.run_dir))
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Hold the losses of the run's steps against those of dumps."""
+        for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
+            written, at = self._waiting.pop(step), step - telemetry.start
+            if at < 0:
+                continue
+            loss = float(telemetry.loss[at])
+            self.reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
+            add_run_loss(written.report.folder, loss)

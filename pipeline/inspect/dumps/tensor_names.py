@@ -1,0 +1,112 @@
+"""Names of the tensors of a step: the same on any device, in any precision and lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from pipeline.config.dump_spec import What
+from pipeline.core.errors import RecipeError
+from pipeline.inspect.dumps.layer_programs import LayerTensors
+from pipeline.models.layers.path_patterns import covers, require_covered
+
+Role = Literal["input", "output", "output_gradient", "input_gradient", "gradient", "statistics"]
+ROLES: tuple[Role, ...] = get_args(Role)
+DATA, LOSS = "dataset.train.ops", "train.loss"
+"""The map ops and the loss, which are listed like layers."""
+
+_READ: tuple[Role, ...] = ("input", "output_gradient")
+_GIVEN: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+_WANTED: Mapping[What, tuple[Role, ...]] = {"input": _READ, "output": _GIVEN, "all": ROLES}
+
+
+@dataclass(frozen=True, order=True)
+class TensorName:
+    """A tensor: the path of its layer, its role there, and its index or the name of a parameter.
+
+    `output_gradient` is what reaches a layer in the backward pass, `input_gradient` what it gives.
+    """
+
+    layer: str
+    role: Role
+    index: str = "0"
+
+    def __str__(self) -> str:
+        return f"{self.layer}:{self.role}:{self.index}"
+
+    @property
+    def tensor_index(self) -> str:
+        """The tensor among those of its layer, such as output:0."""
+        return f"{self.role}:{self.index}"
+
+    def file_name(self, time_us: int) -> str:
+        """The name of its .npy file: / becomes _, : a point, and a time follows (V-03)."""
+        return f"{str(self).replace('/', '_').replace(':', '.')}.{time_us}.npy"
+
+
+def parse_name(text: str) -> TensorName:
+    """Parse the text of a name. Raises ValueError for what is none."""
+    layer, role, index = text.rsplit(":", 2)
+    if not layer or role not in ROLES:
+        raise ValueError(f"{text!r:.80} is no name of a tensor")
+    return TensorName(layer, ROLES[ROLES.index(role)], index)
+
+
+def named_tensors(
+    tensors: LayerTensors, images: np.ndarray
+) -> Iterator[tuple[TensorName, np.ndarray]]:
+    """Yield every tensor of a step with its name, layers in the order of the forward pass."""
+    yield TensorName(DATA, "output"), images
+    owned = _owned(tensors.parameters, tensors.forms)
+    statistics = _owned(tensors.statistics, tensors.forms)
+    arrays: Mapping[Role, Mapping[str, np.ndarray]] = {
+        "input": tensors.inputs,
+        "output": tensors.outputs,
+        "output_gradient": tensors.output_gradients,
+        "input_gradient": tensors.input_gradients,
+    }
+    for layer in tensors.forms:
+        for role, by_layer in arrays.items():
+            if layer in by_layer:
+                yield TensorName(layer, role), by_layer[layer]
+        for name, array in owned.get(layer, {}).items():
+            yield TensorName(layer, "gradient", name), array
+        for name, array in statistics.get(layer, {}).items():
+            yield TensorName(layer, "statistics", name), array
+    yield TensorName(LOSS, "input"), tensors.logits
+    yield TensorName(LOSS, "output"), np.asarray(tensors.loss)
+    yield TensorName(LOSS, "input_gradient"), tensors.logits_gradient
+
+
+def _owned(
+    arrays: Mapping[str, np.ndarray], layers: Mapping[str, object]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Arrays by the innermost layer that holds them, then by their name there."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for path, array in arrays.items():
+        scopes = path.split("/")
+        for depth in range(len(scopes) - 1, 0, -1):
+            layer = "/".join(scopes[:depth])
+            if layer in layers:
+                found.setdefault(layer, {})["/".join(scopes[depth:])] = array
+                break
+    return found
+
+
+def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
+    """Raise RecipeError, with the nearest layer, for a pattern that covers none of the layers."""
+    known = [*layers, DATA, LOSS]
+    try:
+        require_covered(patterns, [tuple(layer.split("/")) for layer in known], "layers")
+    except ValueError as error:
+        raise RecipeError([f"{key}: {error}"]) from error
+
+
+def is_wanted(name: TensorName, patterns: Sequence[str], what: What) -> bool:
+    """Whether a tensor is among the layers and roles that are asked for; no pattern is all."""
+    path = tuple(name.layer.split("/"))
+    covered = not patterns or any(covers(pattern, path) for pattern in patterns)
+    return covered and name.role in _WANTED[what]

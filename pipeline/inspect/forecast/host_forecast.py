@@ -1,0 +1,206 @@
+"""Forecast of a step on the machine at hand: its parts measured one by one, before it is compiled.
+
+The step is traced as a run would compile it, with the lowerings that the banks and the rules
+choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count
+are compiled and timed alone; the others count as those of their kind that were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.backends.base import Backend, CompileInputs, CompileReport
+from pipeline.backends.feed.window import Inputs, batch_at
+from pipeline.backends.xla import (
+    LoopCarry,
+    Programs,
+    XlaExecutable,
+    empty_buffers,
+    in_blocks,
+)
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.engine.schedule import RunSchedule
+from pipeline.inspect.forecast.part_times import measure_us, rough_us
+from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
+from pipeline.stages.autosink.dispatch_costs import OFF
+from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.training.state import Record, TrainState
+
+MEASURED_SHARE = 0.9
+"""Share of a step, by the rough count, whose parts are measured."""
+BUDGET_S = 30.0
+"""Seconds after which no further part is measured."""
+HOST_STEPS = 200
+"""Steps that do nothing, by which the host's part is measured."""
+
+
+@dataclass(frozen=True)
+class HostForecast:
+    """The time of a step in ms, dispatched alone, and its parts.
+
+    `host_ms` is what the host does for each step: the dispatch, logs, and the next batch. Of the
+    `parts` that differ, `measured` were timed, which are `measured_share` of the device's time.
+    """
+
+    recipe: str
+    device: str
+    precision: str
+    products_ms: float
+    rest_ms: float
+    host_ms: float
+    parts: int
+    measured: int
+    measured_share: float
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of one step."""
+        return self.products_ms + self.rest_ms + self.host_ms
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"FORECAST, not measured: {self.recipe} on {self.device}, {self.precision}"
+        yield f"  step      {self.step_ms:10.2f} ms, each dispatched alone"
+        yield f"  products  {self.products_ms:10.2f} ms: convolutions and products of matrices"
+        yield f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update"
+        yield f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch"
+        yield (
+            f"  timed alone: {self.measured} of {self.parts} different parts, "
+            f"{self.measured_share:.0%} of the device's time; others as those of their kind"
+        )
+
+
+def forecast_step(
+    recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
+) -> HostForecast:
+    """Return what a step will take on a device that is at hand, without compiling it.
+
+    Raises RunError for what is no program of one device: eager mode, several devices, a chip that
+    is not there.
+    """
+    if work.eager:
+        raise RunError("train.mode = eager: runs op by op; a forecast is of a compiled step")
+    if backend.device not in backend.placement.devices:
+        raise RunError(f"{backend.describe()['device']}: nothing can be timed on it")
+    count = len(backend.placement.devices)
+    if count > 1 or work.cuts is not None:
+        raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
+    state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
+    parts = parts_of(_traced(work, state), _platform(backend.device))
+    times = _times_us(parts, backend.device, looped=not work.single_steps)
+    measured_us = sum(parts[part] * us for part, us in times.items())
+    by_kind = _by_kind(parts, times)
+    rest_us = by_kind.pop("rest", 0.0)
+    return HostForecast(
+        recipe=recipe.name,
+        device=backend.describe()["device"],
+        precision=recipe.train.precision,
+        products_ms=sum(by_kind.values()) / 1e3,
+        rest_ms=rest_us / 1e3,
+        host_ms=_host_ms(recipe, work, run_schedule, backend, state),
+        parts=len(parts),
+        measured=len(times),
+        measured_share=measured_us / (sum(by_kind.values()) + rest_us),
+    )
+
+
+def _platform(device: jax.Device) -> str:
+    return "cuda" if device.platform == "gpu" else device.platform
+
+
+def _traced(work: CompileInputs, state: TrainState) -> Any:
+    """Trace one step as the body of a training loop has it, from the choice of its batch on."""
+
+    def step(
+        state: TrainState, inputs: Inputs, rates: Any, position: Any
+    ) -> tuple[TrainState, Record]:
+        return work.step.step(state, batch_at(inputs, position), rates)
+
+    rates = in_blocks(work.learning_rates)
+    return jax.make_jaxpr(step)(state, work.train.window(0).inputs, rates, np.int32(0))
+
+
+def _times_us(
+    parts: Counter[StepPart], device: jax.Device, *, looped: bool
+) -> Mapping[StepPart, float]:
+    """Return the measured times of the parts that weigh most."""
+    rough = {part: count * rough_us(part) for part, count in parts.items()}
+    total, seen = sum(rough.values()), 0.0
+    times: dict[StepPart, float] = {}
+    until = time.monotonic() + BUDGET_S
+    for part in sorted(rough, key=rough.__getitem__, reverse=True):
+        if times and (seen >= MEASURED_SHARE * total or time.monotonic() > until):
+            break
+        times[part] = measure_us(part, device, looped=looped)
+        seen += rough[part]
+    return times
+
+
+def _by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
+    """Return the microseconds of each kind of parts; what was not measured is scaled by its rough
+    count as the measured ones of its kind are, or where none was, as all are."""
+    whole = _ratio(parts, times, list(times))
+    total: dict[Kind, float] = {}
+    for kind in {part.kind for part in parts}:
+        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or whole
+        total[kind] = sum(
+            count * (times[part] if part in times else ratio * rough_us(part))
+            for part, count in parts.items()
+            if part.kind == kind
+        )
+    return total
+
+
+def _ratio(
+    parts: Counter[StepPart], times: Mapping[StepPart, float], measured: Sequence[StepPart]
+) -> float:
+    """Return how many times as long as by the rough count parts take; 0 for none."""
+    if not measured:
+        return 0.0
+    return sum(parts[p] * times[p] for p in measured) / sum(
+        parts[p] * rough_us(p) for p in measured
+    )
+
+
+def _host_ms(
+    recipe: Recipe,
+    work: CompileInputs,
+    run_schedule: RunSchedule,
+    backend: Backend,
+    state: TrainState,
+) -> float:
+    """Return the milliseconds of a step that does nothing: what the host takes for each."""
+    placement = backend.placement
+    rates = placement.put(in_blocks(work.learning_rates))
+    buffers = placement.put(empty_buffers(work.train.window(0).inputs))
+
+    def unchanged(carry: LoopCarry, *_: Any) -> LoopCarry:
+        return carry
+
+    def blank(seed: Any) -> TrainState:
+        return placement.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
+
+    idle: Any = jax.jit(unchanged, donate_argnums=0)
+    programs = Programs(blank, idle, idle)
+    executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
+    with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
+        return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
+
+
+def checked(forecast: HostForecast, measured_ms: float) -> str:
+    """Return the comparison of a forecast with a measured step, as a line."""
+    off = forecast.step_ms / measured_ms - 1
+    return (
+        f"  measured  {measured_ms:10.2f} ms, so the forecast is {abs(off):.0%} too "
+        f"{'long' if off > 0 else 'short'}"
+    )

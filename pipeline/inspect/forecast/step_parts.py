@@ -1,0 +1,167 @@
+"""The parts of a step that are timed one by one: library calls, and the work between two of them.
+
+XLA computes products, convolutions and sorts by calls, and fuses what lies between. So the step is
+cut at the calls: each is a part, and so is the other work that is connected and needed before the
+same call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient;
+so does the cut. The same part in several layers is timed once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal as Choice
+
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var
+
+from pipeline.inspect.forecast.flat_program import FlatProgram, flatten, values_of
+
+Kind = Choice["product", "convolution", "call", "rest"]
+PRODUCTS: Mapping[str, Kind] = {
+    "dot_general": "product",
+    "conv_general_dilated": "convolution",
+    "ffi_call": "call",
+}
+"""Equations that are library calls, and the kind of each: `call` is one of oneDNN."""
+APART = frozenset(
+    {*PRODUCTS, "sort", "top_k", "cumsum", "cumprod", "cummax", "cumlogsumexp", "fft"}
+    | {"reduce_window", "reduce_window_max", "reduce_window_sum"}
+    | {"select_and_scatter_add", "select_and_gather_add", "scatter", "scatter-add", "scatter_add"}
+    | {"cholesky", "triangular_solve", "eigh", "qr", "lu", "svd", "scan", "while"}
+)
+"""Equations that XLA:CPU fuses with nothing."""
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A part of a step. Two with equal text compute the same."""
+
+    kind: Kind
+    text: str
+    program: ClosedJaxpr = field(compare=False, repr=False)
+
+    @cached_property
+    def equations(self) -> Sequence[JaxprEqn]:
+        """The operations of the part."""
+        return self.program.jaxpr.eqns
+
+
+def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[StepPart]:
+    """Return the parts of a program for a platform, and how often each runs.
+
+    A loop counts as its body times its iterations; one whose number of iterations no one knows
+    before it runs, as its body once.
+    """
+    flat = flatten(program, platform)
+    needed = _needed_by(flat)
+    readers = _readers(flat, needed)
+    parts: Counter[StepPart] = Counter()
+    for numbers in _groups(flat, needed):
+        first = flat.equations[numbers[0]]
+        if first.primitive.name == "scan":
+            length = times * int(first.params["length"])
+            parts.update(parts_of(first.params["jaxpr"], platform, length))
+        elif first.primitive.name == "while":
+            parts.update(parts_of(first.params["body_jaxpr"], platform, times))
+        else:
+            parts[_part(flat, readers, numbers)] += times
+    return parts
+
+
+def _needed_by(flat: FlatProgram) -> list[int | None]:
+    """Return, for each equation, the number of the first call that needs it.
+
+    Calls count from 0 in their order; a call has its own number. What only results need has the
+    number after the last, what nothing needs None.
+    """
+    calls = [n for n, each in enumerate(flat.equations) if _is_apart(each)]
+    number_of_call = {equation: number for number, equation in enumerate(calls)}
+    first: dict[Var, int] = {}
+
+    def need(atoms: Iterable[object], number: int) -> None:
+        for atom in atoms:
+            if isinstance(atom, Var):
+                first[atom] = min(first.get(atom, number), number)
+
+    need(flat.results, len(calls))
+    needed: list[int | None] = [None] * len(flat.equations)
+    for n in reversed(range(len(flat.equations))):
+        equation = flat.equations[n]
+        known = [first[v] for v in equation.outvars if v in first]
+        if known:
+            needed[n] = number_of_call.get(n, min(known))
+            need(equation.invars, number_of_call.get(n, min(known)))
+    return needed
+
+
+def _groups(flat: FlatProgram, needed: Sequence[int | None]) -> list[list[int]]:
+    """Return the numbers of equations that belong together: a library call alone, others that are
+    connected by arrays, in one function, and needed by the same call. Single numbers, such as a
+    learning rate, connect nothing."""
+    leader = list(range(len(flat.equations)))
+
+    def find(n: int) -> int:
+        while leader[n] != n:
+            leader[n] = n = leader[leader[n]]
+        return n
+
+    def place(n: int) -> tuple[int | None, int]:
+        return needed[n], flat.functions[n]
+
+    made_by: dict[Var, int] = {}
+    for n, equation in enumerate(flat.equations):
+        if needed[n] is None or _is_apart(equation):
+            continue
+        for atom in equation.invars:
+            maker = made_by.get(atom) if isinstance(atom, Var) else None
+            if maker is not None and place(maker) == place(n) and values_of(atom) > 1:
+                leader[find(n)] = find(maker)
+        made_by |= dict.fromkeys(equation.outvars, n)
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for n in range(len(flat.equations)):
+        if needed[n] is not None:
+            groups[find(n)].append(n)
+    return list(groups.values())
+
+
+def _is_apart(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in APART
+
+
+def _readers(flat: FlatProgram, needed: Sequence[int | None]) -> Mapping[Var, set[int | None]]:
+    """Return the numbers of the equations that read each variable; None stands for the results."""
+    readers: defaultdict[Var, set[int | None]] = defaultdict(set)
+    for n, equation in enumerate(flat.equations):
+        if needed[n] is not None:
+            for atom in equation.invars:
+                if isinstance(atom, Var):
+                    readers[atom].add(n)
+    for atom in flat.results:
+        if isinstance(atom, Var):
+            readers[atom].add(None)
+    return readers
+
+
+def _part(
+    flat: FlatProgram, readers: Mapping[Var, set[int | None]], numbers: Sequence[int]
+) -> StepPart:
+    """Return some equations as a program of what they read and what others read of them."""
+    inside: set[int | None] = set(numbers)
+    equations = [flat.equations[n] for n in numbers]
+    made = [v for equation in equations for v in equation.outvars]
+    inner = set(made)
+    read = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
+    given = [v for v in read if v not in inner]
+    constants = [v for v in given if v in flat.constants]
+    jaxpr = Jaxpr(
+        constants,
+        [v for v in given if v not in flat.constants],
+        [v for v in made if readers.get(v, set()) - inside],
+        equations,
+        debug_info=DebugInfo("jit", "a part of a step", None, None),
+    )
+    kind = PRODUCTS.get(equations[0].primitive.name, "rest")
+    program = ClosedJaxpr(jaxpr, [flat.constants[v] for v in constants])
+    return StepPart(kind, str(jaxpr), program)

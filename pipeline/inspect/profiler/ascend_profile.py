@@ -1,0 +1,89 @@
+"""The profile of an emulated Ascend, in the same figures as that of a measured device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pipeline.backends.ascend.estimate import AscendEstimate
+from pipeline.backends.ascend.report.report import Report
+from pipeline.backends.ascend.report.time_by_layer import layer_named
+from pipeline.backends.base import Estimate
+from pipeline.config.recipe import Recipe
+from pipeline.inspect.profiler.iterations import IterationTimes
+from pipeline.inspect.profiler.step_profile import LayerTime, OperatorTime, PhaseTime, StepProfile
+
+
+def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile | None:
+    """Return the profile of the step that was priced; None where none was."""
+    if not isinstance(estimate, AscendEstimate):
+        return None
+    report = estimate.report
+    step_ms = report.step_ms
+    trace = report.iteration
+    operators = _operators(report)
+    tail_ms = step_ms - sum(report.phases.values())
+    phases = {**report.phases, "between operators": max(0.0, tail_ms)}
+    return StepProfile(
+        source="modelled",
+        device=estimate.device,
+        recipe=recipe.name,
+        batch_size=recipe.train.batch_size,
+        steps=0,
+        step_ms=step_ms,
+        traced_step_ms=None,
+        phases=tuple(PhaseTime(name, ms, ms / step_ms, ms) for name, ms in phases.items()),
+        layers=_layers(report),
+        operators=operators if recipe.profile.task_trace else (),
+        iteration=IterationTimes(
+            trace.iteration_us / 1e3,
+            trace.interval_us / 1e3,
+            trace.fp_bp_us / 1e3,
+            trace.tail_us / 1e3,
+        ),
+        memory={limit.what: int(limit.used_bytes) for limit in report.memory.limits},
+        shares={str(kind): share for kind, share in report.shares.items()},
+    )
+
+
+def _operators(report: Report) -> tuple[OperatorTime, ...]:
+    """The tasks by type, layer and phase, slowest first."""
+    spent: dict[tuple[str, str, str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
+    for task in report.tasks:
+        layer = layer_named(task)
+        key = task.type, task.engine, "" if layer.startswith("(") else layer, task.phase
+        spent[key] += task.us / 1e3
+        calls[key] += task.repeat
+    rows = [
+        OperatorTime(
+            name=kind,
+            kind=engine,
+            layer=layer,
+            phase=phase,
+            calls=calls[kind, engine, layer, phase],
+            ms=ms,
+            share=ms / report.step_ms,
+            busy_ms=ms,
+            flops=0.0,
+            nbytes=0.0,
+        )
+        for (kind, engine, layer, phase), ms in spent.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.ms, row.name, row.layer)))
+
+
+def _layers(report: Report) -> tuple[LayerTime, ...]:
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for task in report.tasks:
+        spent[layer_named(task)][task.phase] += task.us / 1e3
+    rows = [
+        LayerTime(
+            layer,
+            sum(own.values()),
+            sum(own.values()) / report.step_ms,
+            own["forward"],
+            own["backward"],
+        )
+        for layer, own in spent.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))

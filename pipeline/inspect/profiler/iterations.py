@@ -1,0 +1,292 @@
+"""Traced operations, divided among the iterations of the training loop (F-01)."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from pipeline.inspect.profiler.hlo_program import (
+    CONTAINERS,
+    CONVERSIONS,
+    HloInstruction,
+    HloProgram,
+)
+from pipeline.inspect.profiler.trace import TracedOp
+from pipeline.models.modules.name_stack import DATA, UPDATE, layer_of
+
+StepPhase = Literal["data", "forward", "backward", "update", "other"]
+PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other")
+UNKNOWN = HloInstruction("unknown", frozenset({"unknown"}), 0)
+MOVING = "(moves)"
+"""Layer of copies that the compiler added, which have no scope."""
+
+
+_CONTROL = re.compile(r"cond|while|body|closed_call|scan|branch_\d+_fun")
+"""Parts of a scope that JAX's loops and branches add."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a step: its kind, its phase and its layer, "" outside of the network."""
+
+    name: str
+    phase: StepPhase
+    layer: str
+    kind: str
+    instruction: HloInstruction
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it has a layer or a phase."""
+        return bool(self.layer) or self.phase != "other"
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Points of an iteration in ns (F-01): the first operation of the forward pass begins (1), the
+    last one of the backward pass ends (2), all-reduces of gradients begin and end (3, 4), and the
+    last operation ends (6)."""
+
+    begin: float
+    fp_begin: float
+    bp_end: float
+    end: float
+    reduce_begin: float | None = None
+    reduce_end: float | None = None
+
+
+@dataclass(frozen=True)
+class IterationTimes:
+    """Tails of an iteration in ms, as the documents define them; they add up to `iteration`."""
+
+    iteration: float
+    data_tail: float
+    fp_bp: float
+    update_tail: float
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """Time of an operation over all traced steps, in ns: that it ran, and its share of the clock,
+    in which operations that run at the same time have equal parts."""
+
+    busy_ns: float
+    wall_ns: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The operations of some traced steps."""
+
+    operations: Mapping[str, Operation]
+    times: Mapping[str, OperationTime]
+    iterations: tuple[Iteration, ...]
+    events: tuple[TracedOp, ...]
+    """Without containers, in the order of their begins."""
+    gap_ns: float
+    """Time in which no operation ran, from the first begin to the last end."""
+    span_ns: float
+    """From the first begin to the last end, without evaluations."""
+
+
+def phase_of(scope: str) -> StepPhase:
+    """Return the phase of a step by the scope that an operation was traced in.
+
+    Scopes of the step's own come first: an optimizer may compute gradients.
+    """
+    parts = scope.split("/")
+    if UPDATE in parts:
+        return "update"
+    if DATA in parts:
+        return "data"
+    if "transpose(" in scope:
+        return "backward"
+    return "forward" if "jvp(" in scope else "other"
+
+
+def operation_of(name: str, module: str, program: HloProgram) -> Operation:
+    """Describe an operation by its name in a trace; of other programs only the module is known."""
+    if program.name and module and module != program.name:
+        return Operation(name, "other", "", f"program {module}", UNKNOWN)
+    found = program.find(name)
+    if found is None:
+        return Operation(name, "other", "" if program.name else module, "unknown", UNKNOWN)
+    phase = phase_of(found.scope)
+    if found.is_callback:
+        kind = "calls of Python"
+    elif found.converts and found.opcode in ("fusion", "convert"):
+        kind = CONVERSIONS
+    else:
+        kind = program.kind_of(name) or found.opcode
+    named = _layer_in(found.scope) if phase in ("forward", "backward") else ""
+    moves = phase == "other" and not found.scope
+    return Operation(name, phase, MOVING if moves else named, kind, found)
+
+
+def _layer_in(scope: str) -> str:
+    """Return the module path of a scope without the name of its primitive and the loop's parts."""
+    stack, _, _ = scope.rpartition("/")
+    parts = stack.split("/")
+    first = next((i for i, part in enumerate(parts) if "jvp(" in part), 0)
+    return layer_of("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
+
+
+def divide(
+    events: Sequence[TracedOp],
+    program: HloProgram,
+    steps: int,
+    fp_point: str | None = None,
+    bp_point: str | None = None,
+) -> Traced:
+    """Divide the operations of a trace of `steps` steps among iterations and operators.
+
+    Operations that ran `steps` times belong to the steps in turn. Others, such as those of a
+    branch, belong to the step in which they began. `fp_point` and `bp_point` name the operations at
+    which the forward pass begins and the backward pass ends.
+    """
+    events, evaluated_ns = _of_training(events, program.name)
+    operations = {
+        event.name: operation_of(event.name, event.module, program)
+        for event in {event.name: event for event in events}.values()
+    }
+    leaves = tuple(e for e in events if operations[e.name].instruction.opcode not in CONTAINERS)
+    by_name: dict[str, list[TracedOp]] = defaultdict(list)
+    for event in leaves:
+        by_name[event.name].append(event)
+    busy = {name: sum(event.ns for event in own) for name, own in by_name.items()}
+    wall, gap, left_out = share_clock(leaves, evaluated_ns)
+    times = {name: OperationTime(busy[name], wall[name], len(own)) for name, own in by_name.items()}
+    points = _iterations(by_name, operations, steps, fp_point, bp_point)
+    last = max((e.end_ns for e in leaves), default=0.0)
+    span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
+    return Traced(operations, times, points, leaves, gap, span)
+
+
+def _of_training(
+    events: Sequence[TracedOp], module: str
+) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
+    """Return the events of the training loop, and the begins of an evaluation's, ascending, whose
+    program has a module of the same name. What the host runs between two dispatches is no part of
+    a step. Without a module, in eager mode, every event is."""
+    counts = Counter(event.program for event in events if event.module == module)
+    if not module or not counts:
+        return events, ()
+    ((main, _),) = counts.most_common(1)
+    own = [event for event in events if event.module == module and event.program == main]
+    other = [e.begin_ns for e in events if e.module == module and e.program != main]
+    return own, tuple(sorted(other))
+
+
+def share_clock(
+    events: Iterable[TracedOp], left_out_ns: Sequence[float] = ()
+) -> tuple[dict[str, float], float, float]:
+    """Return the time of the clock in ns by operation, that in which none ran, and that left out.
+
+    Where several run at once, each has an equal part, so that all add up to the time from the first
+    begin to the last end. Of the times without an operation those with an instant of `left_out_ns`,
+    ascending, are left out.
+    """
+    marks: list[tuple[float, int, str]] = []
+    for event in events:
+        marks += [(event.begin_ns, 1, event.name), (event.end_ns, -1, event.name)]
+    # Ends before begins at the same time: an event of no length is none.
+    marks.sort(key=lambda mark: (mark[0], mark[1]))
+    active: Counter[str] = Counter()
+    running, gap, left_out = 0, 0.0, 0.0
+    wall: dict[str, float] = {mark[2]: 0.0 for mark in marks}
+    last = marks[0][0] if marks else 0.0
+    for at, change, name in marks:
+        if at > last:
+            if running:
+                for other, count in active.items():
+                    wall[other] += (at - last) * count / running
+            elif bisect.bisect_left(left_out_ns, last) < bisect.bisect_left(left_out_ns, at):
+                left_out += at - last
+            else:
+                gap += at - last
+            last = at
+        running += change
+        active[name] += change
+        if not active[name]:
+            del active[name]
+    return wall, gap, left_out
+
+
+def _iterations(
+    by_name: Mapping[str, Sequence[TracedOp]],
+    operations: Mapping[str, Operation],
+    steps: int,
+    fp_point: str | None,
+    bp_point: str | None,
+) -> tuple[Iteration, ...]:
+    each = {name: own for name, own in by_name.items() if len(own) == steps}
+    if not each:
+        return ()
+    ends = [max(own[k].end_ns for own in each.values()) for k in range(steps)]
+    groups: list[list[TracedOp]] = [[own[k] for own in each.values()] for k in range(steps)]
+    for name, own in by_name.items():
+        if name in each:
+            continue
+        for event in own:
+            place = bisect.bisect_right(ends, event.begin_ns)
+            if place < steps:
+                groups[place].append(event)
+    return tuple(
+        found
+        for group in groups
+        if (found := _points(group, operations, fp_point, bp_point)) is not None
+    )
+
+
+def _points(
+    group: Sequence[TracedOp],
+    operations: Mapping[str, Operation],
+    fp_point: str | None,
+    bp_point: str | None,
+) -> Iteration | None:
+    """Return the points of an iteration; None where no operation has a phase."""
+    forward = [e for e in group if operations[e.name].phase == "forward"]
+    backward = [e for e in group if operations[e.name].phase == "backward"] or forward
+    begins = [e for e in group if e.name == fp_point] or forward or backward
+    ends = [e for e in group if e.name == bp_point] or backward
+    if not begins or not ends:
+        return None
+    reduces = [e for e in group if "all-reduce" in operations[e.name].instruction.opcode]
+    return Iteration(
+        begin=min(e.begin_ns for e in group),
+        fp_begin=min(e.begin_ns for e in begins),
+        bp_end=max(e.end_ns for e in ends),
+        end=max(e.end_ns for e in group),
+        reduce_begin=min((e.begin_ns for e in reduces), default=None),
+        reduce_end=max((e.end_ns for e in reduces), default=None),
+    )
+
+
+def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
+    """Return the tails of each iteration but the first, which has none before it.
+
+    Iteration time = t(N, 6) - t(N-1, 6); data-augmentation tail = t(N, 1) - t(N-1, 6); forward and
+    backward = t(N, 2) - t(N, 1); aggregation and update tail = t(N, 6) - t(N, 2).
+    """
+    return tuple(
+        IterationTimes(
+            (point.end - before.end) / 1e6,
+            (point.fp_begin - before.end) / 1e6,
+            (point.bp_end - point.fp_begin) / 1e6,
+            (point.end - point.bp_end) / 1e6,
+        )
+        for before, point in pairwise(points)
+    )
+
+
+def typical(times: Sequence[IterationTimes]) -> IterationTimes | None:
+    """Return the iteration of median length, whose tails add up; None where there is none."""
+    if not times:
+        return None
+    return sorted(times, key=lambda one: one.iteration)[len(times) // 2]

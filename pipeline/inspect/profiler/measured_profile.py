@@ -1,0 +1,285 @@
+"""The profile of a measured run: its trace, its dispatches and its program put together."""
+
+from __future__ import annotations
+
+import resource
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import jax
+
+from pipeline.backends.feed.feed import Feed
+from pipeline.config.recipe import Recipe
+from pipeline.inspect.profiler.compilations import Compilation
+from pipeline.inspect.profiler.hlo_program import HloProgram
+from pipeline.inspect.profiler.iterations import (
+    PHASES,
+    Operation,
+    OperationTime,
+    Traced,
+    divide,
+    iteration_times,
+    typical,
+)
+from pipeline.inspect.profiler.peaks import TRIAD, Peaks
+from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
+from pipeline.inspect.profiler.step_profile import (
+    Coverage,
+    HostTime,
+    LayerTime,
+    OperatorTime,
+    PhaseTime,
+    StepProfile,
+)
+from pipeline.training.state import TrainState
+
+WARM_SHARE = 0.25
+"""Share of the untraced dispatches, the first ones, that warm the process up and don't count."""
+KIB = 1024
+NOTABLE = 0.02
+"""Share of a step from which the rate of an operator means something."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A profile, and what it was read from."""
+
+    profile: StepProfile
+    traced: Traced
+    compilations: tuple[Compilation, ...]
+
+
+def measured_profile(
+    recipe: Recipe,
+    device: str,
+    executable: ProfiledExecutable,
+    state: TrainState,
+    peaks: Peaks,
+    compilations: Sequence[Compilation],
+    memory: Mapping[str, int],
+    program: HloProgram,
+) -> Measured:
+    """Put a profile together. `state` gives sizes, `memory` bytes of the compiled program."""
+    spec, steps = recipe.profile, executable.last - executable.first
+    events = executable.traced or ()
+    traced = divide(events, program, steps, spec.fp_point, spec.bp_point)
+    own = [one for one in executable.dispatches if one.traced]
+    traced_ms = 1000 * _clock_s(own, executable) / steps
+    host = host_time(executable, compilations)
+    # Shares of the trace, times of the untraced step: tracing lengthens short operations. Between
+    # several dispatches there is the host, too.
+    clock_ms = host.device + (host.between if len(own) > 1 else 0.0)
+    scale = clock_ms / traced.span_ns if traced.span_ns else 0.0
+    operators = _operators(traced, steps, scale, peaks, count_host=spec.aicpu)
+    total = sum(one.wall_ns for one in traced.times.values()) + traced.gap_ns
+    busy = sum(one.busy_ns for one in traced.times.values())
+    named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
+    profile = StepProfile(
+        source="measured",
+        device=device,
+        recipe=recipe.name,
+        batch_size=recipe.train.batch_size,
+        steps=steps,
+        step_ms=host.step,
+        traced_step_ms=traced_ms,
+        phases=_phases(traced, scale),
+        layers=_layers(traced, operators, scale),
+        operators=operators if spec.task_trace else (),
+        iteration=typical(iteration_times(traced.iterations)) if spec.training_trace else None,
+        points=traced.iterations if spec.training_trace else (),
+        peaks=peaks,
+        memory={**memory, **_memory(state, executable.feed)},
+        host=host,
+        feed=asdict(executable.feed.report()),
+        coverage=Coverage(
+            named / busy if busy else 0.0,
+            total / (1e6 * traced_ms * steps) if traced_ms else 0.0,
+            busy / (traced.span_ns - traced.gap_ns) if traced.span_ns > traced.gap_ns else 0.0,
+        ),
+        flops=sum(one.flops for one in operators),
+        nbytes=sum(one.nbytes for one in operators),
+    )
+    return Measured(profile, traced, tuple(compilations))
+
+
+def _clock_s(own: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
+    """Seconds from the begin of the first dispatch to the end of the last, but for the times
+    between two in which something was evaluated."""
+    between = sum(
+        other.begin_s - one.end_s
+        for one, other in pairwise(own)
+        if not any(one.end_s <= begin < other.begin_s for begin, _ in executable.evaluations_s)
+    )
+    return sum(one.seconds for one in own) + between
+
+
+def untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
+    """Return the dispatches that are neither traced nor warm the process up."""
+    plain = [one for one in dispatches if not one.traced]
+    total, skipped = sum(one.steps for one in plain), 0
+    for place, one in enumerate(plain):
+        if skipped >= min(WARM_SHARE * total, total - one.steps):
+            return plain[max(place, min(1, len(plain) - 1)) :]
+        skipped += one.steps
+    return plain[-1:]
+
+
+def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation]) -> HostTime:
+    """Return the parts of an untraced step: medians over dispatches, weighted by their steps."""
+    plain = untraced(executable.dispatches)
+    steps = sum(one.steps for one in plain)
+    device = _median_ms([(one.seconds - one.wait_s, one.steps) for one in plain])
+    wait = 1000 * sum(one.wait_s for one in plain) / max(1, steps)
+    between = _between_ms(plain, executable)
+    first = executable.dispatches[0].end_s if executable.dispatches else 0.0
+    compiled = sum(one.seconds for one in compilations if one.ended_s > first)
+    return HostTime(
+        step=device + wait + between,
+        device=device,
+        wait=wait,
+        between=between,
+        dispatches=len(plain),
+        steps=steps,
+        compile_s=compiled,
+    )
+
+
+def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
+    """The median of seconds a step over dispatches, each counted as often as it has steps."""
+    ordered = sorted((1000 * seconds / steps, steps) for seconds, steps in parts if steps)
+    half, seen = sum(steps for _, steps in ordered) / 2, 0
+    for ms, steps in ordered:
+        seen += steps
+        if seen >= half:
+            return ms
+    return 0.0
+
+
+def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
+    """Mean milliseconds a step between two untraced dispatches, without evaluations."""
+    gaps, steps = 0.0, 0
+    for one, other in pairwise(plain):
+        if other.start != one.stop:
+            # The traced steps lie between them.
+            continue
+        inside = [
+            end - begin
+            for begin, end in executable.evaluations_s
+            if one.end_s <= begin < other.begin_s
+        ]
+        if inside:
+            # What an evaluation reports is part of it.
+            continue
+        gaps += other.begin_s - one.end_s
+        steps += other.steps
+    return 1000 * gaps / steps if steps else 0.0
+
+
+def _operators(
+    traced: Traced, steps: int, scale: float, peaks: Peaks, *, count_host: bool
+) -> tuple[OperatorTime, ...]:
+    rows = [
+        _operator(traced.operations[name], time, steps, scale, traced.span_ns, peaks)
+        for name, time in traced.times.items()
+        if count_host or not traced.operations[name].instruction.is_callback
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.ms, row.name)))
+
+
+def _operator(
+    operation: Operation,
+    time: OperationTime,
+    steps: int,
+    scale: float,
+    span_ns: float,
+    peaks: Peaks,
+) -> OperatorTime:
+    calls = time.calls / steps
+    flops = operation.instruction.flops * calls
+    nbytes = operation.instruction.moved_bytes * calls
+    busy_s = time.busy_ns / steps / 1e9
+    return OperatorTime(
+        name=operation.name,
+        kind=operation.kind,
+        layer=operation.layer,
+        phase=operation.phase,
+        calls=calls,
+        ms=time.wall_ns * scale,
+        share=time.wall_ns / span_ns if span_ns else 0.0,
+        busy_ms=1000 * busy_s,
+        flops=flops,
+        nbytes=nbytes,
+        of_flops=flops / busy_s / peaks.flops if busy_s else None,
+        of_bytes=nbytes / busy_s / peaks.bytes_per_s if busy_s else None,
+    )
+
+
+def _phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:
+    wall: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    busy: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    for name, time in traced.times.items():
+        phase = traced.operations[name].phase
+        wall[phase] += time.wall_ns
+        busy[phase] += time.busy_ns
+    wall["between operators"] = traced.gap_ns
+    span = traced.span_ns or 1.0
+    return tuple(
+        PhaseTime(phase, ns * scale, ns / span, busy.get(phase, 0.0) * scale)
+        for phase, ns in wall.items()
+    )
+
+
+def _layers(
+    traced: Traced, operators: Sequence[OperatorTime], scale: float
+) -> tuple[LayerTime, ...]:
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in operators:
+        own = spent[row.layer or f"({row.phase})"]
+        own[row.phase] += row.ms
+        own["flops"] += row.flops
+        own["bytes"] += row.nbytes
+    span_ms = traced.span_ns * scale or 1.0
+    rows = []
+    for layer, own in spent.items():
+        ms = sum(own[phase] for phase in PHASES)
+        times = ms, ms / span_ms, own["forward"], own["backward"]
+        rows.append(LayerTime(layer, *times, own["flops"], own["bytes"]))
+    return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
+
+
+def _memory(state: TrainState, feed: Feed) -> dict[str, int]:
+    def nbytes(tree: Any) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    return {
+        "parameters": nbytes(state.params),
+        "optimizer": nbytes(state.opt_state),
+        "data on the device": feed.device_bytes,
+        "process at its largest": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
+    }
+
+
+def program_memory(program: Any) -> dict[str, int]:
+    """Return the bytes of a compiled program; empty where XLA doesn't say."""
+    found = getattr(program, "memory_analysis", lambda: None)()
+    if found is None:
+        return {}
+    return {
+        "temporaries": int(found.temp_size_in_bytes),
+        "arguments": int(found.argument_size_in_bytes),
+        "results": int(found.output_size_in_bytes),
+        "machine code": int(found.generated_code_size_in_bytes),
+    }
+
+
+def exceeds_peaks(profile: StepProfile) -> bool:
+    """Whether an operator that takes a good part of the step is faster than the measured peaks;
+    memory counts where no cache holds its operands."""
+    return any(
+        (one.of_flops or 0.0) > 1 or ((one.of_bytes or 0.0) > 1 and one.nbytes > TRIAD * one.calls)
+        for one in profile.operators
+        if one.share > NOTABLE
+    )

@@ -1,0 +1,97 @@
+"""Peaks of this machine, measured in half a second: products of matrices, and a stream triad."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.limits import read_limits
+from pipeline.core.host.shortest_time import shortest_s
+
+FILE = "peaks.json"
+BUDGET_S = 0.5
+SIZES = {"cpu": 1024}
+OTHER_SIZE = 8192
+TRIAD = 1 << 24
+"""Elements of each array of the triad, more than any cache holds."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most that a device was seen to do: FLOP/s in float32 and bfloat16, bytes/s of memory."""
+
+    flops: float
+    bf16_flops: float
+    bytes_per_s: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte below which memory limits float32."""
+        return self.flops / self.bytes_per_s
+
+
+def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) -> Peaks:
+    """Return the peaks of a device, from the cache folder where they were measured before.
+
+    With `again` they are measured in any case, and the larger ones are kept: the machine may have
+    been busy. A folder that can't be read or written costs a measurement.
+    """
+    file = None if folder is None else folder / FILE
+    key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
+    key += f", jax {jax.__version__}"
+    known = _known(file)
+    before = _read_peaks(known.get(key))
+    if before is not None and not again:
+        return before
+    found = measure_peaks(device)
+    if before is not None:
+        pairs = zip(astuple(found), astuple(before), strict=True)
+        found = Peaks(*(max(pair) for pair in pairs))
+    if file is not None:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json_text({**known, key: asdict(found)}, indent=2) + "\n")
+    return found
+
+
+def _read_peaks(kept: Any) -> Peaks | None:
+    """Return the peaks of an entry of the file; None where it is none."""
+    try:
+        found = Peaks(**kept)
+        return found if all(value > 0 for value in astuple(found)) else None
+    except TypeError:
+        return None
+
+
+def _known(file: Path | None) -> dict[str, Any]:
+    try:
+        return dict(read_json(file)) if file is not None else {}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def measure_peaks(device: jax.Device) -> Peaks:
+    """Measure for about half a second; the best of several runs counts."""
+    size = SIZES.get(device.platform, OTHER_SIZE)
+    with jax.default_device(device):
+        matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
+        half = matrix.astype(jnp.bfloat16)
+        one, two = jnp.ones(TRIAD, jnp.float32), jnp.ones(TRIAD, jnp.float32)
+        product = jax.jit(jnp.dot)
+        triad = jax.jit(lambda a, b: a + 3.0 * b)
+        share = BUDGET_S / 3
+        of_product = 2.0 * size**3
+        return Peaks(
+            flops=of_product / shortest_s(product, matrix, matrix, budget_s=share),
+            bf16_flops=of_product / shortest_s(product, half, half, budget_s=share),
+            bytes_per_s=3.0 * one.nbytes / shortest_s(triad, one, two, budget_s=share),
+        )

@@ -1,0 +1,153 @@
+"""Profiles as lines for a terminal, the measured one beside the modelled one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
+
+ROWS = 12
+WIDEST = 34
+KILO, MEGA, GIGA = 1e3, 1e6, 1e9
+
+
+def profile_table(
+    profiles: Sequence[StepProfile], verdict: StepVerdict, rows: int | None = ROWS
+) -> str:
+    """Return the text of profiles, at most `rows` layers and operators each; None: all."""
+    lines: list[str] = []
+    for profile in profiles:
+        lines += [*_head(profile), ""]
+    lines += [*_phases(profiles), "", *_layers(profiles, rows), ""]
+    for profile in profiles:
+        lines += [*_operators(profile, rows), ""] if profile.operators else []
+    return "\n".join([*lines, f"Verdict: {verdict}"])
+
+
+def _head(profile: StepProfile) -> Iterator[str]:
+    measured = profile.source == "measured"
+    steps = f"{profile.steps} traced steps" if measured else "MODELLED, not measured"
+    yield f"{profile.recipe} on {profile.device}, batch {profile.batch_size:,}: {steps}"
+    yield f"  step       {_ms(profile.step_ms)} ms{_traced(profile)}{_rates(profile)}"
+    if profile.iteration is not None:
+        one = profile.iteration
+        yield (
+            f"  iteration  {_ms(one.iteration)} ms = data tail {_ms(one.data_tail)} + forward and "
+            f"backward {_ms(one.fp_bp)} + update tail {_ms(one.update_tail)}"
+        )
+    if profile.host is not None:
+        host = profile.host
+        yield (
+            f"  host       {_ms(host.device)} ms in the program, {_ms(host.wait)} waiting for "
+            f"data, {_ms(host.between)} between dispatches ({host.share(host.between):.1%}); "
+            f"{host.dispatches:,} dispatches of {host.steps:,} untraced steps"
+        )
+        yield from _feed(profile.feed)
+    if profile.shares:
+        shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
+        yield f"  shares     {', '.join(shares)}"
+    if profile.memory:
+        held = (f"{name} {_bytes(count)}" for name, count in profile.memory.items())
+        yield f"  memory     {', '.join(held)}"
+    if profile.coverage is not None:
+        found = profile.coverage
+        yield (
+            f"  coverage   {found.named:.1%} of the operators' time has a layer or a phase; parts "
+            f"are {found.parts_of_step:.1%} of the traced steps; {found.overlap:.2f} operators at "
+            "once"
+        )
+
+
+def _traced(profile: StepProfile) -> str:
+    return "" if profile.traced_step_ms is None else f" ({_ms(profile.traced_step_ms)} traced)"
+
+
+def _rates(profile: StepProfile) -> str:
+    peaks = profile.peaks
+    if peaks is None or not profile.step_ms:
+        return ""
+    seconds = profile.step_ms / KILO
+    flops, nbytes = profile.flops / seconds, profile.nbytes / seconds
+    return (
+        f"; {flops / GIGA:,.1f} GFLOP/s, {flops / peaks.flops:.0%} of {peaks.flops / GIGA:,.0f}; "
+        f"{nbytes / GIGA:,.1f} GB/s, {nbytes / peaks.bytes_per_s:.0%} of "
+        f"{peaks.bytes_per_s / GIGA:,.1f}"
+    )
+
+
+def _feed(feed: Mapping[str, object]) -> Iterator[str]:
+    columns = feed.get("prepare_ms_per_step")
+    if feed.get("kind") != "stream" or not isinstance(columns, Mapping) or not columns:
+        return
+    ordered = sorted(columns.items(), key=lambda item: -item[1])
+    slowest, _ = ordered[0]
+    costs = ", ".join(f"{name} {_ms(ms)}" for name, ms in ordered)
+    yield f"  data       ms a step to prepare, all threads: {costs}; slowest {slowest}"
+
+
+def _phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
+    yield _row("phase", [word for one in profiles for word in _heads(one)])
+    names = dict.fromkeys(phase.phase for one in profiles for phase in one.phases)
+    for name in names:
+        cells = []
+        for profile in profiles:
+            found = next((phase for phase in profile.phases if phase.phase == name), None)
+            cells += ["", ""] if found is None else [_ms(found.ms), f"{found.share:.1%}"]
+        yield _row(name, cells)
+
+
+def _heads(profile: StepProfile) -> tuple[str, str]:
+    return ("ms" if profile.source == "measured" else "modelled ms"), "share"
+
+
+def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
+    first = profiles[0]
+    heads = ["forward", "backward", "ms", "share", "GFLOP/s", "GB/s"]
+    others = profiles[1:]
+    yield _row("layer", [*heads, *(word for one in others for word in _heads(one))])
+    for layer in first.layers[:rows]:
+        cells = [_ms(layer.forward_ms), _ms(layer.backward_ms), _ms(layer.ms)]
+        cells += [f"{layer.share:.1%}", *_layer_rates(layer)]
+        for other in others:
+            found = next((one for one in other.layers if one.layer == layer.layer), None)
+            cells += ["", ""] if found is None else [_ms(found.ms), f"{found.share:.1%}"]
+        yield _row(layer.layer, cells)
+    left = first.layers[rows:] if rows is not None else ()
+    if left:
+        yield _row(
+            f"{len(left)} others",
+            ["", "", _ms(sum(o.ms for o in left)), f"{sum(o.share for o in left):.1%}"],
+        )
+
+
+def _layer_rates(layer: LayerTime) -> tuple[str, str]:
+    if not layer.ms:
+        return "", ""
+    seconds = layer.ms / KILO
+    return f"{layer.flops / seconds / GIGA:,.1f}", f"{layer.nbytes / seconds / GIGA:,.1f}"
+
+
+def _operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
+    heads = ["ms", "share", "calls", "of FLOP/s", "of GB/s", "phase"]
+    yield _row("operator", heads) + "  layer, kind"
+    for one in profile.operators[:rows]:
+        cells = [_ms(one.ms), f"{one.share:.1%}", f"{one.calls:g}"]
+        cells += ["" if share is None else f"{share:.0%}" for share in (one.of_flops, one.of_bytes)]
+        where = f"{one.layer}, {one.kind}" if one.layer else one.kind
+        yield f"{_row(one.name, [*cells, one.phase])}  {where}"
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    name = name if len(name) <= WIDEST else f"...{name[3 - WIDEST :]}"
+    return "  " + (f"{name:<{WIDEST}}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.4f}" if ms < 1 else f"{ms:,.3f}" if ms < 100 else f"{ms:,.1f}"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", GIGA), ("MB", MEGA), ("kB", KILO)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} B"

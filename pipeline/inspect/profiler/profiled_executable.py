@@ -1,0 +1,142 @@
+"""An executable that notes when its dispatches run, and traces some steps of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.backends.base import CompileReport, Executable, Mechanism
+from pipeline.backends.feed.feed import Feed
+from pipeline.inspect.profiler.trace import TracedOp, Tracer
+from pipeline.training.metrics import EvalSums
+from pipeline.training.state import TrainState
+from pipeline.training.telemetry import COLUMNS, Telemetry
+
+
+@dataclass(frozen=True)
+class TimedDispatch:
+    """Steps `start + 1 .. stop` that were run in one call, by `time.perf_counter`."""
+
+    start: int
+    stop: int
+    begin_s: float
+    end_s: float
+    wait_s: float = 0.0
+    """Seconds of it that were waited for data."""
+    traced: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return self.stop - self.start
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the call."""
+        return self.end_s - self.begin_s
+
+
+class ProfiledExecutable:
+    """An executable whose steps `first + 1 .. first + steps` are traced.
+
+    A dispatch is cut before and after them. The program and its arguments are the same as without
+    a profile, so are the numbers.
+    """
+
+    def __init__(
+        self, executable: Executable, first: int, steps: int, notify: Callable[[], None]
+    ) -> None:
+        self._executable = executable
+        self.first, self.last = first, first + steps
+        self.report: CompileReport = executable.report
+        self.dispatches: list[TimedDispatch] = []
+        self.evaluations_s: list[tuple[float, float]] = []
+        """Begin and end of each call of `evaluate`."""
+        self.traced: tuple[TracedOp, ...] | None = None
+        """Operations of the traced steps; None before they have run."""
+        self._tracer, self._notify = Tracer(), notify
+
+    @property
+    def program_text(self) -> str:
+        """The training loop as it was compiled."""
+        return self._executable.program_text
+
+    @property
+    def feed(self) -> Feed:
+        """The source of the batches that are trained on."""
+        return self._executable.feed
+
+    def init(self) -> TrainState:
+        """The state at step 0."""
+        return self._executable.init()
+
+    def put(self, state: TrainState) -> TrainState:
+        """A copy of a state on the device."""
+        return self._executable.put(state)
+
+    def set_learning_rates(self, rates: np.ndarray) -> None:
+        """Replace the learning rates."""
+        self._executable.set_learning_rates(rates)
+
+    def run(
+        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[TrainState, Telemetry]:
+        """Run steps `start + 1 .. stop` in up to three parts, the traced one apart."""
+        parts: list[Telemetry] = []
+        for begin, end in self._cut(start, stop):
+            traced = self._trace_from(begin)
+            waited, began = self.feed.waited_s, time.perf_counter()
+            state, telemetry = self._executable.run(state, begin, end, mechanism)
+            ended, waited = time.perf_counter(), self.feed.waited_s - waited
+            self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced))
+            parts.append(telemetry)
+            bad = telemetry.bad_step is not None
+            if self._tracer.runs and (end >= self.last or bad):
+                self.end_trace()
+            if bad:
+                break
+        return state, _joined(parts)
+
+    def evaluate(
+        self,
+        state: TrainState,
+        start: int,
+        stop: int,
+        before: EvalSums | None = None,
+        *,
+        on_train: bool = False,
+    ) -> EvalSums:
+        """Sums over evaluation batches, timed."""
+        began = time.perf_counter()
+        sums = self._executable.evaluate(state, start, stop, before, on_train=on_train)
+        self.evaluations_s.append((began, time.perf_counter()))
+        return sums
+
+    def end_trace(self) -> None:
+        """Stop tracing, where that is under way, and keep what was traced."""
+        if self._tracer.runs:
+            self.traced = self._tracer.stop()
+            self._notify()
+
+    def _trace_from(self, begin: int) -> bool:
+        """Start the trace at its first step; return whether the steps from `begin` are traced."""
+        if begin == self.first and self.traced is None and not self._tracer.runs:
+            self._tracer.start()
+        return self._tracer.runs
+
+    def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Cut steps `start + 1 .. stop` before and after the traced ones."""
+        ends = [end for end in (self.first, self.last) if start < end < stop]
+        for end in (*ends, stop):
+            yield start, end
+            start = end
+
+
+def _joined(parts: list[Telemetry]) -> Telemetry:
+    if len(parts) == 1:
+        return parts[0]
+    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS)
+    return Telemetry(parts[0].start, *columns)

@@ -1,0 +1,97 @@
+"""A trace of JAX's profiler: every operation that a device ran, with its begin and end."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pipeline.core.errors import RunError, first_line
+
+DEVICE = "/device:"
+"""Prefix of the planes of devices that are not the host's processor."""
+FIRST_DEVICE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOp:
+    """One execution of an operation; `thread` numbers the host's threads, or a device's streams."""
+
+    name: str
+    module: str
+    thread: int
+    begin_ns: float
+    end_ns: float
+    program: int = 0
+    """Number of the compiled program: two of them may have modules of one name."""
+
+    @property
+    def ns(self) -> float:
+        """Nanoseconds that it took."""
+        return self.end_ns - self.begin_ns
+
+
+class Tracer:
+    """JAX's profiler, started and stopped once; its files are removed when they are read."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it traces now."""
+        return self._folder is not None
+
+    def start(self) -> None:
+        """Trace from now on. Raises RunError where another profiler traces this process."""
+        options = jax.profiler.ProfileOptions()
+        # Else every call of a Python function is an event, and the step takes several times longer.
+        options.python_tracer_level = 0
+        options.host_tracer_level = 1
+        options.enable_hlo_proto = False
+        folder = tempfile.TemporaryDirectory()
+        try:
+            jax.profiler.start_trace(folder.name, profiler_options=options)
+        except RuntimeError as error:
+            folder.cleanup()
+            reason = f"{first_line(error)}; end the other profiler"
+            raise RunError(f"profile: the profiler can't start: {reason}") from error
+        self._folder = folder
+
+    def stop(self) -> tuple[TracedOp, ...]:
+        """Stop tracing and return the operations in the order of their begins."""
+        folder, self._folder = self._folder, None
+        assert folder is not None, "it was started"
+        with folder:
+            jax.profiler.stop_trace()
+            return read_trace(Path(folder.name))
+
+
+def read_trace(folder: Path) -> tuple[TracedOp, ...]:
+    """Read the operations of the first device from the files of a trace."""
+    found = sorted(folder.rglob("*.xplane.pb"))
+    if not found:
+        return ()
+    planes = list(jax.profiler.ProfileData.from_file(str(found[0])).planes)
+    of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
+    traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
+    return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
+
+
+def _operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
+    thread = 0
+    for plane in planes:
+        for line in plane.lines:
+            thread += 1
+            for event in line.events:
+                stats = dict(event.stats)
+                name = stats.get("hlo_op")
+                if name is None or stats.get("device_ordinal", FIRST_DEVICE) != FIRST_DEVICE:
+                    continue
+                module = str(stats.get("hlo_module", ""))
+                program = int(stats.get("program_id", 0))
+                yield TracedOp(str(name), module, thread, event.start_ns, event.end_ns, program)

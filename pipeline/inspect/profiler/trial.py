@@ -1,0 +1,153 @@
+"""A change that a verdict would advise, tried for a few steps before it is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from pipeline.backends.base import Backend, Executable
+from pipeline.config.compose import check_tree
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import PipelineError
+from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.engine.schedule import RunSchedule
+from pipeline.inspect.profiler.step_profile import PredictedChange, StepVerdict
+from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
+from pipeline.models.modules.apply_layers import around_layers
+from pipeline.stages.autosink.timed_runs import TimedRuns, Variant
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.lower import lower
+
+LONGEST_COMPILE_S, LONGEST_READ_S, LONGEST_STEP_MS = 30.0, 30.0, 200.0
+ROUNDS, TRIAL_S = 5, 0.15
+HELPS = 1.03
+"""Gain below which a change is none."""
+PRECISIONS = {"converting": "O0", "memory-bound": "bf16", "compute-bound": "bf16"}
+"""Precision that may help, by verdict."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change to try: keys of the recipe, or a layer that is left out."""
+
+    what: str
+    keys: tuple[tuple[str, Any], ...] = ()
+    """Keys of `train`, and their values."""
+    layer: str | None = None
+
+
+def try_change(
+    verdict: StepVerdict,
+    recipe: Recipe,
+    dataset: Dataset,
+    backend: Backend,
+    executable: Executable,
+    evidence: Evidence,
+) -> StepVerdict:
+    """Return the verdict with a change that was tried here, or that does not help.
+
+    Tried are another precision, a split that lies on the device instead of being read, and a step
+    without the layer that the verdict names. Nothing is tried in a run that goes on, nor where
+    reading, compiling or a step takes long.
+    """
+    trial = _trial_of(verdict, recipe, dataset, evidence)
+    takes_long = (
+        executable.report.compile_s > LONGEST_COMPILE_S or evidence.step_ms > LONGEST_STEP_MS
+    )
+    if trial is None or takes_long or recipe.profile.mode != "only":
+        return verdict
+    tree = recipe.whole_tree()
+    tree["train"].update(trial.keys)
+    without = _without(trial.layer) if trial.layer is not None else nullcontext([True])
+    try:
+        other = check_tree(tree)
+        with Reporter(console=Console(file=StringIO())) as silent, without as left_out:
+            built = lower(other, dataset, build(other, dataset, silent), backend, None, silent)
+            changed = compile_programs(other, dataset, built, backend, silent)
+        if not left_out:
+            return verdict
+        gain = _gain(recipe, other, built.run_schedule, executable, changed, evidence)
+    except PipelineError:
+        # It can't be had on this device, or its steps are not finite.
+        return verdict
+    change = PredictedChange(trial.what, evidence.step_ms / gain, gain, "tried here")
+    if gain < HELPS and verdict.name == "callback-bound":
+        # The call has an effect, so it is made even where nothing reads its result.
+        return verdict
+    if gain < HELPS:
+        return replace(verdict, change=None, tried=(change,))
+    return replace(verdict, change=change)
+
+
+def _trial_of(
+    verdict: StepVerdict, recipe: Recipe, dataset: Dataset, evidence: Evidence
+) -> Trial | None:
+    """Return what to try for a verdict; None for nothing."""
+    if verdict.layer is not None:
+        assert verdict.change is not None, "it names the layer"
+        return Trial(verdict.change.what, layer=verdict.layer)
+    if verdict.change is not None and verdict.change.what == RESIDENT:
+        steps = dataset.train_order.steps_per_pass
+        read_s = sum(evidence.feed.prepare_ms_per_step.values()) * steps / 1000
+        return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= LONGEST_READ_S else None
+    wanted = PRECISIONS.get(verdict.name)
+    fixed = recipe.train.to_float or recipe.parallel.mode != "none"
+    if wanted is None or wanted == evidence.precision or fixed:
+        return None
+    return Trial(f"train.precision={wanted}", (("precision", wanted),))
+
+
+@contextmanager
+def _without(path: str) -> Iterator[list[bool]]:
+    """Trace networks with one layer left out; the list is empty where its shape does not allow."""
+    left_out: list[bool] = []
+
+    def around(layer: Any, compute: Any, x: Any, context: Any) -> Any:
+        result = compute(x)
+        if str(context) != path or (result.shape, result.dtype) != (x.shape, x.dtype):
+            return result
+        left_out.append(True)
+        return x
+
+    with around_layers(around):
+        yield left_out
+
+
+def _gain(
+    recipe: Recipe,
+    other: Recipe,
+    schedule: RunSchedule,
+    before: Executable,
+    after: Executable,
+    evidence: Evidence,
+) -> float:
+    """Return the median ratio of a step before and after, in alternating trials.
+
+    A step that waits for data is not timed again: its first windows would be read again.
+    """
+    streams, ratios = before.feed.kind == "stream", []
+    # Reading ahead would take the processor from the trial.
+    before.feed.close()
+    with (
+        TimedRuns(recipe, schedule, before, terminal=False) as old,
+        TimedRuns(other, schedule, after, terminal=False) as new,
+    ):
+        first = new if streams else old
+        single = max(1e-3, first.time(Variant(None, "none"), 4).step_ms)
+        sink = max(1, int(1000 * TRIAL_S / 3 / single))
+        if streams:
+            sink = min(sink, evidence.sink_steps or 1)
+        variant = Variant(sink, "loop")
+        steps = sink * max(3, int(1000 * TRIAL_S / (single * sink)))
+        for _ in range(ROUNDS):
+            one = evidence.step_ms if streams else old.time(variant, steps).step_ms
+            ratios.append(one / new.time(variant, steps).step_ms)
+    return statistics.median(ratios)

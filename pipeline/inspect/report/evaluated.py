@@ -1,0 +1,301 @@
+"""Evaluation of a run's checkpoint, sample by sample, in the order of the evaluation split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax import Array
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError
+from pipeline.data.batch import Batch
+from pipeline.data.dataset import Dataset
+from pipeline.data.padding.buckets import SIZE, in_ascending_order
+from pipeline.data.random import seed_words
+from pipeline.data.tables.encode_table import encoded_features
+from pipeline.data.targets import Targets
+from pipeline.data.transform import apply_ops
+from pipeline.stages.build import typed_network
+from pipeline.stages.export.trained_run import TrainedRun
+from pipeline.training.bucketing import in_its_bucket
+from pipeline.training.step import network_inputs
+
+MAX_CONFUSED = 1000
+"""The most classes with a confusion matrix in a report."""
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of one batch: sample numbers (n,), outputs float32 (n, ..., K), labels (n, ...)."""
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Counts by class, int64 (C,), and the confusion matrix."""
+
+    hits: np.ndarray
+    actual: np.ndarray
+    predicted: np.ndarray
+    confusion: np.ndarray | None
+    """int64 (C, C) by true class (row) and predicted class; None above `MAX_CONFUSED` classes."""
+
+    def ratios(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Precision, recall and F1 by class, float64 (C,); 0 where the denominator is 0."""
+        wholes = self.predicted, self.actual, self.actual + self.predicted
+        parts = self.hits, self.hits, 2 * self.hits
+        precision, recall, f1 = (
+            np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+            for part, whole in zip(parts, wholes, strict=True)
+        )
+        return precision, recall, f1
+
+    @property
+    def accuracy(self) -> float:
+        """The share of labels that were predicted right."""
+        return int(self.hits.sum()) / max(1, int(self.actual.sum()))
+
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Samples of one class each, without those whose label is ignored; arrays are (n,)."""
+
+    samples: np.ndarray
+    """Their places in the evaluation split."""
+    labels: np.ndarray
+    predicted: np.ndarray
+    probability: np.ndarray
+    """Of the predicted class."""
+    of_label: np.ndarray
+    """Probability of the true class."""
+    in_top5: np.ndarray
+    counts: ClassCounts
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Places in these arrays of what was predicted wrong, the least probable label first."""
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        order = np.lexsort((wrong, -self.probability[wrong], self.of_label[wrong]))
+        return wrong[order]
+
+
+@dataclass(frozen=True)
+class PositionPredictions:
+    """Samples with a class at each position, as of pixels or tokens."""
+
+    right: np.ndarray
+    """Share of each sample's valid positions that are right, float64 (n,)."""
+    counts: ClassCounts
+
+
+@dataclass(frozen=True)
+class NumberPredictions:
+    """Numbers (n, K), in the units of the data."""
+
+    true: np.ndarray
+    predicted: np.ndarray
+
+    def figures(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """MAE, RMSE and R squared of each number, float64 (K,); R squared of a constant is 0."""
+        errors = self.predicted - self.true
+        squared = np.square(errors).mean(axis=0)
+        spread = self.true.var(axis=0)
+        unexplained = np.divide(squared, spread, out=np.ones_like(squared), where=spread > 0)
+        return np.abs(errors).mean(axis=0), np.sqrt(squared), 1 - unexplained
+
+
+@dataclass(frozen=True)
+class LabelPredictions:
+    """Labels of which a sample may have several: both (n, K)."""
+
+    true: np.ndarray
+    probabilities: np.ndarray
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The labels above a probability of 0.5, bool (n, K)."""
+        return self.probabilities > 0.5
+
+    @property
+    def counts(self) -> ClassCounts:
+        """Counts by label."""
+        both = self.true & self.predicted
+        columns = both, self.true, self.predicted
+        hits, actual, predicted = (part.sum(axis=0, dtype=np.int64) for part in columns)
+        return ClassCounts(hits, actual, predicted, None)
+
+
+Predictions = ClassPredictions | PositionPredictions | NumberPredictions | LabelPredictions
+
+
+def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
+    """Evaluate a run's weights on every sample of the evaluation split, as training evaluates.
+
+    Raises DataError where the data is of other targets than the run's.
+    """
+    targets = dataset.targets
+    if (targets.task, targets.names) != (run.samples.targets.task, run.samples.targets.names):
+        raise DataError(
+            f"the data has {targets}, the run was trained on {run.samples.targets}; give the data "
+            "of the run"
+        )
+    fitted = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
+    if fitted != (dataset.table, dataset.text, targets.mean, targets.std):
+        raise DataError(
+            "the data has other columns, tokens or units than those that the run was fitted on; "
+            "give the data of the run"
+        )
+    batches = _batches(run, dataset)
+    if targets.task == "regression":
+        return _numbers(batches, targets)
+    if targets.task == "multi_label":
+        return _labels(batches)
+    if dataset.label_positions:
+        return _positions(batches, len(targets), run.recipe.dataset.ignore_index)
+    return _classes(batches, len(targets), run.recipe.dataset.ignore_index)
+
+
+def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
+    order = dataset.eval_order
+    compute, weights = _compiled(run.recipe, dataset), jax.device_put(dict(run.arrays))
+    seed = seed_words(run.recipe.seed)
+    for step in range(order.steps_per_pass):
+        plan = order.batches(step, 1)
+        rows, count = plan.indices[0], int(plan.counts[0])
+        columns = {name: jnp.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
+        seed_of_run, pass_ = jnp.asarray(seed), jnp.asarray(plan.passes[0])
+        batch = Batch(columns, seed_of_run, pass_, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
+        outputs, labels = compute(weights, batch)
+        yield rows[:count], np.asarray(outputs)[:count], np.asarray(labels)[:count]
+
+
+def _compiled(
+    recipe: Recipe, dataset: Dataset
+) -> Callable[[Mapping[str, Array], Batch], tuple[Array, Array]]:
+    """A function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
+    features = encoded_features(dataset.eval_ops)
+    network = typed_network(recipe, len(dataset.targets), features)
+    buckets = in_ascending_order(recipe.dataset.buckets or ())
+
+    def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+        key = batch.seed, batch.pass_, batch.sample
+        columns = apply_ops(jnp, dataset.eval_ops, batch.columns, *key)
+        sizes = batch.columns[SIZE] if recipe.dataset.padding_mask else None
+        inputs = network_inputs(columns["image"], dataset.image.layout, sizes)
+        variables = unflatten_dict(dict(weights), sep="/")
+        result: Any = network.apply(variables, inputs, train=False)
+        return result, columns["label"]
+
+    def program(sizes: Any) -> Any:
+        return jax.jit(
+            lambda weights, batch: in_its_bucket(
+                sizes, batch, lambda cut: outputs(weights, cut), drawn=False
+            )
+        )
+
+    if not buckets:
+        return program(())  # type: ignore[no-any-return]
+    programs = {bucket: program((bucket,)) for bucket in buckets}
+
+    def in_its_own(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+        # Chosen here: labels of positions differ in shape between buckets.
+        largest = np.asarray(batch.columns[SIZE]).max(axis=0)
+        fitting = (bucket for bucket in buckets if (largest <= np.array(bucket)).all())
+        return programs[next(fitting, buckets[-1])](weights, batch)  # type: ignore[no-any-return]
+
+    return in_its_own
+
+
+def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) -> ClassPredictions:
+    parts = [_classes_of(*batch, ignore_index) for batch in batches]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    # Buckets are evaluated one after the other.
+    order = np.argsort(columns[0], kind="stable")
+    rows, labels, predicted, probability, of_label, in_top5 = (part[order] for part in columns)
+    if not len(rows):
+        raise DataError("all labels of the evaluation split are dataset.ignore_index")
+    counts = _count(labels, predicted, classes)
+    return ClassPredictions(rows, labels, predicted, probability, of_label, in_top5, counts)
+
+
+def _classes_of(
+    rows: np.ndarray, outputs: np.ndarray, labels: np.ndarray, ignore_index: int | None
+) -> tuple[np.ndarray, ...]:
+    outputs = outputs.astype(np.float64)
+    true = labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
+    if ignore_index is not None:
+        valid = true != ignore_index
+        rows, outputs, true = rows[valid], outputs[valid], true[valid]
+    with np.errstate(invalid="ignore"):  # of a network that diverged
+        powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        probabilities = powers / powers.sum(axis=-1, keepdims=True)
+    each = np.arange(len(rows))
+    predicted = outputs.argmax(axis=-1)
+    own = outputs[each, true][:, None]
+    before = np.arange(outputs.shape[-1]) < true[:, None]
+    ahead = ((outputs > own) | ((outputs == own) & before)).sum(axis=-1)
+    of_label = probabilities[each, true]
+    return rows, true, predicted, probabilities[each, predicted], of_label, ahead < 5
+
+
+def _positions(
+    batches: Iterator[Rows], classes: int, ignore_index: int | None
+) -> PositionPredictions:
+    shares: list[tuple[np.ndarray, np.ndarray]] = []
+    total: ClassCounts | None = None
+    for rows, outputs, labels in batches:
+        true = labels if labels.ndim < outputs.ndim else labels.argmax(axis=-1)
+        valid = np.ones(true.shape, bool) if ignore_index is None else true != ignore_index
+        predicted = outputs.argmax(axis=-1)
+        axes = tuple(range(1, true.ndim))
+        with np.errstate(invalid="ignore"):  # a sample without a valid label has no share
+            right = ((predicted == true) & valid).sum(axis=axes) / valid.sum(axis=axes)
+        shares.append((rows, right))
+        counts = _count(true[valid].astype(np.int64), predicted[valid], classes)
+        total = counts if total is None else _added(total, counts)
+    assert total is not None, "a split has samples"
+    order = np.argsort(np.concatenate([rows for rows, _ in shares]), kind="stable")
+    return PositionPredictions(np.concatenate([share for _, share in shares])[order], total)
+
+
+def _count(labels: np.ndarray, predicted: np.ndarray, classes: int) -> ClassCounts:
+    columns = labels[labels == predicted], labels, predicted
+    hits, actual, guessed = (np.bincount(column, minlength=classes) for column in columns)
+    confusion = None
+    if classes <= MAX_CONFUSED:
+        cells = np.bincount(labels * classes + predicted, minlength=classes * classes)
+        confusion = cells.reshape(classes, classes)
+    return ClassCounts(hits, actual, guessed, confusion)
+
+
+def _added(one: ClassCounts, other: ClassCounts) -> ClassCounts:
+    confusion = None
+    if one.confusion is not None and other.confusion is not None:
+        confusion = one.confusion + other.confusion
+    return ClassCounts(
+        one.hits + other.hits,
+        one.actual + other.actual,
+        one.predicted + other.predicted,
+        confusion,
+    )
+
+
+def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
+    rows, outputs, labels = _joined(batches)
+    order = np.argsort(rows, kind="stable")
+    true = targets.in_units(labels.reshape(len(rows), -1).astype(np.float64))
+    return NumberPredictions(true[order], targets.in_units(outputs.astype(np.float64))[order])
+
+
+def _labels(batches: Iterator[Rows]) -> LabelPredictions:
+    rows, outputs, labels = _joined(batches)
+    order = np.argsort(rows, kind="stable")
+    probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))
+    return LabelPredictions((labels > 0.5)[order], probabilities[order])
+
+
+def _joined(batches: Iterator[Rows]) -> Rows:
+    rows, outputs, labels = (np.concatenate(column) for column in zip(*batches, strict=True))
+    return rows, outputs, labels

@@ -1,0 +1,160 @@
+"""Sections of a report about a run's origin, what was made of it, its profile and its dumps.
+
+The files of profiles and dumps are read as a stranger's: what plainly says something is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import read_json
+from pipeline.inspect.report import report_page
+from pipeline.stages.record.descendants import read_descendants
+from pipeline.stages.record.provenance import read_provenance
+from pipeline.study.runs.kept_run import KeptRun, read_run
+from pipeline.study.runs.lineage import data_of, ops_of
+
+PROFILES = ("profile.json", "profile/profile.json")
+DUMP, ABOUT = "dump", "dump.json"
+TABLES = ("phases", "layers")
+"""Tables of a profile that are shown."""
+MOST_PROFILES, MOST_ROWS, MOST_COLUMNS, MOST_DUMPS = 4, 30, 8, 50
+MOST_FOUND = 10_000
+
+
+def origin_sections(run_dir: Path) -> list[str]:
+    """Sections as markup: lineage, and profile and dumps where the directory has any."""
+    run = read_run(run_dir, run_dir, curves=False)
+    return [
+        *report_page.section(
+            "Lineage",
+            "From the data to what was made of the run, in the order of time.",
+            report_page.table(list(_lineage(run))),
+        ),
+        *_profile(run_dir),
+        *report_page.section(
+            "Dumps", "Tensors of a step, by layer.", report_page.table(list(_dumps(run_dir)))
+        ),
+    ]
+
+
+def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
+    """Rows of the origin of a run, its processes, and what was made of it."""
+
+    def row(what: str, name: str, when: str = "") -> dict[str, str]:
+        return {"what": what, "name": name, "when": _time(when)}
+
+    yield row("data", " ".join(filter(None, (data_of(run), run.data))))
+    if ops := ops_of(run):
+        yield row("map ops", ops)
+    if "restored" in run.sources:
+        yield row("weights of", run.sources["restored"])
+    try:
+        processes = read_provenance(run.run_dir)
+    except DataError:
+        processes = []
+    for number, process in enumerate(processes):
+        code = process.get("code")
+        git = code.get("git") if isinstance(code, Mapping) else None
+        commit = str(git.get("commit", ""))[:10] if isinstance(git, Mapping) else ""
+        what = "resumed" if number else "run"
+        name = run.name if not number else run.sources.get("resumed", "")
+        if number and number < len(processes) - 1:
+            # The summary has the step of the newest process alone.
+            name = ""
+        said = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
+        yield row(what, said, str(process.get("begun", "")))
+    steps = saved_steps(run.run_dir / FOLDER)
+    if steps:
+        yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
+    for made in read_descendants(run.run_dir):
+        yield row(f"{made.made} as", made.to, made.at)
+
+
+def _time(text: str) -> str:
+    return text[:16].replace("T", " ")
+
+
+def _profile(run_dir: Path) -> list[str]:
+    """The verdict of a profile, and its tables of phases and layers."""
+    tree = next((found for name in PROFILES if (found := _object(run_dir / name))), None)
+    if tree is None:
+        return []
+    verdict = tree.get("verdict")
+    if isinstance(verdict, Mapping):
+        verdict = verdict.get("text") or verdict.get("name")
+    several = tree.get("profiles")
+    profiles = several if isinstance(several, list) else [tree]
+    markup: list[str] = []
+    for profile in profiles[:MOST_PROFILES]:
+        if isinstance(profile, Mapping):
+            markup += _profile_tables(profile)
+    said = str(verdict) if isinstance(verdict, str) else ""
+    return report_page.section("Profile", said, markup or ([""] if said else []))
+
+
+def _profile_tables(profile: Mapping[str, Any]) -> list[str]:
+    facts = [
+        f"{key.replace('_', ' ')} {_cell(profile[key])}"
+        for key in ("source", "device", "batch_size", "step_ms")
+        if _is_plain(profile.get(key))
+    ]
+    tables = [_plain_rows(profile.get(name)) for name in TABLES]
+    if not any(tables):
+        return []
+    said = [f"<p>{escape(', '.join(facts))}</p>"] if facts else []
+    return [*said, *report_page.beside(*(report_page.table(rows) for rows in tables if rows))]
+
+
+def _plain_rows(value: Any) -> list[dict[str, Any]]:
+    """Rows of a table that is a list of objects, or one number by name."""
+    if isinstance(value, Mapping):
+        value = [{"name": name, "value": number} for name, number in value.items()]
+    if not isinstance(value, list):
+        return []
+    rows = [one for one in value[:MOST_ROWS] if isinstance(one, Mapping)]
+    names = [str(name) for name in rows[0] if _is_plain(rows[0][name])] if rows else []
+    shown = names[:MOST_COLUMNS]
+    return [
+        {name.replace("_", " "): _cell(row.get(name)) for name in shown} for row in rows if shown
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _dumps(run_dir: Path) -> Iterator[dict[str, str]]:
+    root = run_dir / DUMP
+    # Steps are names of folders: 9 comes before 10.
+    there = () if root.is_symlink() else islice(root.glob(f"**/{ABOUT}"), MOST_FOUND)
+    found = sorted(there, key=lambda file: (len(str(file)), str(file)))
+    for file in found[:MOST_DUMPS]:
+        about = _object(file) or {}
+        keys = ("step", "content", "precision", "loss", "run_loss", "stopped")
+        facts = {key: _cell(about[key]) if _is_plain(about.get(key)) else "" for key in keys}
+        yield {"dump": str(file.parent.relative_to(run_dir)), **facts}
+
+
+def _object(file: Path) -> Mapping[str, Any] | None:
+    """A JSON object; None where there is none that can be read."""
+    if not file.is_file():
+        return None
+    try:
+        tree = read_json(file)
+    except (OSError, ValueError, DataError):
+        return None
+    return tree if isinstance(tree, Mapping) else None

@@ -1,0 +1,103 @@
+"""Tables of a report as CSV files, one of them with a line for each sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.files.csv_file import csv_text
+from pipeline.data.targets import Targets
+from pipeline.inspect.report.evaluated import (
+    ClassCounts,
+    ClassPredictions,
+    LabelPredictions,
+    NumberPredictions,
+    PositionPredictions,
+    Predictions,
+)
+
+PREDICTIONS, CLASSES, CONFUSION = "predictions.csv", "classes.csv", "confusion.csv"
+NUMBERS, LABELS = "numbers.csv", "labels.csv"
+
+
+def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
+    """The CSV files of an evaluation by name. Names of classes are written as they are."""
+    names = targets.names
+    files = {PREDICTIONS: csv_text(_prediction_rows(predictions, names))}
+    if isinstance(predictions, NumberPredictions):
+        return {**files, NUMBERS: csv_text(number_rows(predictions, names))}
+    if isinstance(predictions, LabelPredictions):
+        rows = [_of_labels(row) for row in count_rows(predictions.counts, names)]
+        return {**files, LABELS: csv_text(rows)}
+    files[CLASSES] = csv_text(count_rows(predictions.counts, names))
+    if predictions.counts.confusion is not None:
+        files[CONFUSION] = csv_text(_confusion_rows(predictions.counts.confusion, names))
+    return files
+
+
+def count_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Precision, recall, F1 and the number of labels of each class."""
+    columns = (column.tolist() for column in (*counts.ratios(), counts.actual))
+    return [
+        {"class": name, "precision": p, "recall": r, "f1": f1, "count": count}
+        for name, p, r, f1, count in zip(names, *columns, strict=True)
+    ]
+
+
+def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[dict[str, Any]]:
+    """MAE, RMSE and R squared of each number."""
+    columns = (column.tolist() for column in predictions.figures())
+    return [
+        {"number": name, "mae": mae, "rmse": rmse, "r2": r2}
+        for name, mae, rmse, r2 in zip(names, *columns, strict=True)
+    ]
+
+
+def _of_labels(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"label" if key == "class" else key: value for key, value in row.items()}
+
+
+def _prediction_rows(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+    match predictions:
+        case ClassPredictions():
+            rows = zip(
+                predictions.samples.tolist(),
+                predictions.labels.tolist(),
+                predictions.predicted.tolist(),
+                predictions.probability.tolist(),
+                strict=True,
+            )
+            for index, label, guess, share in rows:
+                named = {"label": names[label], "prediction": names[guess]}
+                yield {"index": index, **named, "probability": f"{share:.6f}"}
+        case PositionPredictions():
+            for index, share in enumerate(predictions.right.tolist()):
+                # Of a sample whose labels are all ignored nothing is right or wrong.
+                yield {"index": index, "right": "" if math.isnan(share) else f"{share:.6f}"}
+        case NumberPredictions():
+            pairs = zip(predictions.true.tolist(), predictions.predicted.tolist(), strict=True)
+            for index, (true, predicted) in enumerate(pairs):
+                yield {"index": index, **_pairs(names, true, predicted)}
+        case LabelPredictions():
+            both = np.asarray(predictions.true, int).tolist(), predictions.probabilities.tolist()
+            for index, (true, shares) in enumerate(zip(*both, strict=True)):
+                rounded = [f"{share:.6f}" for share in shares]
+                yield {"index": index, **_pairs(names, true, rounded, "probability of")}
+
+
+def _pairs(
+    names: Sequence[str], true: Sequence[Any], predicted: Sequence[Any], of: str = "predicted"
+) -> dict[str, Any]:
+    """Two columns for each name: its true value, and the predicted one."""
+    columns = zip(names, true, predicted, strict=True)
+    return {key: v for name, a, b in columns for key, v in ((name, a), (f"{of} {name}", b))}
+
+
+def _confusion_rows(confusion: np.ndarray, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+    # The first column could have the name of a class, and a mapping has each key once.
+    header = [f"predicted {name}" for name in names]
+    for name, counts in zip(names, confusion.tolist(), strict=True):
+        yield {"true": name, **dict(zip(header, counts, strict=True))}

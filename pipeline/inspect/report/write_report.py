@@ -1,0 +1,353 @@
+"""Report of a run: what its checkpoint predicts of the evaluation split, as a page and as files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.inspect.report import report_page
+from pipeline.inspect.report.charts import Curve, bar_chart, curve_chart, scatter_chart, standalone
+from pipeline.inspect.report.evaluated import (
+    ClassPredictions,
+    LabelPredictions,
+    NumberPredictions,
+    PositionPredictions,
+    Predictions,
+    evaluate_samples,
+)
+from pipeline.inspect.report.origin import origin_sections
+from pipeline.inspect.report.pictures import can_picture, picture, png, sheet
+from pipeline.inspect.report.report_files import (
+    CLASSES,
+    CONFUSION,
+    LABELS,
+    NUMBERS,
+    PREDICTIONS,
+    count_rows,
+    csv_files,
+    number_rows,
+)
+from pipeline.stages.data import load_data
+from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.record.log_arrays import read_arrays
+from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
+
+PAGE, MISTAKES = "index.html", "mistakes.png"
+CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
+OWN = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+MAX_MISTAKES = 36
+MAX_SCATTERED = 4
+"""Numbers with charts of their own."""
+HEADLINES = ("accuracy", "micro_f1", "r2")
+"""Metrics of which the first that there is has a chart."""
+
+
+@dataclass(frozen=True)
+class WorstSample:
+    """A sample and what is wrong about its prediction."""
+
+    index: int
+    predicted: str
+    label: str
+    detail: str
+
+
+def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[str, str]]:
+    """Write the report of a run into `out`, by default into `report` of its directory.
+
+    `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
+    figures. Files of an earlier report are replaced. Raises DataError where the run or its data
+    can't be read, RecipeError where its recipe is no longer valid, RunError where the disk refuses.
+    """
+    run_dir = run_of(source)
+    if run_dir is None:
+        raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
+    if out is None:
+        require_real_trees(run_dir, (REPORT,))
+    elif _holds_other_files(out):
+        raise DataError(f"{out}: holds something else than a report; name another folder")
+    folder = run_dir / REPORT if out is None else out
+    run = read_trained_run(source)
+    history = read_arrays(run_dir / METRICS), read_arrays(run_dir / EVALS)
+    dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
+    predictions = evaluate_samples(run, dataset)
+    drawn = _charts(*history, predictions, dataset.targets.names)
+    worst = _pictured(list(_worst(predictions, dataset.targets.names)), dataset)
+    figures = _figures(predictions, len(dataset.eval))
+    document = _page(run_dir, run, dataset, predictions, drawn, worst, figures)
+    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
+    files |= {name: standalone(chart) for name, chart in drawn.items()}
+    if worst:
+        files[MISTAKES] = png(
+            sheet([shown for _, shown in worst], [(w.predicted, w.label) for w, _ in worst])
+        )
+    _write(folder, {**files, PAGE: document})
+    return folder / PAGE, figures
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Whether a folder is there that holds anything but an earlier report."""
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        return True
+    names, page = {file.name for file in folder.iterdir()}, folder / PAGE
+    if not names:
+        return False
+    if not names <= set(OWN) or not page.is_file():
+        return True
+    with page.open("rb") as file:
+        return report_page.GENERATOR.encode() not in file.read(4096)
+
+
+def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Replace the files of a report, its page last, and remove those of an earlier one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in OWN:
+            (folder / name).unlink(missing_ok=True)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+    except OSError as error:
+        where = error.filename or folder
+        raise RunError(f"{where}: can't be written: {error.strerror}") from error
+
+
+def _figures(predictions: Predictions, count: int) -> dict[str, str]:
+    """The main figures by name, as text."""
+    samples = {"samples": f"{count:,}"}
+    match predictions:
+        case ClassPredictions():
+            counts = predictions.counts
+            with np.errstate(divide="ignore"):
+                loss = -np.log(predictions.of_label).mean()
+            top5 = {"top 5": f"{predictions.in_top5.mean():.4f}"} if len(counts.hits) > 5 else {}
+            return {
+                "accuracy": f"{counts.accuracy:.4f}",
+                **top5,
+                "cross-entropy": f"{loss:.4f}",
+                "macro F1": f"{counts.ratios()[2].mean():.4f}",
+                "wrong": f"{len(predictions.wrong):,}",
+                **samples,
+            }
+        case PositionPredictions():
+            counts = predictions.counts
+            union = counts.actual + counts.predicted - counts.hits
+            iou = (counts.hits[union > 0] / union[union > 0]).mean()
+            return {
+                "accuracy": f"{counts.accuracy:.4f}",
+                "mean IoU": f"{iou:.4f}",
+                "labels": f"{int(counts.actual.sum()):,}",
+                **samples,
+            }
+        case NumberPredictions():
+            values = dict(zip(("MAE", "RMSE", "R²"), predictions.figures(), strict=True))
+            return {**{key: f"{value.mean():.5g}" for key, value in values.items()}, **samples}
+        case LabelPredictions():
+            exact = (predictions.true == predictions.predicted).all(axis=1).mean()
+            counts = predictions.counts
+            both = int(counts.actual.sum() + counts.predicted.sum())
+            return {
+                "exact match": f"{exact:.4f}",
+                "micro F1": f"{2 * int(counts.hits.sum()) / max(1, both):.4f}",
+                "macro F1": f"{counts.ratios()[2].mean():.4f}",
+                **samples,
+            }
+
+
+def _charts(
+    steps: Mapping[str, np.ndarray],
+    evaluations: Mapping[str, np.ndarray],
+    predictions: Predictions,
+    names: Sequence[str],
+) -> dict[str, str]:
+    """The charts of a report by the names of their files."""
+    drawn: dict[str, str | None] = {
+        "loss.svg": curve_chart("loss", _both("loss", steps, evaluations)),
+        "learning_rate.svg": curve_chart("learning rate", _curves("rate", steps, "learning_rate")),
+    }
+    for name in HEADLINES:
+        if name in evaluations:
+            title = report_page.HEADS.get(name, name.replace("_", " "))
+            drawn["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
+            break
+    if isinstance(predictions, NumberPredictions):
+        true, predicted = predictions.true[:, 0], predictions.predicted[:, 0]
+        drawn["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
+        drawn["residuals.svg"] = bar_chart("residuals", predicted - true, "predicted - true")
+    found = ((name, drawn.get(name)) for name in CHARTS)
+    return {name: chart for name, chart in found if chart is not None}
+
+
+def _both(
+    name: str, steps: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
+) -> list[Curve]:
+    """The curves of a metric in training and in evaluation."""
+    train = _curves("train", steps, name)
+    in_evaluation = _curves("train", evaluations, f"train_{name}", marked=True)
+    return [*(train or in_evaluation), *_curves("eval", evaluations, name, marked=True)]
+
+
+def _curves(
+    label: str, log: Mapping[str, np.ndarray], name: str, *, marked: bool = False
+) -> list[Curve]:
+    return [Curve(label, log["step"], log[name], marked)] if name in log else []
+
+
+def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSample]:
+    """The samples with the worst predictions, the worst first."""
+    match predictions:
+        case ClassPredictions():
+            for row in predictions.wrong[:MAX_MISTAKES].tolist():
+                guess, true = predictions.predicted[row], predictions.labels[row]
+                share, own = predictions.probability[row], predictions.of_label[row]
+                index = int(predictions.samples[row])
+                label = f"is {names[true]} ({own:.1%})"
+                yield WorstSample(index, f"{names[guess]} ({share:.0%})", label, f"sample {index}")
+        case PositionPredictions():
+            for index in np.argsort(predictions.right, kind="stable")[:MAX_MISTAKES].tolist():
+                share = predictions.right[index]
+                if share < 1:
+                    yield WorstSample(index, f"{1 - share:.1%} wrong", "", f"sample {index}")
+        case NumberPredictions():
+            errors = np.abs(predictions.predicted - predictions.true)
+            scaled = errors / np.maximum(predictions.true.std(axis=0), 1e-30)
+            for index in np.argsort(-scaled.max(axis=1), kind="stable")[:MAX_MISTAKES].tolist():
+                column = int(scaled[index].argmax())
+                guess, true = predictions.predicted[index, column], predictions.true[index, column]
+                text = f"{names[column]} {guess:.4g}" if len(names) > 1 else f"{guess:.4g}"
+                yield WorstSample(index, text, f"is {true:.4g}", f"sample {index}")
+        case LabelPredictions():
+            wrong = predictions.true != predictions.predicted
+            distance = np.abs(predictions.true - predictions.probabilities)
+            order = np.lexsort((-distance.max(axis=1), -wrong.sum(axis=1)))[:MAX_MISTAKES]
+            for index in order.tolist():
+                if not wrong[index].any():
+                    return
+                more = [n for n, w, t in _each(names, wrong, predictions, index) if w and not t]
+                less = [n for n, w, t in _each(names, wrong, predictions, index) if w and t]
+                said = ", ".join([*(f"+{name}" for name in more), *(f"-{name}" for name in less)])
+                own = [name for name, _, true in _each(names, wrong, predictions, index) if true]
+                label = f"is {', '.join(own) or 'none'}"
+                yield WorstSample(index, said, label, f"sample {index}")
+
+
+def _each(
+    names: Sequence[str], wrong: np.ndarray, predictions: LabelPredictions, index: int
+) -> Iterator[tuple[str, bool, bool]]:
+    """Name, whether it is predicted wrong, and whether the sample has it, of each label."""
+    return zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
+
+
+def _pictured(worst: Sequence[WorstSample], dataset: Dataset) -> list[tuple[WorstSample, Any]]:
+    """The samples with their pictures; none where samples are no images."""
+    column = dataset.eval.columns["image"]
+    if not worst or not can_picture(column.shape[1:]):
+        return []
+    images = np.asarray(column[np.array([one.index for one in worst])])
+    return [(one, picture(image)) for one, image in zip(worst, images, strict=True)]
+
+
+def _page(
+    run_dir: Path,
+    run: TrainedRun,
+    dataset: Dataset,
+    predictions: Predictions,
+    drawn: Mapping[str, str],
+    worst: Sequence[tuple[WorstSample, Any]],
+    figures: Mapping[str, str],
+) -> str:
+    recipe, names = run.recipe, dataset.targets.names
+    about = (
+        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
+        f"{len(dataset.eval):,} samples of its evaluation split."
+    )
+    mistakes = [
+        report_page.Mistake(png(shown), one.predicted, one.label, one.index, one.detail)
+        for one, shown in worst
+    ]
+    training = [drawn[name] for name in CHARTS[:3] if name in drawn]
+    body = [
+        *report_page.heading(recipe.name, about, figures),
+        *report_page.section("Training", "", report_page.charts(training)),
+        *_task_sections(predictions, names),
+        *report_page.section(
+            "Worst predictions",
+            f"What the network said, in colour, and what is true; {_order(predictions)} first.",
+            report_page.samples(mistakes),
+        ),
+        *origin_sections(run_dir),
+        _footer(run),
+    ]
+    return report_page.page(f"{recipe.name}: report", body)
+
+
+def _order(predictions: Predictions) -> str:
+    """The first of the worst predictions, in words."""
+    match predictions:
+        case ClassPredictions():
+            return "the least probable truth"
+        case NumberPredictions():
+            return "the largest error, as a share of the number's standard deviation,"
+        case LabelPredictions():
+            return "the most wrong labels"
+    return "the largest wrong share"
+
+
+def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[str]:
+    match predictions:
+        case ClassPredictions() | PositionPredictions():
+            counts = predictions.counts
+            rows, order = count_rows(counts, names), "in the order of their labels"
+            if len(rows) > report_page.MAX_ROWS:
+                rows.sort(key=lambda row: row["f1"])
+                order = f"the {report_page.MAX_ROWS} with the lowest F1; all in {CLASSES}"
+            return [
+                *report_page.section("Classes", f"Classes {order}.", report_page.table(rows)),
+                *report_page.section(
+                    "Confusion",
+                    "True classes in rows, predicted ones in columns; the most frequent mistakes.",
+                    report_page.beside(
+                        report_page.matrix(counts, names),
+                        report_page.table(report_page.confusions(counts, names)),
+                    ),
+                ),
+            ]
+        case LabelPredictions():
+            rows = count_rows(predictions.counts, names)
+            return report_page.section(
+                "Labels", "Predicted where the probability is above 0.5.", report_page.table(rows)
+            )
+        case NumberPredictions():
+            shown = []
+            for column, name in enumerate(names[:MAX_SCATTERED]):
+                true, guess = predictions.true[:, column], predictions.predicted[:, column]
+                shown.append(scatter_chart(f"{name}: predicted", true, guess))
+                residuals = f"{name}: residuals"
+                shown.append(bar_chart(residuals, guess - true, "predicted - true"))
+            return [
+                *report_page.section(
+                    "Numbers", "", report_page.table(number_rows(predictions, names))
+                ),
+                *report_page.section(
+                    "Predicted against true", "", report_page.charts(shown, pairs=True)
+                ),
+            ]
+
+
+def _footer(run: TrainedRun) -> str:
+    """The checkpoint, and the file that has the rest."""
+    said = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
+    return f"<footer>{said}</footer>"

@@ -1,0 +1,80 @@
+"""The lowerings of a problem, and the computation of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax import Array
+
+from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
+from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
+from pipeline.models.lowerings.formulas.max_pools import POOLINGS
+from pipeline.models.lowerings.problem.formula import Formula
+from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+"""Images at a time, for formulas that work on chunks."""
+
+CHUNK_BYTES = range(128 << 10, 16 << 20)
+"""Sizes of a chunk: below, calls take most of the time; above, it fits into no cache."""
+
+FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
+    "conv2d": CONVOLUTIONS,
+    "dense": PRODUCTS,
+    "max_pool": POOLINGS,
+}
+"""By kind of problem, role and name."""
+
+
+def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
+    """All lowerings of a problem that these engines can compute, the plain one first."""
+    lowerings = (
+        Lowering(name, engine, images)
+        for name, formula in FORMULAS[problem.kind][problem.role].items()
+        for engine in formula.engines
+        for images in (None, *CHUNKS)
+    )
+    return tuple(
+        lowering
+        for lowering in lowerings
+        if can_compute(problem, lowering, engines) and _is_worth_trying(problem, lowering)
+    )
+
+
+def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
+    """Whether the chunks, if there are any, are smaller than the batch and of a good size."""
+    images = lowering.images
+    if images is None or (images == 1 < problem.batch and _is_depthwise(problem)):
+        return True
+    return images < problem.batch and images * problem.sample_bytes in CHUNK_BYTES
+
+
+def _is_depthwise(problem: Problem) -> bool:
+    return isinstance(problem, ConvolutionProblem) and problem.is_depthwise
+
+
+def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:
+    """Whether a lowering can compute a problem with these engines."""
+    formula = FORMULAS[problem.kind][problem.role].get(lowering.family)
+    if formula is None or not formula.fits(problem) or lowering.engine not in formula.engines:
+        return False
+    if lowering.engine not in engines:
+        return False
+    if lowering.images is None:
+        return True
+    divides = lowering.images <= problem.batch and problem.batch % lowering.images == 0
+    return formula.chunked and divides
+
+
+def compute(problem: Problem, lowering: Lowering, *operands: Array) -> Array:
+    """Compute a problem by a lowering, on the operands of its role.
+
+    The result has the operands' dtype. Raises ValueError where the lowering can't compute it.
+    """
+    if not can_compute(problem, lowering, frozenset((lowering.engine,))):
+        raise ValueError(f"{lowering} can't compute {problem}")
+    formula = FORMULAS[problem.kind][problem.role][lowering.family]
+    dtype = WIDENED.get(problem.dtype, problem.dtype)
+    result = formula.compute(problem, lowering, *(operand.astype(dtype) for operand in operands))
+    return result.astype(problem.dtype)

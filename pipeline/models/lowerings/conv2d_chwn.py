@@ -1,0 +1,190 @@
+"""Convolution of images whose batch is the innermost axis, as a few products of matrices.
+
+With few channels, the channels make poor vectors and the batch makes good ones. In the layout CHWN
+every row of an image is one contiguous block of all samples, so that the patches of the images
+(im2col) are copies of long blocks, and the three computations of a convolution are one product of
+matrices each:
+
+    forward           kernel (features, window) x patches (window, positions)
+    weight gradient   patches (window, positions) x cotangent (positions, features)
+    input gradient    kernel (rows * channels, columns * features) x shifted cotangents, whose rows
+                      are then added up where they overlap
+
+where a window holds kernel rows, kernel columns and channels, and positions hold the height and the
+width of the result and the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair, make_window
+
+
+def conv2d_chwn(
+    images: Array,
+    kernel: Array,
+    *,
+    strides: Pair = (1, 1),
+    padding: str | Sequence[Pair] = "SAME",
+    dilation: Pair = (1, 1),
+) -> Array:
+    """Convolve images (channels, height, width, batch) with a kernel of the same dtype.
+
+    The kernel is HWIO: (height, width, channels, features). The result has shape (features, height,
+    width, batch). `padding` is "SAME", "VALID" or the zeros put (before, after) the height and the
+    width; `dilation` spreads the kernel. All of it is computed in float32; the result and the
+    gradients are rounded to their operand's dtype. Differentiable in reverse mode only.
+    """
+    (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
+    window = make_window((height, width), (rows, columns), strides, padding, dilation, 1)
+    # XLA:CPU computes bfloat16 in float32 and rounds after every operation, also after copies.
+    result = _conv2d(window, images.astype(jnp.float32), kernel.astype(jnp.float32))
+    return result.astype(images.dtype)
+
+
+Residuals = tuple[Array, Array, Array | None]
+"""The images, the kernel, and the patches or None."""
+
+
+def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
+    # With one channel a product has too little to sum over: a sum of shifted images takes a third.
+    if kernel.shape[2] == 1:
+        return _uninlined(_shifted_sum, window, images, kernel), (images, kernel, None)
+    patches = _patches(window, images)
+    return _uninlined(_slide, window, patches, kernel), (images, kernel, patches)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _conv2d(window: ConvWindow, images: Array, kernel: Array) -> Array:
+    return _forward(window, images, kernel)[0]
+
+
+def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tuple[Array, Array]:
+    images, kernel, patches = residuals
+    if patches is None:
+        patches = _patches(window, images)
+    by_kernel = _uninlined(_weight_grad, window, patches, cotangent)
+    return _input_grad(window, kernel, cotangent), by_kernel.reshape(kernel.shape)
+
+
+_conv2d.defvjp(_forward, _backward)
+
+
+def _uninlined(function: Callable[..., Array], window: ConvWindow, *operands: Array) -> Array:
+    """Call the function as a program of its own, which nothing is fused into or out of.
+
+    XLA:CPU would otherwise compute cheap values again for every reader, and a result that ends in
+    a reshape one element at a time, since it can't see rows in it any more.
+    """
+    with set_xla_metadata(inlineable="false"):
+        return jax.jit(function, static_argnums=0)(window, *operands)
+
+
+def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
+    """The sum of shifted images, each times a weight per feature."""
+    padded = _padded(window, images)
+    terms = (
+        kernel[i, j, channel][:, None, None, None] * _pixels_under(padded, window, i, j)[channel]
+        for i in range(window.rows.kernel)
+        for j in range(window.columns.kernel)
+        for channel in range(kernel.shape[2])
+    )
+    return functools.reduce(jnp.add, terms)
+
+
+def _padded(window: ConvWindow, images: Array) -> Array:
+    config = ((0, 0, 0), (*window.rows.pads, 0), (*window.columns.pads, 0), (0, 0, 0))
+    return lax.pad(images, jnp.zeros((), images.dtype), config)
+
+
+def _pixels_under(padded: Array, window: ConvWindow, row: int, column: int) -> Array:
+    """The pixels under one kernel position: (channels, height, width, batch)."""
+    return padded[:, _under(window.rows, row), _under(window.columns, column)]
+
+
+def _under(axis: Axis, position: int) -> slice:
+    """The slice of the padded axis that a kernel position meets."""
+    first = position * axis.dilation
+    return slice(first, first + axis.last_offset + 1, axis.stride)
+
+
+def _patches(window: ConvWindow, images: Array) -> Array:
+    """The patches as a matrix (kernel rows * kernel columns * channels, height * width * batch).
+
+    Shifted along the width first, then whole rows along the height: this takes half the time of
+    one shift for every kernel position.
+    """
+    shifted = _uninlined(_shifted_columns, window, images)
+    return _uninlined(_shifted_rows, window, shifted)
+
+
+def _shifted_columns(window: ConvWindow, images: Array) -> Array:
+    """(kernel columns * channels, padded height, width * batch)."""
+    padded, columns = _padded(window, images), range(window.columns.kernel)
+    shifted = jnp.concatenate([padded[:, :, _under(window.columns, j)] for j in columns])
+    return shifted.reshape(*shifted.shape[:2], -1)
+
+
+def _shifted_rows(window: ConvWindow, shifted: Array) -> Array:
+    rows = [shifted[:, _under(window.rows, i)] for i in range(window.rows.kernel)]
+    flat = [row.reshape(row.shape[0], -1) for row in rows]
+    return jnp.concatenate(flat)
+
+
+def _slide(window: ConvWindow, patches: Array, kernel: Array) -> Array:
+    features = kernel.shape[-1]
+    product = kernel.reshape(-1, features).T @ patches
+    return product.reshape(features, *window.output_size, -1)
+
+
+def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
+    """(kernel rows * kernel columns * channels, features)."""
+    return patches @ cotangent.reshape(cotangent.shape[0], -1).T
+
+
+def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
+    spread = _uninlined(_spread_columns, window, cotangent)
+    products = _uninlined(_row_products, window, kernel, spread)
+    return _uninlined(_overlapped, window, products).reshape(
+        kernel.shape[2], *window.sizes, cotangent.shape[-1]
+    )
+
+
+def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
+    """The pixels of the cotangent under every column of the flipped kernel.
+
+    A matrix (kernel columns * features, height of the cotangent * width of the images * batch).
+    """
+    axis = window.columns
+    config = ((0, 0, 0), (0, 0, 0), (*axis.input_grad_pads(), axis.stride - 1), (0, 0, 0))
+    padded = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), config)
+    firsts = [j * axis.dilation for j in range(axis.kernel)]
+    spread = jnp.concatenate([padded[:, :, first : first + axis.size] for first in firsts])
+    return spread.reshape(spread.shape[0], -1)
+
+
+def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
+    """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
+    rows, columns, channels, features = kernel.shape
+    matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
+    return (matrix @ spread).reshape(rows, channels, window.output_size[0], -1)
+
+
+def _overlapped(window: ConvWindow, products: Array) -> Array:
+    """The sum of the products, each shifted to its rows: (channels, height, width * batch)."""
+    axis, zero = window.rows, jnp.zeros((), products.dtype)
+
+    def placed(row: int) -> Array:
+        before = row * axis.dilation - axis.pads[0]
+        after = axis.size - 1 - before - axis.last_offset
+        config = ((0, 0, 0), (before, after, axis.stride - 1), (0, 0, 0))
+        return lax.pad(products[row], zero, config)
+
+    return sum(map(placed, range(1, axis.kernel)), placed(0))

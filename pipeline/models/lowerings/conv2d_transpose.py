@@ -1,0 +1,126 @@
+"""The transpose of a two-dimensional convolution: the fastest lowering for each computation.
+
+Its result is the gradient of a convolution by its images, and its gradients are that convolution
+and the gradient by its kernel. So its problems are a convolution's, with the result for images.
+XLA:CPU takes a scalar loop for the kernel's gradient that jax derives, 1 GFLOP/s in a training
+loop (jax issue 12868); other platforms get what jax derives.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+from jax import Array, lax
+
+from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_weight_grad
+from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
+from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULTS,
+    ROLES,
+    Lowering,
+    LoweringPolicy,
+    Role,
+)
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem
+
+Padding = Literal["SAME", "VALID"]
+_Plan = LayerPlan[ConvolutionProblem]
+_CONVOLUTION = Lowering("convolution")
+
+
+def conv2d_transpose(
+    x: Array,
+    kernel: Array,
+    *,
+    strides: Pair = (1, 1),
+    padding: Padding = "SAME",
+    policy: LoweringPolicy = DEFAULTS,
+) -> Array:
+    """Spread images (batch, height, width, channels) by the strides and slide a kernel over them.
+
+    The kernel is HWIO, of the same dtype, and not rotated, as `jax.lax.conv_transpose` takes it.
+    "SAME" gives size * stride positions, "VALID" all that the kernel reaches. `policy` chooses how
+    it and its gradients are computed. Differentiable in reverse mode only.
+    """
+    (batch, height, width, channels), (rows, columns, _, features) = x.shape, kernel.shape
+    sizes = (
+        size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
+        for size, stride, reach in zip((height, width), strides, (rows, columns), strict=True)
+    )
+    window = make_window(_pair(*sizes), (rows, columns), strides, padding, (1, 1), 1)
+
+    def chosen(role: Role) -> ChosenLowering[ConvolutionProblem]:
+        dtype = str(x.dtype)
+        problem = ConvolutionProblem(role, window, batch, features, channels, dtype)
+        return ChosenLowering(problem, policy.choose(problem))
+
+    return _transpose(LayerPlan(*map(chosen, ROLES)), padding, x, kernel)
+
+
+def _pair(rows: int, columns: int) -> Pair:
+    return rows, columns
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _transpose(plan: _Plan, padding: Padding, x: Array, kernel: Array) -> Array:
+    if plan.input_grad.is_default:
+        return _by_jax(plan, padding, x, kernel)
+    return plan.input_grad(rotate_and_swap(kernel, 1), x)
+
+
+def _by_jax(plan: _Plan, padding: Padding, x: Array, kernel: Array) -> Array:
+    y: Array = lax.conv_transpose(
+        x, kernel, _window(plan).strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return y
+
+
+def _window(plan: _Plan) -> ConvWindow:
+    return plan.forward.problem.window
+
+
+def _forward(
+    plan: _Plan, padding: Padding, x: Array, kernel: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _transpose(plan, padding, x, kernel), (x, kernel)
+
+
+def _backward(
+    plan: _Plan, padding: Padding, operands: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    if plan.forward.is_default and plan.weight_grad.is_default:
+        return lax.platform_dependent(
+            *operands,
+            cotangent,
+            cpu=functools.partial(_gradients, plan),
+            default=functools.partial(_derived_gradients, plan, padding),
+        )
+    return _gradients(plan, *operands, cotangent)
+
+
+_transpose.defvjp(_forward, _backward)
+
+
+def _gradients(plan: _Plan, x: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
+    rotated, window = rotate_and_swap(kernel, 1), _window(plan)
+    if plan.forward.is_default:
+        by_x = conv2d_forward.by_convolution(window, _CONVOLUTION, cotangent, rotated)
+    else:
+        by_x = plan.forward(cotangent, rotated)
+    if plan.weight_grad.is_default:
+        by_rotated = conv2d_weight_grad.by_convolution(window, _CONVOLUTION, cotangent, x)
+    else:
+        by_rotated = plan.weight_grad(cotangent, x)
+    return by_x, rotate_and_swap(by_rotated, 1)
+
+
+def _derived_gradients(
+    plan: _Plan, padding: Padding, x: Array, kernel: Array, cotangent: Array
+) -> tuple[Array, Array]:
+    by_x = jax.linear_transpose(lambda x: _by_jax(plan, padding, x, kernel), x)
+    by_kernel = jax.linear_transpose(lambda kernel: _by_jax(plan, padding, x, kernel), kernel)
+    return *by_x(cotangent), *by_kernel(cotangent)

@@ -1,0 +1,119 @@
+"""Formulas of a convolution's gradient by its input: (window, lowering, kernel, cotangent)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings.formulas.bf16_bits import padded, via_bits
+from pipeline.models.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
+from pipeline.models.lowerings.formulas.matmuls import convolve, multiply
+from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
+from pipeline.models.lowerings.problem.lowering import Lowering
+
+
+def by_convolution(
+    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
+) -> Array:
+    """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
+    flipped, pads = rotate_and_swap(kernel, window.groups), window.input_grad_pads
+    if lowering.engine == "xla":
+        return _slide(window, flipped, cotangent, pads)
+    spread = _spread(cotangent, window.strides)
+    return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
+
+
+def _slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+    """Convolve with pads of at least 0, and crop the result by the negative ones."""
+    rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
+    whole = lax.conv_general_dilated(
+        cotangent,
+        flipped,
+        (1, 1),
+        (rows, columns),
+        lhs_dilation=window.strides,
+        rhs_dilation=window.dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=window.groups,
+    )
+    top, left = (max(-before, 0) for before, _ in pads)
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+
+
+def by_phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """One convolution for each phase of the stride, so that no zeros are multiplied.
+
+    Image rows that are a stride apart meet the same kernel rows: such a phase is a convolution
+    with a part of the kernel.
+    """
+    down, across = window.strides
+    phases = [
+        [_phase(window, lowering, kernel, cotangent, (row, column)) for column in range(across)]
+        for row in range(down)
+    ]
+    return via_bits(functools.partial(_interleaved, window), *itertools.chain(*phases))
+
+
+def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """Product with the transpose of a kernel of one pixel; pixels that the strides skip get 0."""
+    product = multiply(lowering.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
+    pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
+    ends = ((0, axis.size - 1 - axis.last_offset) for axis in (window.rows, window.columns))
+    steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
+    return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
+
+
+def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+    """The sum of shifted cotangents, each times a weight."""
+    spread = _spread(cotangent, window.strides)
+    return forward_shifted_sum(
+        window.transposed, lowering, spread, rotate_and_swap(kernel, window.groups)
+    )
+
+
+def _spread(cotangent: Array, strides: Pair) -> Array:
+    if strides == (1, 1):
+        return cotangent
+    steps = ((0, 0, stride - 1) for stride in strides)
+    return padded(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
+
+
+def _phase(
+    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
+) -> Array:
+    """Rows and columns of the padded images' gradient with index modulo stride = `offsets`."""
+    (row, column), (down, across) = offsets, window.strides
+    part = kernel[row::down, column::across]
+    heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
+    if 0 in part.shape:
+        shape = (cotangent.shape[0], heights, widths, kernel.shape[2] * window.groups)
+        return jnp.zeros(shape, cotangent.dtype)
+    rows, columns = (
+        (taps - 1, size - positions)
+        for taps, size, positions in zip(
+            part.shape[:2], (heights, widths), window.output_size, strict=True
+        )
+    )
+    flipped = rotate_and_swap(part, window.groups)
+    return convolve(
+        lowering.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups
+    )
+
+
+def _interleaved(window: ConvWindow, *phases: Array) -> Array:
+    """Interleave rows and columns of the phases, and crop to the images."""
+    down, across = window.strides
+    batch, height, width, channels = phases[0].shape
+    rows = [jnp.stack(phases[i : i + across], axis=3) for i in range(0, down * across, across)]
+    whole = jnp.stack(rows, axis=2).reshape(batch, height * down, width * across, channels)
+    top, left = window.rows.pads[0], window.columns.pads[0]
+    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+
+
+def _phase_size(axis: Axis) -> int:
+    """Number of rows of one phase of the padded images, rounded up."""
+    return -(-(axis.size + sum(axis.pads)) // axis.stride)

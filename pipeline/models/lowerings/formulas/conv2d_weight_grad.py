@@ -1,0 +1,142 @@
+"""Formulas of a convolution's gradient by its kernel: (window, lowering, images, cotangent)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings.formulas import onednn
+from pipeline.models.lowerings.formulas.bf16_bits import via_bits
+from pipeline.models.lowerings.formulas.matmuls import (
+    crop,
+    in_chunks,
+    multiply_by_rows,
+    patches,
+    shifted,
+)
+from pipeline.models.lowerings.problem.conv_window import ConvWindow
+from pipeline.models.lowerings.problem.lowering import Lowering
+
+BLOCK_CHANNELS = 64
+"""Most channels of the groups that are multiplied together."""
+
+
+def by_convolution(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """Slide the cotangent, dilated by the strides, over the images, and sum over the batch."""
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        batch, height, width, channels = images.shape
+        by_group = images.reshape(batch, height, width, window.groups, channels // window.groups)
+        by_channel = via_bits(lambda bits: bits.transpose(4, 1, 2, 3, 0), by_group).reshape(
+            channels // window.groups, height, width, window.groups * batch
+        )
+        kernel = via_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
+        if lowering.engine == "onednn":
+            return _onednn(window, by_channel, kernel)
+        return _xla(window, by_channel, kernel)
+
+    gradient = in_chunks(compute, lowering.images, images, cotangent)
+    return gradient.transpose(1, 2, 0, 3).astype(images.dtype)
+
+
+def _xla(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
+    by_channel, pads = crop(by_channel, window.weight_grad_pads)
+    return lax.conv_general_dilated(
+        by_channel,
+        kernel,
+        window.dilation,
+        pads,
+        rhs_dilation=window.strides,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=window.groups,
+    )
+
+
+def _onednn(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
+    by_channel, pads = crop(by_channel, window.weight_grad_pads)
+    return onednn.convolve(
+        by_channel,
+        kernel,
+        window.dilation,
+        pads,
+        window.strides,
+        window.groups,
+        jnp.float32,
+    )
+
+
+def per_tap_matmul(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """One product for each kernel position: the pixels under it times the cotangent."""
+    channels, features = images.shape[-1], cotangent.shape[-1]
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        right = cotangent.reshape(-1, features)
+        return jnp.stack(
+            [
+                multiply_by_rows(lowering.engine, pixels.reshape(-1, channels), right)
+                for pixels in shifted(window, images)
+            ]
+        )
+
+    gradient = in_chunks(compute, lowering.images, images, cotangent)
+    return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
+
+
+def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
+    """im2col: one row for each patch of the images, and one product with the cotangent."""
+    channels, features = images.shape[-1], cotangent.shape[-1]
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        rows = patches(window, images)
+        return multiply_by_rows(lowering.engine, rows, cotangent.reshape(-1, features))
+
+    gradient = in_chunks(compute, lowering.images, images, cotangent)
+    return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
+
+
+def grouped_as_dense(
+    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """One product for each kernel position and block of groups, of which the diagonal is kept.
+
+    It multiplies more than is needed, but in large products.
+    """
+    groups, count = window.groups, _groups_in_a_block(window.groups, images, cotangent)
+
+    def compute(images: Array, cotangent: Array) -> Array:
+        blocks, right = (_split(array, groups // count) for array in (images, cotangent))
+        right = right.reshape(groups // count, -1, right.shape[-1])
+        return jnp.stack(
+            [
+                multiply_by_rows(lowering.engine, pixels.reshape(*right.shape[:2], -1), right)
+                for pixels in shifted(window, blocks)
+            ]
+        )
+
+    products = in_chunks(compute, lowering.images, images, cotangent)
+    channels, features = (array.shape[-1] // groups for array in (images, cotangent))
+    grid = products.reshape(-1, groups // count, count, channels, count, features)
+    within = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
+    within = within.transpose(0, 3, 1, 2, 4)
+    return within.reshape(*window.kernel, channels, groups * features).astype(images.dtype)
+
+
+def _groups_in_a_block(groups: int, images: Array, cotangent: Array) -> int:
+    """The largest divisor of `groups` with at most `BLOCK_CHANNELS` channels, at least 1."""
+    largest = max(images.shape[-1], cotangent.shape[-1]) // groups
+    return max(
+        n
+        for n in range(1, groups + 1)
+        if groups % n == 0 and (n == 1 or n * largest <= BLOCK_CHANNELS)
+    )
+
+
+def _split(array: Array, blocks: int) -> Array:
+    """Split channels into blocks, and make each block images of its own: (blocks * B, ...)."""
+    split = array.reshape(*array.shape[:3], blocks, -1)
+    split = via_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
+    return split.reshape(-1, *split.shape[2:])

@@ -1,0 +1,119 @@
+"""Matrix products and convolutions of either engine, in chunks of images, and patches of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings.formulas import onednn
+from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, padded, via_bits
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair
+from pipeline.models.lowerings.problem.lowering import Engine
+
+
+def multiply(engine: Engine, a: Array, b: Array) -> Array:
+    """(..., m, k) x (..., k, n) -> (..., m, n), of the operands' dtype, summed in float32."""
+    if engine == "onednn":
+        return onednn.matmul(a, b)
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
+
+
+def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
+    """(..., k, m) x (..., k, n) -> (..., m, n), summed over rows. float32."""
+    if engine == "onednn":
+        return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
+    stack, row = tuple(range(a.ndim - 2)), (a.ndim - 2,)
+    dimensions = ((row, row), (stack, stack))
+    return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def convolve(
+    engine: Engine,
+    images: Array,
+    kernel: Array,
+    strides: Pair = (1, 1),
+    pads: tuple[Pair, Pair] = ((0, 0), (0, 0)),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Array:
+    """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
+
+    Cropped first, since XLA:CPU (jaxlib 0.10.2) takes pads of (-1, 1) for none and reads beyond
+    the images.
+    """
+    images, pads = crop(images, pads)
+    if engine == "onednn":
+        return onednn.convolve(images, kernel, strides, pads, dilation, groups)
+    return lax.conv_general_dilated(
+        images,
+        kernel,
+        strides,
+        pads,
+        rhs_dilation=dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pair]]:
+    """Crop the images by the negative pads, and return them with the remaining pads."""
+    crops = [(min(pad, 0), min(after, 0), 0) for pad, after in pads]
+    if any(low or high for low, high, _ in crops):
+        images = padded(images, ((0, 0, 0), *crops, (0, 0, 0)))
+    rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
+    return images, (rows, columns)
+
+
+def in_chunks(
+    compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
+) -> Array:
+    """The sum of `compute` over chunks of `size` images of both arrays, which stay in the cache."""
+    if size is None or size >= images.shape[0]:
+        return compute(images, other)
+    count = images.shape[0] // size
+    chunks = [as_bits(a).reshape(count, size, *a.shape[1:]) for a in (images, other)]
+
+    def chunk(i: Array | int) -> Iterator[Array]:
+        for array in chunks:
+            bits = lax.dynamic_index_in_dim(array, i, keepdims=False)
+            yield from_bits(bits, images.dtype)
+
+    shape = jax.eval_shape(lambda: compute(*chunk(0)))
+    start = jnp.zeros(shape.shape, shape.dtype)
+    return lax.fori_loop(0, count, lambda i, total: total + compute(*chunk(i)), start)
+
+
+def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
+    """`compute` on chunks of `size` images, one after the other, results concatenated."""
+    if size is None or size >= images.shape[0]:
+        return compute(images)
+    dtype = images.dtype
+    chunks = as_bits(images).reshape(images.shape[0] // size, size, *images.shape[1:])
+    results = lax.map(lambda bits: as_bits(compute(from_bits(bits, dtype))), chunks)
+    return from_bits(results.reshape(images.shape[0], *results.shape[2:]), dtype)
+
+
+def shifted(window: ConvWindow, images: Array) -> Iterator[Array]:
+    """Yield, for each kernel position, row by row, the pixels under it: (B, H', W', C)."""
+    whole = as_bits(padded(images, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))))
+    (down, across), (height, width) = window.strides, window.output_size
+    for row in range(window.rows.kernel):
+        for column in range(window.columns.kernel):
+            top, left = row * window.rows.dilation, column * window.columns.dilation
+            stop = (top + (height - 1) * down + 1, left + (width - 1) * across + 1)
+            bits = lax.slice(
+                whole,
+                (0, top, left, 0),
+                (whole.shape[0], *stop, whole.shape[3]),
+                (1, down, across, 1),
+            )
+            yield from_bits(bits, images.dtype)
+
+
+def patches(window: ConvWindow, images: Array) -> Array:
+    """One row of pixels for each result: (B * H' * W', kernel height * width * C)."""
+    rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
+    return rows.reshape(-1, rows.shape[-1])

@@ -1,0 +1,82 @@
+"""Formulas of max pooling: (problem, lowering, images), of the gradient also a cotangent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits
+from pipeline.models.lowerings.formulas.matmuls import over_chunks
+from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.problem.formula import Formula, always
+from pipeline.models.lowerings.problem.lowering import Lowering, Role
+from pipeline.models.lowerings.problem.problems import PoolingProblem
+
+
+def by_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
+    """Reduce one axis after the other, by maxima of strided slices.
+
+    16-bit values are compared, and their gradient summed, in float32: XLA:CPU would convert them
+    back and forth at every slice.
+    """
+    wide = jnp.promote_types(images.dtype, jnp.float32)
+    values = jnp.pad(images.astype(wide), ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    for axis, size, stride in zip((1, 2), window, strides, strict=True):
+        stop = values.shape[axis] - size + 1
+        slices = [
+            lax.slice_in_dim(values, first, first + stop, stride, axis) for first in range(size)
+        ]
+        values = functools.reduce(jnp.maximum, slices)
+    return values.astype(images.dtype)
+
+
+def axes(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
+    """`by_axes`, in chunks of images."""
+    return over_chunks(lambda chunk: _by_axes(problem, chunk), lowering.images, images)
+
+
+def reduced(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
+    """XLA's own `reduce_window`."""
+    lowest = jnp.array(-jnp.inf, images.dtype)
+    pads = ((0, 0), *problem.pads, (0, 0))
+    window, strides = (1, *problem.window, 1), (1, *problem.strides, 1)
+    return lax.reduce_window(images, lowest, lax.max, window, strides, pads)
+
+
+def axes_gradient(
+    problem: PoolingProblem, lowering: Lowering, images: Array, cotangent: Array
+) -> Array:
+    """The gradient that jax derives of `by_axes`, in chunks of images; tied values share it."""
+
+    def pull(images: Array, cotangent: Array) -> Array:
+        return jax.vjp(functools.partial(_by_axes, problem), images)[1](cotangent)[0]
+
+    if lowering.images is None or lowering.images >= problem.batch:
+        return pull(images, cotangent)
+    dtype = images.dtype
+    chunks = tuple(
+        as_bits(a).reshape(-1, lowering.images, *a.shape[1:]) for a in (images, cotangent)
+    )
+
+    def chunk(bits: tuple[Array, Array]) -> Array:
+        return as_bits(pull(*(from_bits(each, dtype) for each in bits)))
+
+    return from_bits(lax.map(chunk, chunks).reshape(problem.shape), dtype)
+
+
+def _by_axes(problem: PoolingProblem, images: Array) -> Array:
+    return by_axes(images, problem.window, problem.strides, problem.pads)
+
+
+POOLINGS: Mapping[Role, Mapping[str, Formula]] = {
+    "forward": {
+        "axes": Formula(axes, always, ("xla",), chunked=True),
+        "reduced": Formula(reduced, always, ("xla",)),
+    },
+    "images_gradient": {"axes": Formula(axes_gradient, always, ("xla",), chunked=True)},
+}
+"""By role and name; the first, of all images at once, is the plain one."""

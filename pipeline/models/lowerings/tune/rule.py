@@ -1,0 +1,131 @@
+"""The rule that chooses a lowering for a shape that is in no bank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pipeline.models.lowerings.candidates import can_compute, candidates
+from pipeline.models.lowerings.dense import FEW_FEATURES
+from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
+
+LARGE_FLOPS = 50_000_000
+"""Smallest convolution that is worth a library call of its own."""
+
+LARGE_GROUPED_FLOPS = 2_000_000
+"""The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
+
+LARGE_DENSE_FLOPS = 100_000_000
+"""Smallest product of a dense layer that is worth one. The gradient of the kernel sums over the
+rows of both operands, which oneDNN transposes in blocks: microseconds (rows, inputs, features) by
+XLA and by oneDNN, 2 cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256:
+5,793 -> 2,665; 4096, 128, 512: 2,989 -> 1,606. In bfloat16 oneDNN multiplies all three as they are,
+XLA converts them to float32: a step of a ViT of 192 features took 301 ms, and takes 239."""
+
+MIN_FEATURES, MIN_TERMS = 16, 64
+"""Fewest features, and fewest terms of a result's sum, with which oneDNN fills its vectors."""
+
+CHUNK_BYTES = 1 << 20
+"""Size of a chunk of the cotangent: about half of a core's L2 cache."""
+
+GROUPED_IMAGES = 4
+"""Images at a time for the gradient of a kernel in groups."""
+
+MIN_TILED = 7
+"""Results a side from which Winograd's tiles of 4 x 4 are full enough to win."""
+
+PREFERRED: Mapping[Role, Sequence[str]] = {
+    "forward": ("winograd4", "convolution"),
+    "images_gradient": ("winograd4", "phases", "convolution"),
+    "kernel_gradient": ("winograd4", "convolution"),
+}
+POINTWISE: Mapping[Role, str] = {
+    "forward": "convolution",
+    "images_gradient": "pixels",
+    "kernel_gradient": "positions",
+}
+"""Formulas by role: the first that fits the problem, and the one for kernels of one pixel."""
+
+
+def is_worth_a_call(problem: Problem) -> bool:
+    """Whether a problem is one for oneDNN: a large convolution with channels enough, or a large
+    product of a dense layer in bfloat16 or for the gradient of its kernel."""
+    if isinstance(problem, DenseProblem):
+        suited = problem.role == "kernel_gradient" or problem.dtype == "bfloat16"
+        return suited and problem.flops >= LARGE_DENSE_FLOPS
+    if not isinstance(problem, ConvolutionProblem):
+        return False
+    height, width = problem.window.kernel
+    if problem.window.groups > 1:
+        return problem.features >= MIN_FEATURES and problem.flops >= LARGE_GROUPED_FLOPS
+    wide = problem.features >= MIN_FEATURES and problem.channels * height * width >= MIN_TERMS
+    return wide and problem.flops >= LARGE_FLOPS
+
+
+def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
+    """Choose by a rule, which sums up the tuner's results on AVX-512 for residual networks.
+
+    A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
+    gradients of a kernel of one pixel get one matrix product; dense layers see `_dense`; all else
+    gets the default.
+    """
+    called = "onednn" in engines and is_worth_a_call(problem)
+    if isinstance(problem, DenseProblem):
+        return _dense(problem, called)
+    if not isinstance(problem, ConvolutionProblem):
+        return DEFAULT
+    if problem.window.groups > 1:
+        return _by_groups(problem) if called else _by_xla(problem)
+    if not called:
+        return DEFAULT
+    if problem.window.is_pointwise:
+        return Lowering(POINTWISE[problem.role], "onednn")
+    by_onednn = [each for each in candidates(problem, engines) if each.engine == "onednn"]
+    for family in PREFERRED[problem.role]:
+        fitting = [
+            each for each in by_onednn if each.family == family and _is_tiled_well(each, problem)
+        ]
+        if fitting:
+            return min(
+                fitting, key=lambda each: abs((each.images or problem.batch) - _chunk(problem))
+            )
+    return DEFAULT
+
+
+def _dense(problem: DenseProblem, called: bool) -> Lowering:
+    """oneDNN's product where it is worth a call. In bfloat16 the gradient of a kernel of many
+    features is a product in its own order: jax derives its transpose, and XLA, which rounds before
+    it transposes back, does not fold that into the product."""
+    if called:
+        return Lowering("product", "onednn")
+    rounded = problem.dtype == "bfloat16" and problem.role == "kernel_gradient"
+    return Lowering("product") if rounded and problem.features > FEW_FEATURES else DEFAULT
+
+
+def _by_groups(problem: ConvolutionProblem) -> Lowering:
+    """oneDNN's convolution. In the kernel's gradient the images of a chunk are the channels of each
+    group; with one image at a time a depthwise convolution stays one."""
+    if problem.role != "kernel_gradient":
+        return Lowering("convolution", "onednn")
+    images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
+    return Lowering("convolution", "onednn", images)
+
+
+def _by_xla(problem: ConvolutionProblem) -> Lowering:
+    """Sums of shifted images for a depthwise convolution, else the default."""
+    gradient = problem.role == "kernel_gradient"
+    lowering = Lowering("blocks", images=1) if gradient else Lowering("multiply_adds")
+    fits = problem.is_depthwise and can_compute(problem, lowering, frozenset(("xla",)))
+    return lowering if fits else DEFAULT
+
+
+def _is_tiled_well(lowering: Lowering, problem: ConvolutionProblem) -> bool:
+    return lowering.family != "winograd4" or min(problem.window.output_size) >= MIN_TILED
+
+
+def _chunk(problem: ConvolutionProblem) -> int:
+    """Number of images whose cotangent has about `CHUNK_BYTES`."""
+    height, width = problem.window.output_size
+    image_bytes = height * width * problem.features * problem.itemsize
+    return max(1, CHUNK_BYTES // image_bytes)

@@ -1,0 +1,60 @@
+"""Named arrays of a weight file, and the bounds that every reader observes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.core.files.error_text import shown
+from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
+
+Arrays = dict[str, np.ndarray]
+"""Arrays by name, in the order of the file."""
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+MAX_NAME_LENGTH = 1024
+
+
+def decode(
+    name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
+) -> np.ndarray:
+    """The array in `data`, in C order.
+
+    Raises ValueError where the shape is invalid, or needs more or fewer bytes than given.
+    """
+    needed = array_bytes(name, dtype, shape)
+    if len(data) != needed:
+        raise ValueError(
+            f"{shown(name)} has shape {tuple(shape)} of {dtype}, {needed:,} bytes; "
+            f"the file has {len(data):,}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
+    """Add an entry. Raises ValueError for an invalid or duplicate name, or too many entries."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"an entry has no name of 1 to {MAX_NAME_LENGTH} characters")
+    if name in arrays:
+        raise ValueError(f"two entries are called {shown(name)}")
+    if len(arrays) == MAX_ENTRIES:
+        raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
+    arrays[name] = array
+
+
+def natural_key(name: str) -> list[str | int]:
+    """Sort key that compares numbers in names as numbers: a list of alternating texts and numbers.
+
+    `features.10` comes after `features.2`.
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """The size of all arrays together, in bytes."""
+    return sum(array.nbytes for array in arrays.values())

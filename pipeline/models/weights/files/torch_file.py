@@ -1,0 +1,168 @@
+"""PyTorch's files, `.pt` and `.pth`: a zip of a pickle and of the bytes of every storage."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.files.error_text import shown
+from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
+from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add
+from pipeline.models.weights.files.torch_pickle import (
+    REBUILD_PARAMETER,
+    REBUILD_TENSOR,
+    Call,
+    Name,
+    Persistent,
+    read_pickle,
+)
+
+MAX_SHARING = 16
+"""Limit of the tensors' total size as a multiple of the file's: tied weights share storages."""
+
+_PICKLE = "data.pkl"
+_OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
+_DTYPES = {
+    "torch.FloatStorage": np.dtype(np.float32),
+    "torch.DoubleStorage": np.dtype(np.float64),
+    "torch.HalfStorage": np.dtype(np.float16),
+    "torch.BFloat16Storage": BFLOAT16,
+    "torch.LongStorage": np.dtype(np.int64),
+    "torch.IntStorage": np.dtype(np.int32),
+    "torch.ShortStorage": np.dtype(np.int16),
+    "torch.CharStorage": np.dtype(np.int8),
+    "torch.ByteStorage": np.dtype(np.uint8),
+    "torch.BoolStorage": np.dtype(np.bool_),
+}
+
+
+def read_torch(path: Path) -> Arrays:
+    """The tensors of a state dict, or of one in a dictionary under a key such as `state_dict`.
+
+    No code of the file is run. Raises ValueError that says what is wrong with the file, and
+    zipfile.BadZipFile.
+    """
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            old = file.read(len(_OLD_FORMAT)) == _OLD_FORMAT
+        before = "torch.save wrote it in the format before torch 1.6; load and save it again"
+        raise ValueError(before if old else "it is not a file that torch.save wrote")
+    with zipfile.ZipFile(path) as archive:
+        size = path.stat().st_size
+        left = float(size)
+        storages = _Storages(archive, size)
+        tensors = _find_tensors(read_pickle(storages.read(_PICKLE)))
+        arrays: Arrays = {}
+        for name, value in tensors.items():
+            add(arrays, name, _tensor(str(name), value, storages))
+            left -= arrays[name].nbytes / MAX_SHARING
+            if left < 0:
+                raise ValueError(f"its tensors are more than {MAX_SHARING} times what it holds")
+    return arrays
+
+
+class _Storages:
+    """The entries of an archive of `size` bytes, checked as they are read."""
+
+    def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+        self._archive = archive
+        self._left_bytes = size
+        if len(archive.infolist()) > MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES:,} parts")
+        found = [name for name in archive.namelist() if PurePosixPath(name).name == _PICKLE]
+        if len(found) != 1:
+            raise ValueError("it is a zip file, but none that torch.save wrote")
+        self._folder = found[0].removesuffix(_PICKLE)
+        self._read: dict[str, bytes] = {}
+        order = f"{self._folder}byteorder"
+        if order in archive.namelist() and self.read("byteorder") != b"little":
+            raise ValueError("its bytes are in big-endian order; must be little-endian")
+
+    def read(self, name: str) -> bytes:
+        """The bytes of an entry. Raises ValueError where there is none or it is compressed."""
+        if name not in self._read:
+            try:
+                info = self._archive.getinfo(self._folder + name)
+            except KeyError:
+                raise ValueError(f"it lacks its part {shown(name)}") from None
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"its part {shown(name)} is compressed, which torch does not do")
+            self._left_bytes -= info.file_size
+            if self._left_bytes < 0:
+                raise ValueError("its parts overlap")
+            self._read[name] = self._archive.read(info)
+        return self._read[name]
+
+    def values(self, storage: Any) -> np.ndarray:
+        """The values of a storage, (n,). Raises ValueError for an invalid description of one."""
+        match storage:
+            case Persistent(("storage", Name(kind), str(key), str(_), int(count))) if (
+                kind in _DTYPES and key.isalnum()
+            ):
+                data, dtype = self.read(f"data/{key}"), _DTYPES[kind]
+                if count < 0 or len(data) != count * dtype.itemsize:
+                    raise ValueError(f"storage {key} should hold {count:,} values and does not")
+                return np.frombuffer(data, dtype)
+        raise ValueError("a tensor lies in no storage that can be read")
+
+
+def _find_tensors(content: Any) -> Mapping[Any, Any]:
+    """The state dict. Raises ValueError where there is none, or more than one."""
+    if _is_state_dict(content):
+        return content
+    if not isinstance(content, dict):
+        raise ValueError("it holds no dictionary of tensors; save model.state_dict()")
+    found = [key for key in _STATE_DICTS if _is_state_dict(content.get(key))]
+    if len(found) != 1:
+        keys = ", ".join(shown(str(key)) for key in list(content)[:10])
+        places = ", ".join(_STATE_DICTS)
+        raise ValueError(
+            f"it holds a dictionary of {keys or 'nothing'}; must be a state dict, or have one as "
+            f"one of {places}"
+        )
+    return content[found[0]]
+
+
+def _is_state_dict(content: Any) -> bool:
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(isinstance(value, Call) for value in content.values())
+    )
+
+
+def _tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
+    """A tensor in C order. Raises ValueError where it reaches beyond its storage."""
+    if value.function == REBUILD_PARAMETER and value.arguments:
+        value = value.arguments[0]
+    match value:
+        case Call(function, (storage, int(offset), tuple(shape), tuple(strides), _, _, *flags)) if (
+            function == REBUILD_TENSOR and len(shape) == len(strides) and not any(flags)
+        ):
+            values = storages.values(storage)
+            return _view(name, values, offset, shape, strides)
+    raise ValueError(f"{shown(name)} is no tensor of numbers")
+
+
+def _view(
+    name: str, values: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    size = array_bytes(name, values.dtype, shape)
+    steps = [type(stride) is int and stride >= 0 for stride in strides]
+    if offset < 0 or not all(steps) or size > values.nbytes:
+        raise ValueError(f"{shown(name)} does not fit into its storage")
+    if not size:
+        return np.empty(shape, values.dtype)
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    if last >= len(values):
+        raise ValueError(f"{shown(name)} does not fit into its storage")
+    step = values.dtype.itemsize
+    view = np.lib.stride_tricks.as_strided(
+        values[offset:], shape, tuple(stride * step for stride in strides), writeable=False
+    )
+    return np.ascontiguousarray(view).reshape(shape)

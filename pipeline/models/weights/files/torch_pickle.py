@@ -1,0 +1,216 @@
+"""The pickle inside a PyTorch file, read as data: nothing is imported, called or built.
+
+A pickle is a program for a stack machine. Here every opcode that torch writes for a dictionary of
+tensors is executed on plain values. The name of a class or function stays a name, a call of one of
+the few that torch needs becomes a record of the call, and everything else is refused.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.files.error_text import shown
+
+ORDERED_DICT = "collections.OrderedDict"
+REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
+REBUILD_PARAMETER = "torch._utils._rebuild_parameter"
+CALLABLE = (ORDERED_DICT, REBUILD_TENSOR, REBUILD_PARAMETER)
+STORAGES = tuple(
+    f"torch.{kind}Storage"
+    for kind in (
+        *("Float", "Double", "Half", "BFloat16"),
+        *("Long", "Int", "Short", "Char", "Byte", "Bool"),
+    )
+)
+
+MAX_PICKLE_BYTES = 64 * 2**20
+MAX_OPCODES = 5_000_000
+"""A tensor takes about forty."""
+_DAMAGED = "its table of contents is damaged"
+_REFUSED = "it holds more than a dictionary of tensors; save model.state_dict() alone"
+
+
+@dataclass(frozen=True)
+class Name:
+    """The name of a class or function in the file: `torch.FloatStorage`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A record of a call in the file, which is never made."""
+
+    function: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """A reference to an object outside of the pickle: a storage, as torch describes it."""
+
+    fields: Any
+
+
+class _Mark:
+    """Marks the start of a collection's items on the stack."""
+
+
+_LITERALS = {
+    *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),
+}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_PUTS = {"BINPUT", "LONG_BINPUT", "PUT"}
+_GETS = {"BINGET", "LONG_BINGET", "GET"}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_SKIPPED = {"PROTO", "FRAME", "STOP"}
+
+
+def read_pickle(data: bytes) -> Any:
+    """The content of a pickle, as dicts, lists, tuples, plain values and the types above.
+
+    Raises ValueError that names the refused content, or says that the pickle is damaged.
+    """
+    if len(data) > MAX_PICKLE_BYTES:
+        raise ValueError(f"its table of contents takes {len(data):,} bytes; that is too many")
+    machine = _Machine()
+    try:
+        for count, (name, argument) in enumerate(_opcodes(data)):
+            if count == MAX_OPCODES:
+                raise ValueError(f"its table of contents has more than {MAX_OPCODES:,} opcodes")
+            machine.do(name, argument)
+        return machine.stack.pop()
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError(_DAMAGED) from error
+
+
+def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Each opcode with its argument, up to the end of the pickle."""
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            yield opcode.name, argument
+    except ValueError as error:
+        raise ValueError(_DAMAGED) from error
+
+
+class _Machine:
+    """The stack and the memo of a pickle."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def do(self, name: str, argument: Any) -> None:
+        """Execute one opcode. Raises ValueError for one that torch does not write."""
+        stack = self.stack
+        if name in _LITERALS:
+            stack.append(argument)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _PUTS:
+            self._memo[argument] = stack[-1]
+        elif name in _GETS:
+            stack.append(self._memo[argument])
+        elif name in _TUPLES:
+            count = _TUPLES[name]
+            items = tuple(stack[len(stack) - count :])
+            stack[len(stack) - count :] = [items]
+        elif name in _ACTIONS:
+            _ACTIONS[name](self, argument)
+        elif name not in _SKIPPED:
+            raise ValueError(f"{_REFUSED}: it holds the opcode {name}")
+
+    def memoize(self, argument: Any) -> None:
+        """Store the top of the stack in the memo, under the next number."""
+        self._memo[len(self._memo)] = self.stack[-1]
+
+    def since_mark(self) -> list[Any]:
+        """Pop everything above the last mark, and the mark."""
+        items: list[Any] = []
+        while not isinstance(item := self.stack.pop(), _Mark):
+            items.append(item)
+        return items[::-1]
+
+    def set_items(self, pairs: list[Any]) -> None:
+        """Add alternating keys and values to the dict on top of the stack."""
+        target = self.stack[-1]
+        if not isinstance(target, dict):
+            raise TypeError
+        for key, value in zip(pairs[::2], pairs[1::2], strict=False):
+            if not isinstance(key, str | int | float | None):
+                raise TypeError
+            target[key] = value
+
+    def append(self, items: list[Any]) -> None:
+        """Append items to the list on top of the stack."""
+        if not isinstance(self.stack[-1], list):
+            raise TypeError
+        self.stack[-1].extend(items)
+
+    def name_from_stack(self, argument: Any) -> None:
+        """Replace a module and a name on the stack by a `Name`."""
+        name, module = self.stack.pop(), self.stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise TypeError
+        self.stack.append(_allowed(f"{module}.{name}"))
+
+    def call(self, argument: Any) -> None:
+        """Push an empty dict for OrderedDict(), and a record for any other call."""
+        arguments = self.stack.pop()
+        function = self.stack[-1]
+        if not isinstance(function, Name) or not isinstance(arguments, tuple):
+            raise TypeError
+        if function.text not in CALLABLE:
+            raise ValueError(f"{_REFUSED}: it calls {shown(function.text)}")
+        if function.text != ORDERED_DICT:
+            self.stack[-1] = Call(function.text, arguments)
+        elif arguments:
+            raise TypeError
+        else:
+            self.stack[-1] = {}
+
+    def skip_attributes(self, argument: Any) -> None:
+        """Drop the attributes of a dict, such as versions of modules: they hold no weights."""
+        self.stack.pop()
+        if not isinstance(self.stack[-1], dict):
+            raise ValueError(f"{_REFUSED}: it sets attributes of an object")
+
+
+def _allowed(text: str) -> Name:
+    if text not in CALLABLE and text not in STORAGES:
+        raise ValueError(f"{_REFUSED}: it names {shown(text)}")
+    return Name(text)
+
+
+def _replace_marked(make: Callable[[list[Any]], Any]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _: machine.stack.append(make(machine.since_mark()))
+
+
+_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": lambda machine, _: machine.stack.append(_Mark()),
+    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
+    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
+    "TUPLE": _replace_marked(tuple),
+    "LIST": _replace_marked(list),
+    "MEMOIZE": _Machine.memoize,
+    "GLOBAL": lambda machine, text: machine.stack.append(_allowed(text.replace(" ", "."))),
+    "STACK_GLOBAL": _Machine.name_from_stack,
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.skip_attributes,
+    "BINPERSID": lambda machine, _: machine.stack.append(Persistent(machine.stack.pop())),
+    "SETITEM": lambda machine, _: machine.set_items(_pop(machine, 2)),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
+    "APPEND": lambda machine, _: machine.append(_pop(machine, 1)),
+    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
+}
+
+
+def _pop(machine: _Machine, count: int) -> list[Any]:
+    items = machine.stack[-count:]
+    del machine.stack[-count:]
+    return items

@@ -1,0 +1,153 @@
+"""Weight files by suffix: a reader and a writer for each, with one form of error message."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.atomic_write import commit
+from pipeline.core.files.error_text import shown
+from pipeline.core.host.memory import require_room
+from pipeline.models.weights.files.mindspore_file import read_mindspore, write_mindspore
+from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode, natural_key
+from pipeline.models.weights.files.npz_file import read_npz, write_npz
+from pipeline.models.weights.files.torch_file import read_torch
+
+_ZIP = b"PK\x03\x04"
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, MemoryError, OverflowError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, SafetensorError, RuntimeError),
+)
+"""Errors that the readers and their libraries raise for damaged files."""
+
+_SAFETENSORS_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+def read_weights(path: Path) -> Arrays:
+    """The arrays of a weight file, in its order; those of a .safetensors in natural order of names.
+
+    Nothing in a file is ever executed. Raises DataError for a file that is missing, of another
+    kind, damaged or too large.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        kinds = ", ".join(_READERS)
+        raise DataError(f"{path}: is no kind of weight file; must end in one of {kinds}")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    try:
+        require_room(2 * path.stat().st_size, "reading it")
+        arrays = reader(path)
+        if not arrays:
+            raise ValueError("it holds no arrays")
+    except _UNREADABLE as error:
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path}: can't read these weights: {reason.splitlines()[0]}") from error
+    return arrays
+
+
+def require_written(path: Path) -> None:
+    """Raise DataError unless files with this suffix can be written."""
+    if path.suffix.lower() in _WRITERS:
+        return
+    kinds = ", ".join(_WRITERS)
+    hint = "; PyTorch reads .safetensors" if path.suffix.lower() in (".pt", ".pth") else ""
+    raise DataError(f"{path}: is not written; must end in one of {kinds}{hint}")
+
+
+def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays under their names, replacing the file atomically.
+
+    Raises DataError for a suffix that can't be written, RunError where the disk refuses.
+    """
+    require_written(path)
+    writer = _WRITERS[path.suffix.lower()]
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        writer(draft, {name: np.asarray(array, order="C") for name, array in arrays.items()})
+        commit(draft, path)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            draft.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{path}: can't be written: {reason}") from error
+
+
+def is_weight_file(path: Path) -> bool:
+    """Return whether the name is that of a weight file, not of a run directory."""
+    return path.suffix.lower() in _READERS and not path.is_dir()
+
+
+def keeps_order(file: str) -> bool:
+    """Return whether a file of that name keeps its entries in the order of writing.
+
+    A .safetensors always sorts them by dtype and name.
+    """
+    return Path(file).suffix.lower() != ".safetensors"
+
+
+def _read_safetensors(path: Path) -> Arrays:
+    arrays: Arrays = {}
+    entries = dict(safetensors.deserialize(path.read_bytes()))
+    for name in sorted(entries, key=natural_key):
+        entry = entries[name]
+        if entry["dtype"] not in _SAFETENSORS_DTYPES:
+            raise ValueError(f"{shown(name)} is {entry['dtype']}, which is not read")
+        dtype = _SAFETENSORS_DTYPES[entry["dtype"]]
+        add(arrays, name, decode(name, dtype, entry["shape"], entry["data"]))
+    return arrays
+
+
+def _read_ckpt(path: Path) -> Arrays:
+    """Read MindSpore's .ckpt, or PyTorch's if it is a zip: Lightning uses that suffix too."""
+    with path.open("rb") as file:
+        if file.read(len(_ZIP)) == _ZIP:
+            return read_torch(path)
+    return read_mindspore(path.read_bytes())
+
+
+def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    # Not by the package's save_file, which makes the file readable by its owner only.
+    path.write_bytes(safetensors.numpy.save(dict(arrays)))
+
+
+def _write_ckpt(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        write_mindspore(file, arrays)
+
+
+_READERS: dict[str, Callable[[Path], Arrays]] = {
+    ".safetensors": _read_safetensors,
+    ".ckpt": _read_ckpt,
+    ".pt": read_torch,
+    ".pth": read_torch,
+    ".npz": read_npz,
+}
+_WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
+    ".safetensors": _write_safetensors,
+    ".ckpt": _write_ckpt,
+    ".npz": write_npz,
+}

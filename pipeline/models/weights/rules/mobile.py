@@ -1,0 +1,152 @@
+"""Names of small networks: MobileNets, EfficientNet, ShuffleNet and SqueezeNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.models.weights.rules.squeeze import squeeze
+from pipeline.models.weights.rules.syntax import LayerRules
+
+
+def _numbered(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
+    """Numbers of blocks counted through all stages, each with its scope here."""
+    for at, count in enumerate(blocks, start=stage):
+        for block in range(count):
+            yield first, f"stage{at}_block{block}"
+            first += 1
+
+
+def _timm(block: str, scope: str) -> LayerRules:
+    """Rules for an inverted residual block: pointwise, depthwise and pointwise convolution."""
+    return (
+        (rf"{block}conv_pw", f"{scope}/conv_0"),
+        (rf"{block}conv_dw", f"{scope}/conv_1"),
+        (rf"{block}conv_pwl", f"{scope}/conv_2"),
+        (rf"{block}bn1", f"{scope}/batch_norm_0"),
+        (rf"{block}bn2", f"{scope}/batch_norm_1"),
+        (rf"{block}bn3", f"{scope}/batch_norm_2"),
+        *squeeze(rf"{block}se\.", scope),
+    )
+
+
+def _timm_first(block: str, scope: str) -> LayerRules:
+    """Rules for a block without the first pointwise convolution."""
+    return (
+        (rf"{block}conv_dw", f"{scope}/conv_0"),
+        (rf"{block}conv_pw", f"{scope}/conv_1"),
+        (rf"{block}bn1", f"{scope}/batch_norm_0"),
+        (rf"{block}bn2", f"{scope}/batch_norm_1"),
+        *squeeze(rf"{block}se\.", scope),
+    )
+
+
+_TIMM_ENDS: LayerRules = (
+    (r"conv_stem|bn1", "{kind}_0"),
+    (r"conv_head|bn2", "{kind}_1"),
+    (r"classifier", "dense_0"),
+)
+
+_V1_STAGES = (1, 2, 2, 6, 2)
+
+
+def _mobilenet_v1() -> Iterator[tuple[str, str]]:
+    yield r"conv_stem|bn1", "{kind}_0"
+    blocks = [(stage, index) for stage, count in enumerate(_V1_STAGES) for index in range(count)]
+    for number, (stage, index) in enumerate(blocks):
+        block = rf"blocks\.{stage}\.{index}\."
+        yield rf"{block}(?:conv_dw|bn1)", f"{{kind}}_{2 * number + 1}"
+        yield rf"{block}(?:conv_pw|bn2)", f"{{kind}}_{2 * number + 2}"
+    yield r".+", "{kind}_#"
+
+
+MOBILENET_V1_TORCH: LayerRules = tuple(_mobilenet_v1())
+"""timm, and others by the order of their layers."""
+
+_V2_STAGES = (1, 2, 3, 4, 3, 3, 1)
+
+
+def _mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
+    numbered = _numbered(_V2_STAGES, first, stage=0)
+    return (
+        *((rf"features\.{n}\.{block}\..+", f"{scope}/{{kind}}_#") for n, scope in numbered),
+        (ends, "{kind}_#"),
+        (r"classifier(?:\.\d)?", "dense_0"),
+    )
+
+
+MOBILENET_V2_TORCH: LayerRules = (
+    *_mobilenet_v2("conv", first=1, ends=r"features\.(?:0|18)\.\d"),
+    *_timm_first(r"blocks\.0\.0\.", "stage0_block0"),
+    *_timm(r"blocks\.(\d)\.(\d)\.", r"stage\1_block\2"),
+    *_TIMM_ENDS,
+)
+"""torchvision and timm."""
+MOBILENET_V2_MINDSPORE = _mobilenet_v2("layers", first=3, ends=r"features\.\d+")
+"""mindcv."""
+
+MOBILENET_V3_TORCH: LayerRules = (
+    *squeeze(r"features\.(\d+)\.block\.\d\.", r"block<\1-1>"),
+    (r"features\.(\d+)\.block\.\d\.\d", r"block<\1-1>/{kind}_#"),
+    (r"features\.\d+\.\d", "{kind}_#"),
+    (r"classifier\.\d", "dense_#"),
+)
+"""torchvision."""
+MOBILENET_V3_MINDSPORE: LayerRules = (
+    *squeeze(r"features\.(\d+)\.layers\.\d\.", r"block<\1-3>"),
+    (r"features\.(\d+)\.layers\.\d", r"block<\1-3>/{kind}_#"),
+    (r"features\.\d+", "{kind}_#"),
+    (r"classifier\.\d", "dense_#"),
+)
+"""mindcv."""
+
+EFFICIENTNET_TORCH: LayerRules = (
+    *squeeze(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage\1_block\2"),
+    (r"features\.(\d)\.(\d+)\.block\.\d\.\d", r"stage\1_block\2/{kind}_#"),
+    (r"features\.0\.\d", "{kind}_0"),
+    (r"features\.8\.\d", "{kind}_1"),
+    (r"classifier\.1", "dense_0"),
+    *_timm_first(r"blocks\.0\.(\d+)\.", r"stage1_block\1"),
+    *_timm(r"blocks\.(\d)\.(\d+)\.", r"stage<\1+1>_block\2"),
+    *_TIMM_ENDS,
+)
+"""torchvision and timm."""
+EFFICIENTNET_MINDSPORE: LayerRules = (
+    *squeeze(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage<\1-2>_block\2"),
+    (r"features\.(\d)\.(\d+)\.block\.\d", r"stage<\1-2>_block\2/{kind}_#"),
+    (r"features\.\d+", "{kind}_#"),
+    (r"mlp_head", "dense_0"),
+)
+"""mindcv."""
+
+SHUFFLENET_V2_TORCH: LayerRules = (
+    (r"conv1\.\d", "{kind}_0"),
+    (r"stage(\d)\.(\d+)\.branch1\.\d", r"stage\1_unit\2/branch_0/{kind}_#"),
+    (r"stage(\d)\.(\d+)\.branch2\.\d", r"stage\1_unit\2/branch_1/{kind}_#"),
+    (r"conv5\.\d", "{kind}_1"),
+    (r"fc", "dense_0"),
+)
+"""torchvision."""
+_SHUFFLENET_UNITS = (4, 8, 4)
+
+
+def _shufflenet_of_mindcv() -> Iterator[tuple[str, str]]:
+    for number, at in _numbered(_SHUFFLENET_UNITS, first=0, stage=2):
+        unit = at.replace("block", "unit")
+        yield rf"features\.{number}\.branch_proj\.\d", f"{unit}/branch_0/{{kind}}_#"
+        yield rf"features\.{number}\.branch_main\.\d", f"{unit}/branch_1/{{kind}}_#"
+    yield r"first_conv\.\d", "{kind}_0"
+    yield r"conv_last\.\d", "{kind}_1"
+    yield r"classifier", "dense_0"
+
+
+SHUFFLENET_V2_MINDSPORE: LayerRules = tuple(_shufflenet_of_mindcv())
+"""mindcv."""
+
+SQUEEZENET: LayerRules = (
+    (r"features\.0", "conv_0"),
+    (r"features\.\d+\.squeeze", "fire#/conv_0"),
+    (r"features\.\d+\.expand1x1", "fire#/branches_0/branch_0/conv_0"),
+    (r"features\.\d+\.expand3x3", "fire#/branches_0/branch_1/conv_0"),
+    (r"classifier\.1|final_conv", "conv_1"),
+)
+"""torchvision and mindcv."""

@@ -1,0 +1,200 @@
+"""Choice of the sinks of a run: the recipe's, or for auto by the cost of dispatches here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.backends.base import Backend, Estimate, Executable, Mechanism, SinkPrice
+from pipeline.backends.sink_choice import (
+    Bounds,
+    Cost,
+    Costs,
+    SinkChoice,
+    SinkMechanism,
+    choose,
+    no_sink,
+)
+from pipeline.checkpoint.host_state import KeptSink
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Reporter
+from pipeline.engine.event_periods import event_periods
+from pipeline.engine.schedule import Event, RunSchedule
+from pipeline.stages.autosink.dispatch_costs import LONGEST, first_look, least_steps, measure
+from pipeline.stages.autosink.timed_runs import TimedRuns
+
+BUDGET_SHARE = 0.05
+"""Share of a run's time that measuring takes."""
+LEAST_BUDGET_S = 0.6
+MOST_BUDGET_S = 3.0
+MOST_SHARE = 0.1
+"""Most steps that are only timed, as a share of the run's steps."""
+
+SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
+
+KEPT = "sink"
+"""Key under which a checkpoint keeps sinks that were chosen."""
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """The sinks of a run, and their predicted times where they were measured."""
+
+    size: int | None
+    mechanism: Mechanism
+    why: str
+    choice: SinkChoice | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """JSON for a checkpoint, so that a resumed run keeps sinks that were chosen."""
+
+    def __str__(self) -> str:
+        return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
+
+    def summary(self) -> dict[str, Any]:
+        """Return the section `sink` of summary.json."""
+        section: dict[str, Any] = {"size": self.size, "mechanism": self.mechanism, "why": self.why}
+        if self.choice is not None:
+            choice = self.choice
+            section["predicted"] = {
+                "off_ms": choice.off_ms,
+                "step_ms": choice.step_ms,
+                "gain": choice.gain,
+            }
+        return section
+
+
+def chooses_sink(recipe: Recipe) -> bool:
+    """Whether the recipe leaves the size of a sink to be chosen."""
+    return recipe.train.sink and recipe.train.sink_size == "auto"
+
+
+def choose_sink(
+    recipe: Recipe,
+    run_schedule: RunSchedule,
+    executable: Executable,
+    backend: Backend,
+    estimate: Estimate | None,
+    reporter: Reporter,
+) -> SinkPlan:
+    """Choose the sinks of a run: the recipe's, or the fastest where that is auto.
+
+    An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
+    measurement.
+    """
+    if not chooses_sink(recipe):
+        mechanism, why = _mechanism(recipe, executable, backend)
+        return SinkPlan(run_schedule.sink_steps, mechanism, why)
+    if estimate is not None and estimate.choice is not None:
+        plan = _modelled(recipe, executable, backend, estimate.device, estimate.choice)
+    else:
+        with reporter.clock("measuring sinks"):
+            plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
+    return _report(plan, reporter)
+
+
+def resume_sink(before: KeptSink, reporter: Reporter) -> SinkPlan:
+    """Return the sinks that were chosen when a resumed run began, as its checkpoint has them."""
+    plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
+    return _report(plan, reporter)
+
+
+def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
+    """Report chosen sinks; return them with what checkpoints keep of the choice."""
+    reporter.stage("sink", f"{plan}; {plan.why}")
+    return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
+
+
+def _mechanism(recipe: Recipe, executable: Executable, backend: Backend) -> tuple[Mechanism, str]:
+    """The mechanism of sinks whose size is given, and why."""
+    train = recipe.train
+    if train.sink and executable.report.single_steps:
+        return "soft", SINGLE_STEPS
+    return backend.mechanism(train.mechanism, sink=train.sink)
+
+
+def _modelled(
+    recipe: Recipe, executable: Executable, backend: Backend, device: str, choice: SinkChoice
+) -> SinkPlan:
+    """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
+    (preferred, *others), sink = mechanisms_of(recipe, executable), choice.size is not None
+    requested = recipe.train.mechanism if others else preferred
+    mechanism, _ = backend.mechanism(requested, sink=sink)
+    return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
+
+
+def _measured(
+    recipe: Recipe,
+    run_schedule: RunSchedule,
+    executable: Executable,
+    terminal: bool,
+) -> SinkPlan:
+    """Measure which sinks are best, in a share of the time that the run will take."""
+    bounds = measured_bounds(recipe, run_schedule, executable)
+    try:
+        with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
+            choice = _choose(bounds, mechanisms_of(recipe, executable), trials)
+    except RunError as error:
+        return SinkPlan(None, "none", f"not measured, steps that were only timed failed: {error}")
+    return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
+
+
+def _choose(bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns) -> SinkChoice:
+    single_ms, total = first_look(trials), bounds.total
+    least = least_steps(mechanisms)
+    reason = unmeasurable(single_ms, bounds)
+    if reason is None and least > MOST_SHARE * total:
+        reason = f"not measured: that takes {least} steps, and the run has {total:,}"
+    if reason is not None:
+        return no_sink(single_ms, reason)
+    budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
+    return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
+
+
+def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
+    """Return why measuring is pointless, where no dispatch would hold more than one step."""
+    longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
+    return f"a sink would hold one step: {bound}" if longest == 1 else None
+
+
+def mechanisms_of(recipe: Recipe, executable: Executable) -> tuple[SinkMechanism, ...]:
+    """Return the mechanisms that recipe and programs permit, the preferred one first."""
+    if executable.report.single_steps:
+        return ("soft",)
+    mechanism = recipe.train.mechanism
+    return ("loop", "soft") if mechanism == "auto" else (mechanism,)
+
+
+def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
+    """Return the bounds of a dispatch on the device at hand."""
+    return bounds_of(recipe, run_schedule, executable.feed.window(0).most_steps)
+
+
+def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
+    """Return the bounds of a dispatch on an emulated device, fed by a queue of any length."""
+    return bounds_of(recipe, run_schedule, run_schedule.total)
+
+
+def bounds_of(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
+    """Return the bounds of a dispatch with `window_steps` batches on the device."""
+    every = event_periods(recipe, run_schedule.steps_per_pass)
+    saves = every[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
+    periods = (*every[Event.EVALUATE], *saves, *every[Event.COLLECT])
+    return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
+
+
+def modelled_chooser(
+    recipe: Recipe, run_schedule: RunSchedule
+) -> Callable[[SinkPrice], SinkChoice]:
+    """Return the function that chooses the sinks on an emulated device."""
+    bounds = modelled_bounds(recipe, run_schedule)
+    return lambda price: choose(modelled_costs(price), bounds)
+
+
+def modelled_costs(price: SinkPrice) -> Costs:
+    """Derive costs from modelled times of a step."""
+    loop = Cost.between("loop", price(1), LONGEST * price(LONGEST), LONGEST)
+    return Costs(price(None), (loop,), 0.0)

@@ -1,0 +1,226 @@
+"""Explanation of a recipe's sinks: their cost, memory and gain, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.backends.communication import Communication
+from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
+from pipeline.training.state import Record
+
+TELEMETRY_BYTES = 4 * len(Record._fields)
+"""Bytes of telemetry per step: a float32 for each field of `Record`."""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The host's cost of a dispatch of one step without sinks, in us."""
+
+    median_us: float
+    p90_us: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of batches on the device."""
+
+    resident: bool
+    """Whether all samples are on the device, and a batch is a list of indices."""
+    data_bytes: int
+    """Bytes of the samples on the device."""
+    batch_bytes: int
+    """Bytes of each batch."""
+    window_steps: int
+    """Batches on the device at once, whatever the sink."""
+
+
+@dataclass(frozen=True)
+class Calendar:
+    """Events of a run, by their names."""
+
+    counts: Mapping[str, int]
+    first: tuple[tuple[int, str], ...]
+    """The first boundaries with an event, each with its events in words."""
+    longest: int
+    """The most steps between two events."""
+    total: int
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Measured gain of sinks: lower quartiles of alternating runs with and without."""
+
+    off_ms: float
+    step_ms: float
+    rounds: int
+    error: float
+    """Relative error of the gain."""
+
+    @property
+    def gain(self) -> float:
+        """Speed-up over no sinks."""
+        return self.off_ms / self.step_ms
+
+
+@dataclass(frozen=True)
+class ExplainedRun:
+    """The run that is explained."""
+
+    recipe: str
+    device: str
+    batch_size: int
+    """Samples of a batch, on all devices together."""
+    asked: int | None
+    """The recipe's own sink in steps; None: off, or left to be chosen."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything known of a run's sinks; None for what could not be measured."""
+
+    run: ExplainedRun
+    bounds: Bounds
+    calendar: Calendar
+    choice: SinkChoice
+    costs: Costs | None = None
+    dispatch: Dispatch | None = None
+    memory: Memory | None = None
+    achieved: Achieved | None = None
+    modelled: bool = False
+    """Whether the times come from the model of an emulated device."""
+    communication: Communication | None = None
+    """All-reduces of several emulated devices."""
+
+    @property
+    def cost(self) -> Cost | None:
+        """The cost of the mechanism that was chosen, else of the first."""
+        if self.costs is None:
+            return None
+        chosen = [cost for cost in self.costs.sinks if cost.mechanism == self.choice.mechanism]
+        return (chosen or [*self.costs.sinks])[0]
+
+    def predictions(self) -> dict[int, float]:
+        """Predict milliseconds a step by sink size: `SHOWN`, the recipe's and the chosen one."""
+        cost = self.cost
+        if cost is None:
+            return {}
+        sizes = {*SHOWN, *filter(None, (self.run.asked, self.choice.size))}
+        return {size: predict(cost, size, self.bounds) for size in sorted(sizes)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return explain.json; keys of expected times begin with `modelled_` or `predicted_`."""
+        expected = "modelled" if self.modelled else "predicted"
+        return {
+            **vars(self.run),
+            "sink": {"size": self.choice.size, "mechanism": self.choice.mechanism},
+            "why": self.choice.why,
+            f"{expected}_off_ms": self.choice.off_ms,
+            f"{expected}_ms": self.predictions(),
+            f"{expected}_gain": self.choice.gain,
+            "achieved_gain": self.achieved.gain if self.achieved else None,
+            "dispatch_us": self.dispatch and vars(self.dispatch),
+            f"{expected}_costs": {
+                cost.mechanism: {"dispatch_ms": cost.dispatch_ms, "step_ms": cost.step_ms}
+                for cost in (self.costs.sinks if self.costs else ())
+            },
+            "communication": self.communication and vars(self.communication),
+            "memory": self.memory and vars(self.memory),
+            "events": {**vars(self.calendar), "first": dict(self.calendar.first)},
+            "achieved": self.achieved and vars(self.achieved),
+        }
+
+    def __str__(self) -> str:
+        run, how = self.run, "MODELLED, not measured: " if self.modelled else ""
+        head = f"{how}{run.recipe} on {run.device}, batch {run.batch_size:,}"
+        if self.communication is not None:
+            head += f" ({run.batch_size // self.communication.devices:,} a device)"
+        lines = [f"  {name:<11} {text}" for name, text in self._facts()]
+        return "\n".join([head, *lines, "", *self._table(), *self._conclusion()])
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        if self.costs is not None:
+            sinks = [f"{c.mechanism} {c.step_ms:.4g} ms" for c in self.costs.sinks]
+            yield "step", f"{', '.join(sinks)} in a long dispatch"
+            yield "dispatch", self._dispatch_text()
+        if self.communication is not None:
+            yield "all-reduce", str(self.communication)
+        if self.memory is not None:
+            yield "memory", _memory_text(self.memory, self.choice.size or 1)
+        yield from _calendar_texts(self.calendar)
+
+    def _dispatch_text(self) -> str:
+        assert self.costs is not None
+        costs = (f"{cost.mechanism} {1000 * cost.dispatch_ms:.0f} us" for cost in self.costs.sinks)
+        of_sinks = f"for each sink {', '.join(costs)}"
+        if self.dispatch is None:
+            return of_sinks
+        single = self.dispatch
+        return (
+            f"{single.median_us:.0f} us on the host for each step without sinks (90 % are below "
+            f"{single.p90_us:.0f}), {of_sinks}"
+        )
+
+    def _table(self) -> Iterator[str]:
+        predicted = self.predictions()
+        if not predicted:
+            return
+        off_ms = self.choice.off_ms
+        yield f"  {'sink':<11} {'ms/step':>9}  {'gain':>6}"
+        yield f"  {'off':<11} {off_ms:>9.4f}   1.00x{self._mark(None)}"
+        for size, ms in predicted.items():
+            yield f"  {size:<11,} {ms:>9.4f}  {off_ms / ms:>5.2f}x{self._mark(size)}"
+        yield ""
+
+    def _mark(self, size: int | None) -> str:
+        marks = ["chosen"] if size == self.choice.size else []
+        marks += ["as asked"] if size is not None and size == self.run.asked else []
+        return f"  <- {', '.join(marks)}" if marks else ""
+
+    def _conclusion(self) -> Iterator[str]:
+        choice, achieved = self.choice, self.achieved
+        size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"
+        yield f"  {'chosen':<11} {size}: {choice.why}"
+        if choice.size is not None:
+            error = self.costs.error if self.costs is not None else 0.0
+            name = "modelled" if self.modelled else "predicted"
+            yield f"  {name:<11} {choice.gain:.3f}x{_give_or_take(error)}"
+        if achieved is not None:
+            off_by = 100 * (choice.gain / achieved.gain - 1)
+            yield (
+                f"  {'achieved':<11} {achieved.gain:.3f}x{_give_or_take(achieved.error)}: "
+                f"{achieved.step_ms:.4g} ms a step, {achieved.off_ms:.4g} without sinks, in "
+                f"{achieved.rounds} rounds; the prediction is off by {off_by:+.1f} %"
+            )
+
+
+def _give_or_take(error: float) -> str:
+    return f", give or take {100 * error:.1f} %" if error else ""
+
+
+def _memory_text(memory: Memory, size: int) -> str:
+    plural = "" if size == 1 else "es"
+    what = "numbers of samples" if memory.resident else "samples"
+    window_bytes = memory.window_steps * memory.batch_bytes
+    samples = f" beside all samples, {_bytes(memory.data_bytes)}" if memory.resident else ""
+    return (
+        f"{size:,} batch{plural} of {what} {_bytes(size * memory.batch_bytes)}; the device has "
+        f"{memory.window_steps:,} at once whatever the sink, {_bytes(window_bytes)}{samples}; "
+        f"telemetry {_bytes(size * TELEMETRY_BYTES)} a sink"
+    )
+
+
+def _calendar_texts(calendar: Calendar) -> Iterator[tuple[str, str]]:
+    counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
+    text = ", ".join(counts) if counts else "none"
+    yield "events", f"{text} in {calendar.total:,} steps; {calendar.longest:,} between two at most"
+    if calendar.first:
+        yield "", "; ".join(f"step {step:,}: {what}" for step, what in calendar.first)
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,} B"

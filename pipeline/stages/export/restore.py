@@ -1,0 +1,108 @@
+"""Warm start: a state's weights are replaced by those of another run or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.checkpoint.restore import (
+    Warn,
+    by_path,
+    listed,
+    read_saved,
+    restore_weights,
+    tell_user,
+)
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError
+from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
+from pipeline.stages.export.matching import Matching, match_weights
+from pipeline.stages.export.network import COLLECTIONS, NetworkArrays
+from pipeline.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A state with restored weights, and their source."""
+
+    state: TrainState
+    """Has shapes in place of arrays where neither it nor the source had values."""
+    step: int | None
+    """The step at which a run saved the weights; None for those of a file."""
+    line: str
+    """A line for the user that names the source."""
+
+    def over(self, fresh: TrainState) -> TrainState:
+        """`fresh` with the restored parameters and batch statistics."""
+        weights = {name: getattr(self.state, name) for name in COLLECTIONS}
+        filled = {
+            name: jax.tree.map(_first, found, getattr(fresh, name))
+            for name, found in weights.items()
+        }
+        return replace(fresh, **filled)
+
+
+def restore(
+    recipe: Recipe, like: TrainState, network: Callable[[], NetworkArrays], warn: Warn
+) -> Restored:
+    """`like` with the parameters and batch statistics that `checkpoint.restore` names.
+
+    `like` may be shapes and dtypes only, so that mismatches are found before compiling. `network`
+    is called only where names are matched by rules. The rest of the state is unchanged: optimizer,
+    step, loss scale. `warn` gets a line for a damaged checkpoint, and for layers and inputs that
+    the recipe which trained the weights had otherwise. Raises DataError where the weights can't be
+    read, or don't match the network and `checkpoint.partial` is false.
+    """
+    spec, source = recipe.checkpoint, recipe.checkpoint.restore
+    assert source is not None, "the caller checks that there is something to restore"
+    by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
+    if not is_weight_file(source) and not by_rules:
+        tree = recipe.model_dump(mode="json")
+        state, saved = restore_weights(source, like, tree, warn)
+        if changes := saved.changes_of_meaning(tree):
+            warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
+        return Restored(state, saved.step, f"weights of step {saved.step} from {source}")
+    arrays, step = read_source(source, warn)
+    matching = match_weights(str(source), arrays, network(), spec.renames, spec.rules)
+    matching.require(partial=spec.partial)
+    origin = str(source) if step is None else f"step {step} of {source}"
+    return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
+
+
+def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | None]:
+    """The arrays of a weight file, or of a run's checkpoint and its step. Raises DataError."""
+    if is_weight_file(source):
+        return read_weights(source), None
+    if not source.exists():
+        raise DataError(f"{source}: there is no such file or run directory")
+    if source.is_file():
+        return read_weights(source), None
+    saved = read_saved(source, warn)
+    return saved.weights(), saved.step
+
+
+def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+    """`variables` with its leaves replaced by `arrays`, in the leaves' dtypes, where they exist.
+
+    Names are paths with the collection first.
+    """
+    leaves = by_path(variables)
+    filled = [
+        arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(variables), filled)
+
+
+def _first(found: Any, fresh: Any) -> Any:
+    return fresh if isinstance(found, jax.ShapeDtypeStruct) else found
+
+
+def _filled(like: TrainState, matching: Matching) -> TrainState:
+    variables = {"params": like.params, "batch_stats": like.batch_stats}
+    return replace(like, **fill(variables, matching.arrays))

@@ -1,0 +1,143 @@
+"""A trained run, read from its directory alone: recipe, weights and sample format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from pipeline.checkpoint.restore import listed, read_saved
+from pipeline.config.compose import compose_and_check
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.host.cuda import plugin
+from pipeline.data.table import FittedTable
+from pipeline.data.targets import Targets, Task
+from pipeline.data.text.text_format import TextFormat, read_text_format
+from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+
+DTYPES = frozenset(("uint8", "int32", "float32"))
+"""Dtypes of images and of tokens."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The format of a network's samples, before its map ops, and its classes."""
+
+    shape: tuple[int, ...]
+    """Height, width and channels of an image; the number of columns of a table."""
+    dtype: str
+    targets: Targets
+    table: FittedTable | None = None
+    """The columns of a table."""
+    text: TextFormat | None = None
+    """The tokenizer of texts; None of other samples."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes in label order, or of the numbers or labels."""
+        return self.targets.names
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has saved a checkpoint: its recipe, newest weights and sample format."""
+
+    recipe: Recipe
+    arrays: Arrays
+    step: int
+    samples: Samples
+
+
+def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run, with overrides. Raises RecipeError where it is no longer valid."""
+    return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
+
+
+def spare_gpus(folder: Path) -> None:
+    """Keep JAX from GPUs where the run of a folder was not on one, in the whole process.
+
+    Else JAX would take most of a GPU's memory, beside a run that is on it.
+    """
+    run_dir = run_of(folder)
+    if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.name == "gpu":
+        return
+    from pipeline.training.parallel.devices import leave_gpus_alone
+
+    leave_gpus_alone()
+
+
+def read_trained_run(folder: Path) -> TrainedRun:
+    """Read a run, given its directory, its checkpoints folder or one checkpoint.
+
+    Raises DataError where it is no run or has saved nothing, RecipeError where its recipe is no
+    longer valid.
+    """
+    run_dir = run_of(folder)
+    if run_dir is None:
+        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+    recipe = read_run_recipe(run_dir)
+    saved = read_saved(folder)
+    if changes := saved.changes(recipe.model_dump(mode="json")):
+        raise DataError(
+            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {listed(changes)}"
+        )
+    return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
+
+
+def parse_samples(data: Any, folder: Path) -> Samples:
+    """The sample format in `image` and `classes` of a JSON object; a tokenizer is in `folder`.
+
+    Raises ValueError without it, DataError where the tokenizer is missing or damaged.
+    """
+    match data:
+        case {
+            "image": {"shape": [*shape], "dtype": str(dtype)},
+            "classes": [*classes],
+            **rest,
+        } if (
+            all(type(size) is int and size > 0 for size in shape)
+            and dtype in DTYPES
+            and all(isinstance(name, str) for name in classes)
+        ):
+            about = cast(Mapping[str, Any], rest)
+            targets, table = _parse_targets(tuple(classes), about), _parse_table(about)
+            text = read_text_format(folder, about)
+            if (len(shape) == 3) if table is None else (shape == [table.width]):
+                return Samples(tuple(shape), dtype, targets, table, text)
+    raise ValueError("image and classes are missing")
+
+
+def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
+    """The targets that a JSON object describes. Raises ValueError for anything else."""
+    match about.get("targets", {"task": "classification", "mean": [], "std": []}):
+        case {"task": str(task), "mean": [*mean], "std": [*std]} if (
+            task in get_args(Task)
+            and len(mean) == len(std) == (len(names) if task == "regression" else 0)
+            and all(type(number) in (int, float) for number in (*mean, *std))
+        ):
+            return Targets(names, cast(Task, task), tuple(mean), tuple(std))
+    raise ValueError("targets are not those of a run")
+
+
+def _parse_table(about: Mapping[str, Any]) -> FittedTable | None:
+    """The table that a JSON object describes, if any. Raises ValueError for anything else."""
+    described = about.get("table")
+    return None if described is None else FittedTable.model_validate(described)
+
+
+def _read_samples(summary: Path, recipe: Recipe) -> Samples:
+    """The sample format from the summary, or, where the run was killed, from the dataset."""
+    try:
+        return parse_samples(read_json(summary)["data"], summary.parent)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        facts = recipe.dataset.facts()
+        if facts is None:
+            raise DataError(
+                f"{summary}: does not say what images and classes the run has; finish the run with "
+                f"train.resume={summary.parent}"
+            ) from error
+        return Samples(facts.image, "uint8", Targets(tuple(map(str, range(facts.classes)))))

@@ -1,0 +1,123 @@
+"""Joining the other processes of a run, and leaving them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
+from typing import Any
+
+from pipeline.core.errors import RunError, exit_status_of, first_line
+from pipeline.stages.launch.place import RankPlace, find_place
+from pipeline.training.parallel.launch_spec import LaunchSpec
+from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
+
+PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
+"""Variables that lead the processes' messages to each other astray."""
+
+
+@contextmanager
+def joined(
+    launch: LaunchSpec, facts: Callable[[], dict[str, str]], *, alone: bool = False
+) -> Iterator[Ranks]:
+    """Take part in a run of several processes, as the launcher's variables say; or be `alone`.
+
+    All must have the same `facts`, asked for where processes meet: the recipe and the versions. An
+    error of one ends all: it leaves at once, and the others, waiting for it in a step, raise
+    PeerGoneError. Raises RunError where they don't meet in time.
+    """
+    place = None if alone else find_place(launch.name, os.environ)
+    if place is None:
+        yield Ranks()
+        return
+    ranks = _meet(place, launch)
+    try:
+        ranks.require_same(facts())
+        yield ranks
+    except BaseException as error:
+        if is_of_a_peer(error):
+            gone = PeerGoneError(
+                f"process {ranks.own} of {ranks.size}: another one has gone ({first_line(error)})"
+            )
+            _leave_at_exit(gone)
+            raise gone from error
+        _leave_at_exit(error)
+        raise
+    import jax
+
+    # The others wait here for what the first one still has to write: JAX aborts who is late.
+    ranks.agree(lambda: None)
+    jax.distributed.shutdown()
+
+
+def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
+    """Connect to the others."""
+    proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
+    flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    import jax
+    from jax._src import distributed
+
+    how: dict[str, Any] = {"cluster_detection_method": place.launcher}
+    if place.address is not None:
+        how = {
+            "coordinator_address": place.address,
+            "num_processes": place.size,
+            "process_id": place.rank,
+            "cluster_detection_method": "deactivate",
+        }
+        if place.rank == 0:
+            how["coordinator_bind_address"] = place.address
+    limit = Timer(launch.start_seconds, _give_up, (place, launch.start_seconds))
+    limit.daemon = True
+    limit.start()
+    try:
+        jax.distributed.initialize(
+            **how,
+            # JAX aborts the process at its own limit.
+            initialization_timeout=round(launch.start_seconds) + 60,
+            heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
+            shutdown_timeout_seconds=round(launch.end_seconds),
+        )
+    except Exception as error:  # of jaxlib, which raises its own types and does not export them
+        problem = RunError(f"{_who(place)}: can't meet the others: {first_line(error)[:300]}")
+        _leave_at_exit(problem)
+        raise problem from error
+    finally:
+        limit.cancel()
+        os.environ.update(proxies)
+    client = distributed.global_state.client
+    return Ranks(place.rank, place.size, launch.stuck_seconds, client)
+
+
+def _give_up(place: RankPlace, limit_s: float) -> None:
+    """End the process, which waits for others in C++, where no exception reaches it."""
+    where = place.address or "the address that Slurm gives"
+    print(
+        f"error: {_who(place)}: did not meet the others at {where} in {limit_s:g} s; is each of "
+        "them started, with a rank of its own?",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(RunError.exit_status)
+
+
+def _who(place: RankPlace) -> str:
+    return f"process {place.rank} of {place.size}"
+
+
+def _leave_at_exit(error: BaseException) -> None:
+    """Leave without waiting for the others when Python exits, which JAX otherwise does."""
+    status = exit_status_of(error)
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    # Run before those that were registered earlier, as JAX's is.
+    atexit.register(leave)

@@ -1,0 +1,84 @@
+"""Guards around a run: errors of the system become one line, and its summary is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from jax.errors import JaxRuntimeError
+
+from pipeline.core.errors import RunError, exit_status_of, first_line, status_after
+from pipeline.core.host.signals import Interrupted
+from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.summary import Summary, read_metrics
+
+
+@contextmanager
+def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
+    """Turn an OSError, such as a full disk, into a RunError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{error.filename or run_dir}: {error.strerror or error}") from error
+
+
+@contextmanager
+def oom_to_run_error() -> Iterator[None]:
+    """Turn an out-of-memory error of the host or the device into a RunError of one line."""
+    try:
+        yield
+    except MemoryError as error:
+        raise RunError(f"out of memory: {first_line(error)}") from error
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunError(f"out of memory: {first_line(error)}") from error
+
+
+@contextmanager
+def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
+    """Write the summary of a run at its end, unless the process is killed.
+
+    That of a run that is resumed stays as it is until the run has advanced: a run that is refused,
+    or stopped or killed before its first new step, is what it was.
+    """
+    earlier = read_metrics(folder.path)
+    started_at = time.perf_counter()
+    try:
+        yield
+        if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
+            # No step was trained, so the metrics still hold.
+            new = {name: value for name, value in summary.metrics.items() if value is not None}
+            summary.metrics = {**earlier, **new}
+            folder.advanced.release()
+    except BaseException as error:
+        summary.status = status_after(error)
+        summary.reason = str(error) or type(error).__name__
+        summary.exit_status = exit_status_of(error)
+        raise
+    finally:
+        summary.time["total_s"] = time.perf_counter() - started_at
+        # Where a run has failed and its summary can't be written, the first failure says more.
+        with suppress(OSError) if summary.status == "failed" else nullcontext():
+            if not folder.advanced.is_held:
+                summary.write(folder.path)
+
+
+@contextmanager
+def stop_on_signal(summary: Summary) -> Iterator[None]:
+    """End the run as stopped where a signal interrupts its stages."""
+    try:
+        yield
+    except Interrupted as signal:
+        summary.status, summary.reason = "stopped", str(signal)
+        summary.exit_status = exit_status_of(signal)
+
+
+@contextmanager
+def timed(summary: Summary, name: str) -> Iterator[None]:
+    """Keep the seconds of a stage in the summary, under `name`."""
+    started_at = time.perf_counter()
+    yield
+    summary.time[name] = time.perf_counter() - started_at

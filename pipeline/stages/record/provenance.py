@@ -1,0 +1,72 @@
+"""provenance.json: the origin of a run besides its recipe.
+
+For every process that worked on the run: the command, the code, the versions, the machine, the
+settings that libraries read from the environment, jax's own, and the data. A resumed run adds a
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.strict_json import json_text
+
+PROVENANCE = "provenance.json"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Origin of the part of a run that one process did."""
+
+    begun: str
+    """When the process began, ISO 8601 with the offset of its time zone."""
+    command: str
+    folder: str
+    """Working directory: relative paths of the recipe start there."""
+    seed: int
+    """The only seed: every random draw is a function of it and of the draw's position."""
+    code: Mapping[str, Any]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    settings: Mapping[str, str]
+    """Environment variables."""
+    data: Mapping[str, Any]
+    """Fingerprints of columns by split."""
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    """Versions and SHA-256 of the files of plug-ins, by module."""
+    numerics: Mapping[str, Any] = field(default_factory=dict)
+    """Values of jax's settings that decide numbers; empty in runs of older versions."""
+
+
+def add_provenance(run_dir: Path, process: Provenance) -> None:
+    """Append a process to those that worked on the run before."""
+    try:
+        before = read_provenance(run_dir)
+    except DataError:
+        # The earlier entries are lost; that is no reason to refuse the run.
+        before = []
+    processes = [*before, asdict(process)]
+    write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
+
+
+def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
+    """Read the processes that worked on a run, oldest first; none where nothing was kept.
+
+    Raises DataError for a file that is damaged.
+    """
+    file = run_dir / PROVENANCE
+    try:
+        processes = read_json(file)["processes"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file}: can't be read: {error}; delete it to go without") from error
+    if not isinstance(processes, list) or not all(isinstance(item, dict) for item in processes):
+        raise DataError(f"{file}: must hold a list of processes; delete it to go without")
+    return processes

@@ -1,0 +1,347 @@
+"""Run directories: created so that no two runs share one, and found to resume.
+
+outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
+                                 provenance.json  lowerings.json  checkpoints/  .lock  events of
+                                 TensorBoard, which names a run by the folder that they lie in
+Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
+a profile profile/, dumps dump/, `checkpoint.prefix` ckpt/ and ckpt.json, and what is exported,
+converted or reproduced is noted in descendants.jsonl. Several processes also leave ranks/, and
+parallel.mode=auto plan.yaml. A bad step that ends a run leaves autopsy.json and reproducer/, which
+are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
+timeline.html, and AutoTune's result; for a device.target compiled.json.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.defaults import normalised
+from pipeline.config.moved_keys import without_moved
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, RunError, printable
+from pipeline.core.files.atomic_write import sync_ancestors, write_whole
+from pipeline.core.files.bounded_read import read_json, read_text
+from pipeline.core.files.error_text import show
+from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
+from pipeline.core.files.real_files import require_real, require_real_trees
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
+from pipeline.core.files.tree_diff import differences
+from pipeline.data.text.text_format import TOKENIZER
+from pipeline.stages.record.descendants import DESCENDANTS
+
+OUTPUTS = Path("outputs")
+RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
+PLAN = "plan.yaml"
+"""Which devices share what, as it was searched."""
+LOWERINGS = "lowerings.json"
+"""The lowerings of the run's layers."""
+COMPILED = "compiled.json"
+"""Figures of programs for a chip that is not there."""
+AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
+"""The findings about a bad step that ended the run, and the files that repeat it."""
+EARLIER_AUTOPSY = "earlier_autopsy"
+"""Both, of the last bad step that ended the run before it was resumed."""
+OVERRIDES, CLAIM = "overrides.yaml", ".claim"
+"""The overrides of a job of a sweep, and the file that a process at it locks."""
+
+APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
+"""Files that are changed in place."""
+CHECKPOINT_FILES, CHECKPOINT_NAMES = "ckpt", "ckpt.json"
+"""Checkpoints as MindSpore's files, and a list of these by step."""
+BOARD_FOLDERS, BOARD_CONFIG = ("tensorboard", "embeddings"), "projector_config.pbtxt"
+"""TensorBoard's: older runs have all in the first, others only what its projector shows."""
+REPLACED = (
+    *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
+    *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
+)
+"""Files that are written as a whole, besides those of an emulated device."""
+PRICES = ("price.json", "trace.json", "timeline.html")
+PROFILE = "profile"
+"""Files of a profile: where the time of traced steps went."""
+REPORT = "report"
+"""The page and the files of `report`."""
+RANKS = "ranks"
+"""The logs of a run's processes."""
+DUMP = "dump"
+"""The tensors of steps, by the time at which they were dumped."""
+FOLDERS = (
+    *("checkpoints", *BOARD_FOLDERS, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
+    *(DUMP, CHECKPOINT_FILES),
+)
+BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
+"""Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
+DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
+"""Prefixes of half-written files, whose names end in `.part`."""
+OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
+"""Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
+SHOWN_ENTRIES = 3
+
+LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
+FREE_TO_CHANGE = (
+    *LENGTH,
+    ("train", "sink"),
+    ("train", "sink_size"),
+    ("train", "mechanism"),
+    ("train", "dispatch_seconds"),
+    ("train", "feed"),
+    ("train", "resume"),
+    ("train", "resume_changed"),
+    ("dataset", "root"),
+    ("dataset", "mirrors"),
+    ("stages",),
+    ("autotune",),
+    ("autotune_search",),
+    ("debug",),
+    ("checkpoint",),
+    ("eval",),
+    ("monitor",),
+    ("dump",),
+    ("cache",),
+    ("profile",),
+    ("parallel", "devices"),
+    ("parallel", "mesh"),
+    ("launch",),
+)
+"""Keys that a resumed run may change: nothing that decides its losses but its length, with which
+the learning-rate schedule stretches, and that only where the run is named."""
+
+
+def decides(where: Sequence[int | str]) -> bool:
+    """Whether a key decides the numbers of a run; its length does not count."""
+    return not any(tuple(where[: len(prefix)]) == prefix for prefix in FREE_TO_CHANGE)
+
+
+def create(name: str, outputs: Path = OUTPUTS) -> Path:
+    """Create a new directory for a run of the named recipe. Raises RunError where it can't."""
+    day, clock = time.strftime("%Y-%m-%d"), time.strftime("%H-%M-%S")
+    return make_unique(outputs / day / f"{clock}_{name}")
+
+
+def make_unique(wanted: Path) -> Path:
+    """Make a directory that did not exist before, `wanted` or `wanted_1`, `wanted_2`, ...
+
+    `mkdir` either makes the directory or fails, so two processes never get the same one.
+    """
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1000):
+            path = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise RunError(f"{wanted}: can't make the run directory: {error.strerror}") from error
+    raise RunError(f"{wanted}: a thousand directories of that name are there already")
+
+
+def make(run_dir: Path) -> Path:
+    """Make a directory that the user has named, unless it is there.
+
+    Raises RunError where it can't be made, or holds a run that would be overwritten, DataError
+    where it holds something else.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        require_unused(run_dir)
+    except OSError as error:
+        raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+    return run_dir
+
+
+def require_unused(run_dir: Path) -> None:
+    """Raise RunError where a directory holds a run, DataError where it holds anything else.
+
+    Files that prepare a run may be there, and those of a run that was killed before it began.
+    """
+    if (run_dir / RECIPE).exists():
+        raise RunError(
+            f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+            f"train.resume={run_dir}"
+        )
+    require_own(run_dir)
+    there = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
+    if not there:
+        return
+    left = [name for name in there if name in (*APPENDED, *REPLACED, *FOLDERS)]
+    what = f"what is left of a run without its {RECIPE}" if left else "no run, and is not empty"
+    more = f" and {len(there) - SHOWN_ENTRIES:,} more" if len(there) > SHOWN_ENTRIES else ""
+    names = ", ".join(map(printable, there[:SHOWN_ENTRIES]))
+    raise DataError(
+        f"{run_dir}: holds {what}: {names}{more}; name a directory that is empty or not there yet"
+    )
+
+
+def _prepares_a_run(path: Path) -> bool:
+    if path.name in BEFORE_A_RUN or (path.name.endswith(".part") and path.name.startswith(DRAFTS)):
+        return True
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return OF_HYDRA >= {file.name for file in path.iterdir()} > set()
+
+
+def require_own(run_dir: Path) -> None:
+    """Raise DataError where an entry that a run writes or deletes is a link or no regular file.
+
+    The directory may be somebody else's. Other entries are never touched.
+    """
+    require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
+    require_real_trees(run_dir, FOLDERS)
+
+
+def write_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """Write the resolved recipe into its run directory, which a power cut doesn't remove then."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    write_whole(run_dir / RECIPE, text)
+    sync_ancestors(run_dir)
+
+
+@contextmanager
+def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
+    """Keep every other process out of a run directory, as far as its file system has locks.
+
+    Raises RunError where another process has it, or, for a `new` run, where a run is in it, and
+    DataError where a link in it would redirect writes elsewhere.
+    """
+    require_real(run_dir, (LOCK,), ())
+    with owned_folder(run_dir) as lock:
+        if lock is None:
+            raise RunError(f"{run_dir}: another process is writing this run")
+        # Under the lock: two processes may have been given the directory when it was empty.
+        if new:
+            require_unused(run_dir)
+        else:
+            require_own(run_dir)
+        yield lock
+
+
+def _is_free(run_dir: Path) -> bool:
+    """Whether no process is at this run; without locks this is only known of one that ended."""
+    try:
+        with owned_folder(run_dir) as lock:
+            if lock is None:
+                return False
+            return lock.is_certain or read_status(run_dir) is not None
+    except OSError:
+        return False
+
+
+def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
+    """Return the run directory of `train.resume`; None where `auto` finds no unfinished run.
+
+    Raises RecipeError when the named directory is no run, or one of a recipe that would have
+    had other losses.
+    """
+    wanted = recipe.train.resume
+    if wanted is None:
+        return None
+    if wanted != "auto":
+        before = _recipe_to_resume(Path(wanted), wanted)
+        changed = list(_differences(recipe, before, FREE_TO_CHANGE))
+        if changed:
+            raise RecipeError(changed)
+        return Path(wanted)
+    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
+    return next((f.parent for f in reversed(runs) if _is_unfinished(f.parent, recipe)), None)
+
+
+def written_at_ns(file: Path) -> int:
+    """Return when a file was written, in ns; 0 where it was removed meanwhile."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
+    """Whether this is a run of the same recipe and length, not done, with no process at it.
+
+    False for one whose recipe can't be read.
+    """
+    # First what takes least: nearly all runs are done, and a recipe takes long to parse.
+    if read_status(run_dir) == "done":
+        return False
+    try:
+        same = not changed_keys(recipe, run_dir)
+    except RecipeError:
+        return False
+    return same and _is_free(run_dir)
+
+
+def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
+    """Return a line for each key that differs in a run directory's recipe, length included.
+
+    Raises RecipeError where there is no recipe to be read.
+    """
+    free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
+    try:
+        # One that this version has written needs no defaults of newer keys, which take longer.
+        written = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
+    except (OSError, ValueError):
+        written = None
+    if isinstance(written, dict) and not any(_differences(recipe, written, free)):
+        return []
+    return list(_differences(recipe, _recipe_to_resume(run_dir, str(run_dir)), free))
+
+
+def run_of(folder: Path) -> Path | None:
+    """Return the run directory of a path: itself, or the one whose checkpoints it is or is in."""
+    for candidate in (folder, folder.parent, folder.parent.parent):
+        if (candidate / RECIPE).is_file():
+            return candidate
+    return None
+
+
+def read_status(run_dir: Path) -> str | None:
+    """Read the status in a run's summary; None for a run that was killed before it wrote one.
+
+    None too where the summary can't be read.
+    """
+    try:
+        status = read_json(run_dir / SUMMARY)["status"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return status if isinstance(status, str) else None
+
+
+def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
+    try:
+        # A moved key decided no loss: device.devices was of the price alone.
+        return normalised(without_moved(read_kept_recipe(run_dir), harmless=False))
+    except DataError as error:
+        reason = f"no run directory, {RECIPE} can't be read from it"
+        raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
+
+
+def read_kept_recipe(run_dir: Path) -> Mapping[str, Any]:
+    """Read the recipe of a run, with defaults for keys that are newer than the run.
+
+    Raises DataError where it can't be read.
+    """
+    file = run_dir / RECIPE
+    try:
+        tree = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
+    return normalised(tree)
+
+
+def _differences(
+    recipe: Recipe, before: Mapping[str, Any], free: Sequence[tuple[str, ...]]
+) -> Iterator[str]:
+    """Yield a line for each key that differs, but for those that are free to change."""
+    for difference in differences(recipe.model_dump(mode="json"), before):
+        if not any(difference.where[: len(prefix)] == prefix for prefix in free):
+            yield (
+                f"{difference.key} = {show(difference.one)}: was {show(difference.other)} in the "
+                "run to resume; keep it, or start a new run with checkpoint.restore"
+            )

@@ -1,0 +1,94 @@
+"""Two runs side by side, as `diff` and `reproduce` print them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.core.errors import printable
+from pipeline.core.files.error_text import show, shown
+from pipeline.core.files.tree_diff import Difference
+from pipeline.stages.record.compare_steps import Comparison
+from pipeline.stages.record.run_record import RunRecord, compare_origins
+
+MARGIN = 12
+"""Characters that the name of a section has."""
+DIGEST = 12
+"""Digits of a checksum that are shown."""
+NOT_KEPT = "not kept by both runs"
+
+
+class SideBySide:
+    """Print runs A and B: a line for each run, then a section for each comparison."""
+
+    def __init__(self, one: RunRecord, other: RunRecord) -> None:
+        self._runs = one, other
+        self._console = Console(highlight=False, markup=False)
+        for letter, record in zip("AB", self._runs, strict=True):
+            line = printable(f"{letter}  {describe_run(record)}")
+            self._console.print(line, soft_wrap=True)
+
+    def show_text(self, section: str, text: str) -> None:
+        """Print a section of one line."""
+        self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
+
+    def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
+        """Print a table of differences; a line where there are none, or they are unknown (None)."""
+        if not differences:
+            self.show_text(section, "the same" if differences is not None else NOT_KEPT)
+            return
+        table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for difference in differences:
+            one, other = difference.one, difference.other
+            table.add_row(shown(difference.key), _cell(one), _cell(other), _change(one, other))
+        self._console.print(table)
+
+    def show_origins(self) -> None:
+        """Print the differences of recipe, data, code and environment, a section for each."""
+        for section, differences in compare_origins(*self._runs).items():
+            self.show_differences(section, differences)
+
+    def show_steps(self, comparison: Comparison | None) -> None:
+        """Print the comparison of two logs of steps; None where a log is missing."""
+        self.show_text("steps", NOT_KEPT if comparison is None else _steps_text(comparison))
+
+
+def describe_run(record: RunRecord) -> str:
+    """Describe a run in one line."""
+    steps = record.summary.get("steps")
+    done = f", {steps:,} steps" if type(steps) is int else ""
+    several = f", by {len(record.processes)} processes" if len(record.processes) > 1 else ""
+    return f"{record.run_dir}: {shown(record.status)}{done}{several}"
+
+
+def _steps_text(comparison: Comparison) -> str:
+    alone = [("A", comparison.only_one), ("B", comparison.only_other)]
+    more = [f"{letter} has {steps:,} more" for letter, steps in alone if steps]
+    if comparison.first is None:
+        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *more])
+    parts = [f"{comparison.differing:,} of {comparison.steps:,} differ, from {comparison.first}"]
+    if comparison.first_loss not in (None, comparison.first):
+        parts.append(f"the losses from {comparison.first_loss}")
+    if comparison.largest_loss not in (None, comparison.first_loss):
+        parts.append(f"furthest apart at {comparison.largest_loss}")
+    return "; ".join([*parts, *more])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
+        return value[:DIGEST]
+    return f"{value:,.6g}" if isinstance(value, float) else show(value)
+
+
+def _change(one: Any, other: Any) -> str:
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (one, other))
+    try:
+        return f"{other / one - 1:+.2%}" if numbers and one else ""
+    except OverflowError:  # whole numbers beyond any float
+        return ""

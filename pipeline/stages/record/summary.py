@@ -1,0 +1,142 @@
+"""summary.json: the outcome of a run, for other programs to read."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.plugins.loading import FLAG, loaded_plugins
+from pipeline.core.registry import ENTRY_POINT_GROUP
+
+Status = Literal["done", "pruned", "stopped", "failed"]
+SHOWN_METRICS = 3
+
+
+@dataclass
+class Summary:
+    """The fields of summary.json, which each stage fills in.
+
+    `steps`, `passes` and `sinks` count all training, also before a resume. Times are of this
+    process alone. `modelled` is empty on devices that are not emulated.
+    """
+
+    recipe: str
+    device: str
+    seed: int
+    stages: tuple[str, ...]
+    run_dir: str | None
+    status: Status = "done"
+    reason: str | None = None
+    exit_status: int = 0
+    steps: int = 0
+    passes: float = 0.0
+    sinks: int = 0
+    sink: dict[str, Any] = field(default_factory=dict)
+    feed: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """`image`: shape and dtype of an image as it is read; `classes`: their names in label order;
+    `targets`; `text`: what is predicted of texts."""
+    parameters: int | None = None
+    loss_scale: dict[str, float] = field(default_factory=dict)
+    bad_steps: dict[str, Any] = field(default_factory=dict)
+    """The policy `on_nan`, the number of steps without an update by it, and the rollbacks."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    time: dict[str, float | None] = field(default_factory=dict)
+    modelled: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    resumed_from: dict[str, Any] | None = None
+    logs: dict[str, Any] = field(default_factory=dict)
+    """For each log that was not as it was written: `missing` ranges of steps (the first few), the
+    number of `missing_lines`, whether the others are `verified`, and the `restored` ranges."""
+
+    def __repr__(self) -> str:
+        """Return status, first metrics and folder in one line; `vars` has all fields."""
+        numbers = {name: v for name, v in self.metrics.items() if isinstance(v, float)}
+        shown = [f"{name} {value:.4g}" for name, value in list(numbers.items())[:SHOWN_METRICS]]
+        status = f"{self.status} ({self.reason})" if self.reason else self.status
+        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *shown)
+        return f"<{', '.join(parts)}; {self.run_dir}>"
+
+    def write(self, run_dir: Path) -> None:
+        """Replace the file as a whole, so that a reader never sees half of it."""
+        write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
+
+
+def new_summary(recipe: Recipe, run_dir: Path) -> Summary:
+    """Return the summary of a run that begins."""
+    return Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
+
+
+def read_summary(run_dir: Path) -> Summary:
+    """Read the summary of a run that has ended. Raises RunError where there is none."""
+    try:
+        return Summary(**read_json(run_dir / "summary.json"))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{run_dir}: has no summary of the run: {error}") from error
+
+
+def read_metrics(run_dir: Path) -> Mapping[str, Any]:
+    """Read the metrics of a run's summary; none where there is no summary that can be read."""
+    try:
+        metrics = read_json(run_dir / "summary.json")["metrics"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return metrics if isinstance(metrics, dict) else {}
+
+
+def facts_of(recipe: Recipe) -> dict[str, str]:
+    """Return what all processes of a run must have in common, by name."""
+    tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
+    digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
+    plugins = {f"{FLAG} {own.name}": json_text(own.describe()) for own in loaded_plugins()}
+    libraries = versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})
+    return {"recipe": digest, **plugins, **libraries}
+
+
+START_UP = {
+    "imports and recipe": "start_s",
+    "data": "data_s",
+    "build": "build_s",
+    "first data": "first_window_s",
+    "compile": "compile_s",
+    "first dispatch": "first_dispatch_s",
+}
+"""Names of the timed parts of start-up, with their keys in `Summary.time`."""
+
+
+def start_up(time: Mapping[str, float | None]) -> str:
+    """Return the time to the first step and its parts, in words for the user."""
+    first_step_s = time["first_step_s"] or 0.0
+    parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
+    parts["other"] = first_step_s - sum(parts.values())
+    text = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+    return f"first step after {first_step_s:.2f} s: {text}"
+
+
+DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
+"""Packages that can change a run's numbers, besides those of the backend."""
+
+
+def versions(backend: Mapping[str, str]) -> dict[str, str]:
+    """Return versions that may change a run's numbers; also of packages that add parts."""
+    ours = {name: _version(name) for name in DECISIVE}
+    others = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
+    parts = {dist.name: dist.version for dist in others if dist is not None}
+    return {"python": platform.python_version(), **ours, **parts, **backend}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,258 @@
+"""A run: the stages in order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from pipeline.backends.base import Backend, Estimate
+from pipeline.checkpoint.host_state import HostState
+from pipeline.config.recipe import Recipe
+from pipeline.core.host.environment import require_usable_environment
+from pipeline.core.host.garbage import collect_seldom
+from pipeline.core.host.signals import Interrupted
+from pipeline.data.dataset import Dataset
+from pipeline.engine.history import History
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.monitors.metrics_log import require_logs
+from pipeline.engine.monitors.monitors import SinkReport
+from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
+from pipeline.stages.build import Built, build
+from pipeline.stages.compile import CompileOptions, compile_programs
+from pipeline.stages.data import declare_data, load_data
+from pipeline.stages.estimate import estimate_cost
+from pipeline.stages.launch.join import joined
+from pipeline.stages.launch.place import LOCAL
+from pipeline.stages.learning_rates import read_rate_files
+from pipeline.stages.lower import lower
+from pipeline.stages.program_key import program_key
+from pipeline.stages.record.compiled_programs import write_figures
+from pipeline.stages.record.guards import timed
+from pipeline.stages.record.summary import Summary, facts_of, versions
+from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
+from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.initial_state import initial_state, read_restored
+from pipeline.stages.runner.observers import ObserverOptions, Observers, open_observers
+from pipeline.stages.runner.open_run import conclude_run, open_run, run_in_processes
+from pipeline.stages.runner.open_training import (
+    Extras,
+    make_extras,
+    open_training,
+    record_overflows,
+    require_ready_callbacks,
+)
+from pipeline.stages.runner.origin import record_data
+from pipeline.training.parallel.devices import context_line
+
+
+def run(recipe: Recipe, options: RunOptions) -> Summary:
+    """Run the stages that a recipe names and return the summary.
+
+    Writes into the run that is resumed, else `options.run_dir`, else a new directory under
+    `outputs/`. Raises PipelineError when the run can't be done; summary.json says so too.
+    """
+    return exhaust(run_in_sinks(recipe, options))
+
+
+def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, None, Summary]:
+    """Run as `run` does, and yield the report of each sink once it has been evaluated.
+
+    Who iterates must do so to the end, with a stop noted in `options.signals` where it is to end
+    earlier.
+    """
+    called_at = time.perf_counter()
+    require_usable_environment()
+    if recipe.launch.name == "local" and LOCAL not in os.environ:
+        return run_in_processes(recipe, options)
+    alone = recipe.launch.name == "auto" and recipe.parallel.mode == "none"
+    summary = None
+    try:
+        with (
+            joined(recipe.launch, partial(facts_of, recipe), alone=alone) as ranks,
+            open_run(recipe, options, ranks) as context,
+        ):
+            summary = context.summary
+            summary.time["start_s"] = called_at - options.started_at
+            with conclude_run(context):
+                yield from run_stages(context)
+    except Interrupted:
+        # A signal has ended one of several processes, whose summary says so.
+        if summary is None:
+            raise
+    return summary
+
+
+def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
+    """Run the stages in order, and end early if `stages` names no later one; yield each sink."""
+    recipe, reporter, summary = context.recipe, context.reporter, context.summary
+    inspection, programs = context.options.inspection, context.options.programs
+    trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
+    require_ready_callbacks(recipe)
+    rate_files = read_rate_files(recipe.train)
+    backend = open_backend(context)
+
+    with timed(summary, "data_s"):
+        dataset = declare_data(recipe, reporter) or load_data(recipe, reporter)
+    context = record_data(context, dataset, backend.device, rate_files)
+    if "build" not in recipe.stages:
+        return
+    with timed(summary, "build_s"):
+        built = build(recipe, dataset, reporter)
+    summary.parameters = built.parameters
+    if "compile" not in recipe.stages:
+        return
+
+    if recipe.parallel.mode == "auto":
+        recipe, backend = on_planned_devices(context, dataset, built)
+    # Weights that can't be read are reported before anything is compiled.
+    restored = read_restored(context, dataset, built) if trains or evaluates else None
+    estimate = estimate_cost(recipe, dataset, built, backend, context.folder, reporter)
+    if estimate is not None:
+        summary.modelled = dict(estimate.summary())
+    if estimate is not None and not (trains or evaluates):
+        # A run that is only priced needs no program of the processor that computes for it.
+        return
+
+    total_steps = built.run_schedule.total
+    built = inspection.shorten(context, built, backend)
+    run = (programs or lower_and_compile)(context, recipe, dataset, built, backend)
+    if not (trains or evaluates):
+        return
+
+    state, host = initial_state(run, restored)
+    if trains:
+        sink = sinks_of_run(run, estimate, host)
+        run = with_sink(run, sink)
+    profile = inspection.open_profile(run, total_steps, int(state.step))
+    run = profile.run
+    extras = make_extras(run) if trains else Extras()
+    accept_run(context, int(state.step), host)
+    history = History(int(state.step))
+    with observers_of_run(run, history, estimate, host) as observers:
+        summary.logs = observers.log_flaws()
+        evaluations = Evaluations(run, observers)
+        if trains:
+            collect_seldom()
+            evaluations.show_start()
+            opened = open_training(run, sink, evaluations, history, extras)
+            with profile.open(), opened as training:
+                state = yield from train(training, state, host, history)
+            record_overflows(context, state)
+            profile.conclude(estimate, state)
+        if evaluates and history.status == "done":
+            check_signals(context)
+            evaluations.conclude(state, history)
+
+
+def lower_and_compile(
+    context: RunContext,
+    recipe: Recipe,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    *,
+    keeps: bool = False,
+) -> CompiledRun:
+    """Lower a step and compile its programs, as `recipe` says, which may be the planned one.
+
+    With `keeps`, which is for a process whose code is what lies on disk, programs that such a
+    process has kept are found without tracing the step.
+    """
+    folder, reporter = context.folder, context.reporter
+    built = lower(recipe, dataset, built, backend, folder, reporter)
+    alone = context.ranks.size == 1 and recipe.profile.mode == "off"
+    options = CompileOptions(
+        key=_program_key(context, recipe, built) if keeps and alone else None,
+        evaluates_later=alone and "train" in recipe.stages and recipe.parallel.mode == "none",
+    )
+    executable = compile_programs(recipe, dataset, built, backend, reporter, options)
+    context.summary.time["compile_s"] = executable.report.compile_s
+    folder.accepted.add(partial(write_figures, folder.path, executable.report))
+    return CompiledRun(context, dataset, built, backend, executable)
+
+
+def _program_key(context: RunContext, recipe: Recipe, built: Built) -> str | None:
+    assert context.process is not None, "the only process keeps its origin"
+    return program_key(asdict(context.process), recipe, built)
+
+
+def on_planned_devices(
+    context: RunContext, dataset: Dataset, built: Built
+) -> tuple[Recipe, Backend]:
+    """Return the recipe with the mesh and cuts of a plan, and its devices."""
+    # Few runs need the planner, and all would wait for its import.
+    from pipeline.stages.plan_devices import plan_devices
+
+    recipe = plan_devices(context.recipe, dataset, built, context.folder, context.reporter)
+    return recipe, recipe.device.open(recipe.parallel)
+
+
+def open_backend(context: RunContext) -> Backend:
+    """Open the recipe's devices, and report what runs on several."""
+    recipe = context.recipe
+    backend = recipe.device.open(recipe.parallel)
+    context.summary.versions = versions(backend.describe())
+    if recipe.parallel.mode != "none":
+        line = context_line(recipe.parallel, recipe.train.batch_size, context.ranks)
+        context.reporter.stage("parallel", line)
+    return backend
+
+
+def sinks_of_run(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
+    """Return the sinks of the run; several processes measure none."""
+    recipe, reporter = run.context.recipe, run.context.reporter
+    schedule = run.built.run_schedule
+    if chooses_sink(recipe) and run.context.ranks.size > 1:
+        return SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
+    if chooses_sink(recipe) and host.sink is not None:
+        return resume_sink(host.sink, reporter)
+    return choose_sink(recipe, schedule, run.executable, run.backend, estimate, reporter)
+
+
+def with_sink(run: CompiledRun, sink: SinkPlan) -> CompiledRun:
+    """Return the run with the length of its sinks, which its summary names."""
+    run.context.summary.sink = sink.summary()
+    schedule = replace(run.built.run_schedule, sink_steps=sink.size)
+    return replace(run, built=replace(run.built, run_schedule=schedule))
+
+
+def observers_of_run(
+    run: CompiledRun, history: History, estimate: Estimate | None, host: HostState
+) -> Observers:
+    """Open the observers; only the first process of a run has any."""
+    context, recipe = run.context, run.context.recipe
+    if not context.ranks.is_first:
+        return Observers([], None)
+    options = ObserverOptions(
+        estimate=estimate,
+        kept_logs=marks_of_run(context, host),
+        lock=context.lock,
+        scalars=bool(recipe.train.callbacks or context.options.callbacks),
+        unit=run.dataset.unit,
+    )
+    schedule, reporter = run.built.run_schedule, context.reporter
+    return open_observers(recipe, context.run_dir, schedule, history.step, reporter, options)
+
+
+def accept_run(context: RunContext, step: int, host: HostState) -> None:
+    """Do the writes that wait until nothing can refuse the run. Raises RunError for a bad log."""
+    require_logs(context.run_dir, step, marks_of_run(context, host))
+    context.folder.accepted.release()
+
+
+def marks_of_run(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
+    """Return the marks of the logs in the checkpoint that the run goes on from, None without."""
+    return host.logs if context.resuming else None
+
+
+def check_signals(context: RunContext) -> None:
+    """Raise Interrupted in all processes if the first one has noted a signal to stop."""
+    signals = context.options.signals
+    stop = context.ranks.agree(lambda: signals.stop)
+    if stop is not None:
+        signals.stop = stop
+        signals.check()

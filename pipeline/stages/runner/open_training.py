@@ -1,0 +1,294 @@
+"""Training of a run: its checkpoints, rollbacks and monitors, and its results in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
+from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, exit_status_of, first_line
+from pipeline.core.files.error_text import show
+from pipeline.data.columns import SampleUnit
+from pipeline.engine.callback_calls import Callbacks, RunView
+from pipeline.engine.callbacks.callback import Callback
+from pipeline.engine.event_periods import event_periods
+from pipeline.engine.history import History
+from pipeline.engine.loop import Training
+from pipeline.engine.monitors.monitors import MonitorBase
+from pipeline.engine.rollback import Rollbacks
+from pipeline.engine.schedule import Event
+from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.build import Built
+from pipeline.stages.record.run_folder import HeldWrites
+from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
+from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.observers import Observers
+from pipeline.training.bad_steps import Rollback
+from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Additions of a recipe to training, which may be refused.
+
+    Of several processes only the first one has callbacks, and none has dumps.
+    """
+
+    callbacks: Sequence[Callback] = ()
+    dumps: Dumps | None = None
+
+
+def make_extras(run: CompiledRun) -> Extras:
+    """Make the additions of a recipe to training. Raises RecipeError where one can't be made."""
+    context = run.context
+    callbacks = _make_callbacks(context) if context.ranks.is_first else ()
+    return Extras(callbacks, context.options.inspection.open_dumps(run))
+
+
+class AdvanceMonitor(MonitorBase):
+    """Let a resumed run change its directory once its first new step is computed."""
+
+    def __init__(self, advanced: HeldWrites) -> None:
+        self._advanced = advanced
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Do the writes that wait for it."""
+        self._advanced.release()
+
+
+@contextmanager
+def open_training(
+    run: CompiledRun,
+    sink: SinkPlan,
+    evaluations: Evaluations,
+    history: History,
+    extras: Extras,
+) -> Iterator[Training]:
+    """Open everything that `train` works with; the summary is completed when it is closed.
+
+    Inside, the first signal to stop is noted instead of raised; it is raised by whoever checks
+    after everything that is being written is on disk.
+    """
+    context, built, executable = run.context, run.built, run.executable
+    _warn_of_ignored_sink(context)
+    if context.resuming and context.ranks.is_first:
+        context.folder.advanced.add(partial(_set_autopsy_aside, context))
+    recipe, options, observers = context.recipe, context.options, evaluations.observers
+    signals, pruner = options.signals, options.pruner
+    with signals.held(), ExitStack() as stack:
+        save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
+        checkpoints = _open_checkpoints(context, built, save_periods, stack)
+        dumps = extras.dumps
+        training = Training(
+            recipe,
+            built.run_schedule,
+            executable,
+            sink.mechanism,
+            [
+                AdvanceMonitor(context.folder.advanced),
+                observers.monitor,
+                *([pruner] if pruner else []),
+                *([dumps] if dumps else []),
+            ],
+            evaluations.unless_stopped,
+            checkpoints,
+            sink.kept,
+            signals,
+            dump=dumps,
+            dump_at=frozenset() if dumps is None else frozenset(dumps.steps),
+            pruner=pruner,
+            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
+            examine=options.inspection.open_autopsy(run),
+            log_marks=observers.log_marks,
+            callbacks=_callbacks(context, evaluations, extras.callbacks),
+            learning_rates=built.learning_rates,
+            collect=_collector(run, evaluations.observers),
+            agree=context.ranks.agree,
+        )
+        stack.callback(executable.feed.close)
+        stack.callback(_record, context, history, training, run.dataset.unit)
+        yield training
+
+
+def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None] | None:
+    """Return what shows weights and gradients in TensorBoard; None where nobody asks for it."""
+    context, built = run.context, run.built
+    if context.recipe.monitor.collect_every is None or not context.shows_pictures:
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.stages.collect import Collector
+
+    return Collector(
+        built.parts,
+        run.executable.feed,
+        built.run_schedule.total,
+        run.backend.device,
+        observers.show_histograms,
+        context.reporter.warn,
+        compiles=context.recipe.train.mode == "graph",
+        of_gradients=context.ranks.size == 1,
+    )
+
+
+def _make_callbacks(context: RunContext) -> Sequence[Callback]:
+    """Make the callbacks of the recipe, followed by those from Python.
+
+    Raises RecipeError where one can't be made.
+    """
+    made: list[Callback] = []
+    for position, spec in enumerate(context.recipe.train.callbacks):
+        try:
+            made.append(_require_callback(spec.build()))
+        except Exception as error:
+            key = f"train.callbacks.{position} ({spec.name})"
+            raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
+    for callback in context.options.callbacks:
+        try:
+            made.append(_require_callback(callback))
+        except TypeError as error:
+            raise RecipeError([f"callbacks: {error}"]) from error
+    return made
+
+
+def require_ready_callbacks(recipe: Recipe) -> None:
+    """Raise RecipeError if a callback that will be called can't work in this process."""
+    problems = []
+    if "train" not in recipe.stages:
+        return
+    for position, spec in enumerate(recipe.train.callbacks):
+        try:
+            spec.require_ready()
+        except ValueError as error:
+            problems.append(f"train.callbacks.{position} ({spec.name}): {error}")
+    if problems:
+        raise RecipeError(problems)
+
+
+def _callbacks(
+    context: RunContext, evaluations: Evaluations, made: Sequence[Callback]
+) -> Callbacks | None:
+    """Open the callbacks; None where the run has none.
+
+    Of several processes the first one has them, and the others do what they ask for.
+    """
+    if not context.recipe.train.callbacks and not context.options.callbacks:
+        return None
+    processes = context.ranks.size
+    # One that was killed before it saved anything begins again.
+    resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
+    view = RunView(
+        context.run_dir,
+        evaluations.built.run_schedule,
+        evaluations.at_once,
+        resumed=resumed,
+        processes=processes,
+    )
+    monitor = evaluations.observers.monitor
+    view.flush = monitor.flush
+    return Callbacks(made, view, context.reporter.warn, monitor.on_scalars)
+
+
+def _require_callback(made: Any) -> Callback:
+    if not isinstance(made, Callback):
+        raise TypeError(f"{show(made)} is no Callback; must be an instance of a subclass of it")
+    return made
+
+
+def _warn_of_ignored_sink(context: RunContext) -> None:
+    train = context.recipe.train
+    if not train.sink and train.sink_size != -1:
+        context.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
+
+
+def _set_autopsy_aside(context: RunContext) -> None:
+    folder = context.options.inspection.archive(context.run_dir)
+    if folder is not None:
+        context.reporter.stage("autopsy", f"that of the run before is in {folder}")
+
+
+def _open_checkpoints(
+    context: RunContext, built: Built, save_periods: tuple[int, ...], stack: ExitStack
+) -> Checkpoints | NoCheckpoints | None:
+    recipe = context.recipe
+    if "checkpoint" not in recipe.stages:
+        return None
+    if not context.ranks.is_first:
+        return NoCheckpoints()
+    held = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
+    tree = recipe.model_dump(mode="json")
+    copies = _checkpoint_files(context, built)
+    return stack.enter_context(Checkpoints(context.run_dir, recipe.checkpoint, tree, held, copies))
+
+
+def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
+    """Return what writes MindSpore's files; None where neither prefix nor folder is given."""
+    spec = context.recipe.checkpoint
+    if spec.prefix is None and spec.directory is None:
+        return None
+    # Few runs need it, and all would wait for its import.
+    from pipeline.stages.export.mindspore_copies import MindSporeCopies
+
+    prefix = spec.prefix or context.recipe.model.name
+    return MindSporeCopies(context.run_dir, spec.directory, prefix, built.run_schedule)
+
+
+def _rollbacks(
+    recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
+) -> Rollbacks | None:
+    policy = recipe.train.on_nan
+    if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
+        return None
+    return Rollbacks(policy, save_periods, checkpoints.steps, checkpoints.read)
+
+
+def record_overflows(context: RunContext, state: TrainState) -> None:
+    """Record the final loss scale and the number of updates that overflows skipped."""
+    scale = float(state.loss_scale)
+    skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
+    context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
+    if state.overflows is not None:
+        context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
+
+
+def _record(context: RunContext, history: History, training: Training, unit: SampleUnit) -> None:
+    """Record the results of training in the summary."""
+    summary, run_schedule = context.summary, training.run_schedule
+    summary.status, summary.reason = history.status, history.reason
+    summary.exit_status = exit_status_of(history.status)
+    summary.steps = history.step
+    summary.passes = history.step / run_schedule.steps_per_pass
+    summary.sinks = run_schedule.place(max(1, history.step)).sink
+    summary.metrics["train_loss"] = history.loss
+    summary.bad_steps = _bad_steps(history, training)
+    summary.feed = asdict(training.executable.feed.report())
+    summary.time |= _times(context, history, unit)
+    summary.time["first_window_s"] = summary.feed["first_window_ms"] / 1000
+
+
+def _bad_steps(history: History, training: Training) -> dict[str, Any]:
+    rollbacks = training.rollbacks.done if training.rollbacks is not None else []
+    return {
+        "policy": training.recipe.train.on_nan.name,
+        "left_out": history.left_out,
+        "rollbacks": [asdict(gone) for gone in rollbacks],
+    }
+
+
+def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str, float | None]:
+    step_ms, first_step_at = history.step_ms, history.first_step_at
+    started_at = context.options.started_at
+    per_step = context.recipe.train.batch_size * unit.each
+    return {
+        "first_dispatch_s": history.first_dispatch_s,
+        "first_step_s": None if first_step_at is None else first_step_at - started_at,
+        "train_s": history.train_s,
+        "step_ms": step_ms,
+        "median_step_ms": history.median_step_ms,
+        f"{unit.counted}_per_s": 1000 * per_step / step_ms if step_ms else None,
+    }

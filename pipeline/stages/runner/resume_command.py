@@ -1,0 +1,65 @@
+"""The command that goes on with a run or a sweep that ended early, for a shell or for Python.
+
+`***` stands in it for a password, which is to be typed again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.config.overrides import key_of, quoted, without_secret_values
+from pipeline.config.recipe import Recipe
+from pipeline.core.plugins.loading import take_flags, to_flags
+
+RESUME, RESTORE = "train.resume", "checkpoint.restore"
+RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
+_PLAIN = re.compile(r"[\w.-]*(/[\w.-]+)+", re.ASCII)
+"""A path that Hydra reads as it stands, and as nothing but a text."""
+
+HowToResume = Callable[[Recipe, Path], str | None]
+"""Says how to go on with a run in a directory; None where another says it."""
+
+
+def resume_overrides(recipe: Recipe, run_dir: Path) -> str:
+    """The overrides that go on with a run, as they are given in Python."""
+    return " ".join(_overrides(recipe, run_dir))
+
+
+def resume_run_command(args: Sequence[str], recipe: Recipe, run_dir: Path) -> str:
+    """The command with these arguments, for a shell, such that it goes on with its run."""
+    overrides = _overrides(recipe, run_dir)
+    given = {RUN_DIR, *map(key_of, overrides)}
+    kept = [arg for arg in args if key_of(arg) not in given]
+    return shlex.join(without_secret_values([*_program(args), *kept, *overrides]))
+
+
+def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
+    """The command with these arguments, for a shell, such that it goes on with its sweep."""
+    kept = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
+    placed = f"{SWEEP_DIR}={_value(sweep_dir)}"
+    return shlex.join(without_secret_values([*_program(args), *kept, placed]))
+
+
+def _overrides(recipe: Recipe, run_dir: Path) -> list[str]:
+    # A run has one origin, and its weights are in its checkpoints by now.
+    started_warm = recipe.checkpoint.restore is not None
+    return [f"{RESUME}={_value(run_dir)}", *([f"{RESTORE}=null"] if started_warm else [])]
+
+
+def _value(path: Path) -> str:
+    """A path as the value of an override: ./1 is no number, and ./auto no choice."""
+    text = str(path) if "/" in str(path) else f"./{path}"
+    return text if _PLAIN.fullmatch(text) else quoted(text)
+
+
+def _program(args: Sequence[str]) -> list[str]:
+    """The words before the arguments, as they were typed; `main` may be called from Python too."""
+    plugins, typed = take_flags(sys.orig_argv)
+    count = len(typed) - len(args)
+    if count > 0 and list(args) == typed[count:]:
+        return [*typed[:count], *to_flags(plugins)]
+    return ["python", "-m", "pipeline"]

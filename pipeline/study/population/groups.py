@@ -1,0 +1,149 @@
+"""Groups of recipes that one compiled program can train, and the keys that keep others apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.models.imported.model_specs import ImportedModelSpec
+from pipeline.models.networks.torch_module import TorchModule
+
+ABSENT = "(absent)"
+OF_THE_HOST = (
+    *("name", "debug", "checkpoint", "monitor", "dump"),
+    *("eval.every_steps", "eval.every_passes"),
+    *("train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds"),
+)
+"""Keys, or sections of keys, that no compiled program depends on."""
+AS_ARGUMENTS = ("train.optimizer.lr", "train.schedule", "seed")
+"""Keys whose values every training program takes as arguments: its table of learning rates, and
+the seed."""
+INITIAL = ("model.init",)
+"""Keys that the program of initialisation depends on, which is small, and no other one."""
+NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
+"""Sections whose numbers become arguments of the program where runs differ in them."""
+CAN_VARY = (
+    "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
+    " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
+)
+
+Key = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ProgramKey:
+    """Values of the keys that are compiled, as JSON: the same for recipes of one program."""
+
+    compiled: Key
+
+    def __getitem__(self, key: str) -> str:
+        return dict(self.compiled).get(key, ABSENT)
+
+
+def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
+    """The program that a recipe needs; numbers of `compiled_in` are part of it."""
+    numbers = numbers_of(recipe, compiled_in)
+    imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
+    kept = []
+    for key, value in flat(recipe.model_dump(mode="json")):
+        if key in numbers:
+            # A number that is 0 is often left out of what is computed.
+            kept.append((key, "0" if numbers[key] == 0 else "a number"))
+        elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
+            kept.append((key, json.dumps(value)))
+    return ProgramKey(tuple(sorted(kept)))
+
+
+def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
+    """The numbers of a recipe by key that a program may take as arguments."""
+    left = set(compiled_in)
+    return {
+        key: float(value)
+        for key, value in flat(recipe.model_dump(mode="python"))
+        if isinstance(value, float) and _is_number(key) and key not in left
+    }
+
+
+def grouped(
+    recipes: Mapping[str, Recipe], compiled_in: Iterable[str] = ()
+) -> dict[ProgramKey, list[str]]:
+    """The names of recipes by the program that they share, in their order."""
+    groups: dict[ProgramKey, list[str]] = {}
+    for name, recipe in recipes.items():
+        groups.setdefault(program_of(recipe, compiled_in), []).append(name)
+    return groups
+
+
+def apart(programs: Iterable[ProgramKey]) -> list[str]:
+    """The keys in which programs differ."""
+    known = list(programs)
+    keys = dict.fromkeys(key for program in known for key, _ in program.compiled)
+    return [key for key in keys if len({program[key] for program in known}) > 1]
+
+
+def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
+    """Raise RecipeError where no two of several recipes share a program, with what is in the way,
+    and where one can't be a member at all."""
+    problems = [problem for recipe in recipes.values() for problem in refusals(recipe)]
+    if problems:
+        raise RecipeError(list(dict.fromkeys(problems)))
+    if len(recipes) > 1 and len(groups) == len(recipes):
+        keys = ", ".join(apart(groups))
+        raise RecipeError(
+            [
+                f"hydra.sweeper.vectorize: no two of {len(recipes)} jobs can share a program: they "
+                f"differ in {keys}, which is compiled; what can vary within one: {CAN_VARY}"
+            ]
+        )
+
+
+def refusals(recipe: Recipe) -> list[str]:
+    """Why a run can be no member of a population; empty where it can."""
+    must = (
+        ("device", recipe.device.name, ("cpu",)),
+        ("parallel.mode", recipe.parallel.mode, ("none",)),
+        ("launch", recipe.launch.name, ("none", "auto")),
+        ("train.mode", recipe.train.mode, ("graph",)),
+        ("profile.mode", recipe.profile.mode, ("off",)),
+        ("train.remat", recipe.train.remat, ("none", "blocks")),
+    )
+    return [
+        f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
+        for key, value, allowed in must
+        if value not in allowed
+    ]
+
+
+def flat(tree: Any, key: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a recipe's tree by dotted key; an empty section or list is one."""
+    if isinstance(tree, Mapping) and tree:
+        items: Sequence[tuple[Any, Any]] = list(tree.items())
+    elif isinstance(tree, list | tuple) and tree:
+        items = list(enumerate(tree))
+    else:
+        return [(key, tree)]
+    return [
+        leaf for name, inner in items for leaf in flat(inner, f"{key}.{name}" if key else str(name))
+    ]
+
+
+def _is_free(key: str) -> bool:
+    if key.startswith("train.lr_rules."):
+        return not key.endswith(".pattern")
+    if _is_below(key, ("checkpoint.restore",)):
+        return False
+    return _is_below(key, (*OF_THE_HOST, *AS_ARGUMENTS, *INITIAL))
+
+
+def _is_number(key: str) -> bool:
+    # Numbers in lists are left to the program: few sweep them.
+    listed = any(part.isdigit() for part in key.split("."))
+    return _is_below(key, NUMBERS) and key != "train.optimizer.lr" and not listed
+
+
+def _is_below(key: str, sections: Iterable[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -1,0 +1,154 @@
+"""Importance of keys: how much of what good runs have in common each key explains.
+
+By PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023) as Optuna has it, over bootstrap samples of the
+runs, since an importance of few runs is mostly noise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.study.runs.kept_run import KeptRun
+
+LEAST_RUNS = 20
+MOST_RUNS = 400
+"""Runs of one bootstrap sample at most."""
+SAMPLES = 24
+"""Bootstrap samples."""
+MOST_KEYS = 12
+LARGEST = 2**53
+"""Larger whole numbers are no floats; a key that has some has choices."""
+WIDE = 30.0
+"""Ratio of a key's largest to its smallest value from which it is taken by its logarithm."""
+
+
+@dataclass(frozen=True)
+class KeyImportance:
+    """The share of a key, between 0 and 1: the median of bootstrap samples and their range."""
+
+    key: str
+    median: float
+    low: float
+    """10th percentile."""
+    high: float
+    """90th percentile."""
+
+
+def importance_of_keys(
+    runs: Sequence[KeptRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
+) -> list[KeyImportance] | str:
+    """Return the importance of keys for a metric, the largest first; or why there is none.
+
+    Of the runs that ended as they should and have the metric and all the keys.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
+    rated = [run for run in runs if run.status == "done" and _rated(run, metric)]
+    used = [key for key in keys if sum(key in run.keys for run in rated) >= LEAST_RUNS][:MOST_KEYS]
+    rated = [run for run in rated if all(key in run.keys for key in used)]
+    used = [key for key in used if len({repr(run.keys[key]) for run in rated}) > 1]
+    if len(rated) < LEAST_RUNS or not used:
+        return (
+            f"needs {LEAST_RUNS} runs that are done, have {metric} and the same keys, of which one "
+            f"differs; here are {len(rated)}"
+        )
+    shares = _bootstrapped(rated, used, metric, larger_is_better)
+    found = [_summarised(key, [share[key] for share in shares]) for key in used]
+    return sorted(found, key=lambda one: -one.median)
+
+
+def _rated(run: KeptRun, metric: str) -> bool:
+    return metric in run.figures and math.isfinite(run.figures[metric])
+
+
+def _bootstrapped(
+    runs: Sequence[KeptRun], keys: Sequence[str], metric: str, larger_is_better: bool
+) -> list[Mapping[str, float]]:
+    import optuna
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    space = {key: distribution_of([run.keys[key] for run in runs]) for key in keys}
+    trials = [
+        optuna.create_trial(
+            params={key: value_in(space[key], run.keys[key]) for key in keys},
+            distributions=dict(space),
+            value=run.figures[metric],
+        )
+        for run in runs
+    ]
+    generator = random.Random(0)
+    direction: Literal["maximize", "minimize"] = "maximize" if larger_is_better else "minimize"
+    shares: list[Mapping[str, float]] = []
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        for _ in range(SAMPLES):
+            study = optuna.create_study(direction=direction)
+            study.add_trials(generator.choices(trials, k=min(len(trials), MOST_RUNS)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                evaluator = PedAnovaImportanceEvaluator()
+                found = get_param_importances(study, evaluator=evaluator, params=list(keys))
+            shares.append({key: _finite(found.get(key, 0.0)) for key in keys})
+    finally:
+        optuna.logging.set_verbosity(before)
+    return shares
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def distribution_of(values: Sequence[Any]) -> Any:
+    """Return the distribution of Optuna that covers a key's values.
+
+    Numbers lie in the range that was tried, by their logarithm where it is wide; others are
+    choices.
+    """
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < len(values) or not all(_is_finite(number) for number in numbers):
+        return CategoricalDistribution(list(dict.fromkeys(map(_choice, values))))
+    if max(map(abs, numbers)) > LARGEST:
+        return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
+    low, high = min(numbers), max(numbers)
+    log = low > 0 and high / low >= WIDE
+    if all(isinstance(number, int) for number in numbers):
+        return IntDistribution(int(low), int(high), log=log)
+    return FloatDistribution(float(low), float(high), log=log)
+
+
+def _is_finite(number: float) -> bool:
+    return isinstance(number, int) or math.isfinite(number)
+
+
+def value_in(distribution: Any, value: Any) -> Any:
+    """Return a key's value as a distribution of `distribution_of` holds it."""
+    if not hasattr(distribution, "choices"):
+        return value
+    choice = _choice(value)
+    return choice if choice in distribution.choices else str(value)
+
+
+def _choice(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _summarised(key: str, shares: Sequence[float]) -> KeyImportance:
+    ranked = sorted(shares)
+
+    def at(part: float) -> float:
+        return ranked[round(part * (len(ranked) - 1))]
+
+    return KeyImportance(key, at(0.5), at(0.1), at(0.9))

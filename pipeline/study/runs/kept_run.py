@@ -1,0 +1,229 @@
+"""Runs under a folder, each as its files tell: recipe, result, data, origin."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import read_json, read_text
+from pipeline.core.files.error_text import dotted
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
+from pipeline.core.files.tree_diff import leaves
+from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.stages.record.descendants import Descendant, read_descendants
+from pipeline.stages.record.provenance import PROVENANCE, read_provenance
+from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
+from pipeline.study.runs.sampled_log import LoggedCurve, sample_evaluations, sample_steps
+
+MAX_DEPTH = 8
+"""Levels of folders below the given one that are searched."""
+LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
+"""Beginnings of keys that say where a run is, not what it does."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run, as its directory tells."""
+
+    name: str
+    """Its directory, relative to the folder that was searched."""
+    run_dir: Path
+    status: str
+    """done, pruned, stopped or failed; `unfinished` without a summary."""
+    begun: str
+    """When its first process began, ISO 8601; empty where that was not kept."""
+    keys: Mapping[str, Any]
+    """The recipe's values by dotted key."""
+    figures: Mapping[str, float]
+    """Metrics and times of the summary, each one number; the macro average of those by class."""
+    curves: Mapping[str, LoggedCurve]
+    """Samples of what was logged, by name: `loss`, `eval accuracy`."""
+    data: str
+    """Fingerprints of the columns, shortened; empty where they were not kept."""
+    commits: tuple[str, ...]
+    """Commits of the code of the processes, shortened; `+` where files were changed."""
+    sources: Mapping[str, str]
+    """Paths of what the run began with, by relation: `resumed`, `restored`."""
+    problem: str = ""
+    """The files of it that could not be read, and why."""
+    made: tuple[Descendant, ...] = ()
+    """Things that were made of it afterwards."""
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Find run directories below a folder, in the order of their names; links are not followed.
+
+    Raises DataError where the folder can't be read.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root}: is no folder; runs are kept in outputs/ unless told otherwise")
+    return sorted(_runs_below(root, 0))
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as found:
+            entries = list(found)
+    except OSError as error:
+        if depth == 0:
+            raise DataError(f"{folder}: can't be read: {error.strerror}") from error
+        return
+    names = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+    is_run = RECIPE in names and bool(names & {SUMMARY, METRICS})
+    if is_run:
+        yield folder
+    if depth == MAX_DEPTH:
+        return
+    own = set(FOLDERS) if is_run else set()
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and entry.name not in own:
+            yield from _runs_below(Path(entry.path), depth + 1)
+
+
+def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
+    """Read all runs below a folder, those that can't be read with what is wrong as `problem`.
+
+    Raises DataError where the folder can't be read, or holds no run.
+    """
+    found = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
+    if not found:
+        raise DataError(f"{root}: holds no run; a run directory has {RECIPE} and {METRICS}")
+    return found
+
+
+def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
+    """Read a run, with samples of its logs where `curves` asks for them."""
+    problems: list[str] = []
+    recipe = _read_or(problems, RECIPE, lambda: _recipe(run_dir / RECIPE), {})
+    summary = _read_or(problems, SUMMARY, lambda: _summary(run_dir / SUMMARY), {})
+    processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
+    logged = _read_or(problems, METRICS, lambda: _curves(run_dir), {}) if curves else {}
+    first = processes[0] if processes else {}
+    name = os.path.relpath(run_dir, root)
+    return KeptRun(
+        name=run_dir.resolve().name if name == "." else name,
+        run_dir=run_dir,
+        status=str(summary.get("status", "unfinished")),
+        begun=str(first.get("begun", "")),
+        keys=flat_keys(recipe),
+        figures=_figures(summary),
+        curves=logged,
+        data=_data(first.get("data")),
+        commits=tuple(dict.fromkeys(filter(None, map(_commit, processes)))),
+        sources=dict(_sources(recipe, summary, str(first.get("folder", "")))),
+        problem="; ".join(problems),
+        made=tuple(read_descendants(run_dir)),
+    )
+
+
+def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise: Any) -> Any:
+    try:
+        return read()
+    except (DataError, OSError, ValueError) as error:
+        problems.append(f"{name}: {' '.join(str(error).split())}")
+        return otherwise
+
+
+def _recipe(file: Path) -> Mapping[str, Any]:
+    tree = parse_written_yaml(read_text(file, MAX_BYTES))
+    if not isinstance(tree, dict):
+        raise ValueError("must hold keys and values")
+    return tree
+
+
+def _summary(file: Path) -> Mapping[str, Any]:
+    try:
+        summary = read_json(file)
+    except FileNotFoundError:
+        return {}
+    if not isinstance(summary, dict):
+        raise ValueError("must hold a section of keys")
+    return summary
+
+
+def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
+    steps, evaluations = run_dir / METRICS, run_dir / EVALS
+    found = dict(sample_steps(steps)) if steps.is_file() else {}
+    if evaluations.is_file():
+        found |= {f"eval {name}": one for name, one in sample_evaluations(evaluations).items()}
+    return found
+
+
+def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by dotted key; a list of plain values is one value."""
+    flat: dict[str, Any] = {}
+    for section, value in recipe.items():
+        for where, leaf in leaves(_with_lists_as_text({section: value})):
+            key = dotted(where)
+            if not key.startswith(LEFT_OUT):
+                flat[key] = leaf
+    return flat
+
+
+def _with_lists_as_text(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _with_lists_as_text(value) for key, value in tree.items()}
+    if isinstance(tree, list) and not any(isinstance(item, Mapping | list) for item in tree):
+        return f"[{', '.join(map(str, tree))}]"
+    if isinstance(tree, list):
+        return [_with_lists_as_text(item) for item in tree]
+    return tree
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    metrics, times = summary.get("metrics"), summary.get("time")
+    found: dict[str, float] = {}
+    for name, value in (metrics if isinstance(metrics, Mapping) else {}).items():
+        number = value.get("macro") if isinstance(value, Mapping) else value
+        if number is not None and _is_number(number):
+            found[str(name)] = number
+    for name in ("parameters", "steps"):
+        if _is_number(summary.get(name)):
+            found[name] = summary[name]
+    for name in ("step_ms", "train_s"):
+        if isinstance(times, Mapping) and _is_number(times.get(name)):
+            found[name] = times[name]
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number; a whole one of hundreds of digits is none."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and abs(value) <= sys.float_info.max
+
+
+def _data(splits: Any) -> str:
+    """Return the first digits of the fingerprint of each column of the training split."""
+    columns = splits.get("train") if isinstance(splits, Mapping) else None
+    if not isinstance(columns, Mapping):
+        return ""
+    digests = [
+        str(c["sha256"])[:8] for c in columns.values() if isinstance(c, Mapping) and c.get("sha256")
+    ]
+    return " ".join(digests)
+
+
+def _commit(process: Mapping[str, Any]) -> str:
+    code = process.get("code")
+    git = code.get("git") if isinstance(code, Mapping) else None
+    if isinstance(git, Mapping) and isinstance(git.get("commit"), str):
+        return git["commit"][:10] + ("+" if git.get("dirty") else "")
+    return str(code["sha256"])[:10] if isinstance(code, Mapping) and "sha256" in code else ""
+
+
+def _sources(
+    recipe: Mapping[str, Any], summary: Mapping[str, Any], folder: str
+) -> Iterator[tuple[str, str]]:
+    """Yield what a run began with; relative paths start in the folder of its command."""
+    resumed = summary.get("resumed_from")
+    if isinstance(resumed, Mapping):
+        yield "resumed", f"at step {resumed.get('step')}"
+    checkpoint = recipe.get("checkpoint")
+    restored = checkpoint.get("restore") if isinstance(checkpoint, Mapping) else None
+    if isinstance(restored, str):
+        yield "restored", os.path.normpath(os.path.join(folder, restored))

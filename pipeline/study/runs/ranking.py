@@ -1,0 +1,39 @@
+"""The figure that runs are ranked by, and whether a larger or a smaller value is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.core.registry import parts
+from pipeline.training.part_specs import metric_directions
+
+SMALLER_IS_BETTER = frozenset({"train_loss", "step_ms", "train_s", "parameters"})
+_COUNTS = frozenset({"parameters", "steps", "step_ms", "median_step_ms", "train_s", "count"})
+_FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
+
+
+def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
+    """Return the metric to rank runs by, of the figures of each run; None where none has one.
+
+    A metric of evaluations comes before a loss, and a loss of evaluations before one of training,
+    however few runs have it. Of several such, the one that most runs have is returned.
+    """
+    names = [name for figures in runs for name in figures if name not in _COUNTS]
+    if not names:
+        return None
+    order = {name: number for number, name in enumerate(_FIRST)}
+
+    def rank(name: str) -> tuple[bool, bool, int, int]:
+        evaluated = not name.startswith("train_")
+        count, place = names.count(name), order.get(name, len(order))
+        return evaluated and name != "loss", evaluated, count, -place
+
+    return max(dict.fromkeys(names), key=rank)
+
+
+def is_better_larger(figure: str) -> bool:
+    """Return whether a larger figure is the better one, of training samples as of others."""
+    if figure in SMALLER_IS_BETTER:
+        return False
+    known = metric_directions(parts("metric"))
+    return known.get(figure, known.get(figure.removeprefix("train_"), "max")) == "max"

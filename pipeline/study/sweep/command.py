@@ -1,0 +1,112 @@
+"""The command of a sweep, as its directory keeps it, and the search for the sweep of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.config.optional_keys import settable
+from pipeline.config.overrides import without_secret_values
+from pipeline.core.errors import DataError, RecipeError, tree_without_secrets
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.error_text import describe
+from pipeline.core.files.safe_yaml import read_yaml, yaml_text
+from pipeline.stages.record.run_directory import OUTPUTS, written_at_ns
+from pipeline.study.sweep.directory import read_kept
+
+COMMAND = "sweep.yaml"
+FREE = frozenset(
+    {
+        *("_target_", "_recursive_", "trial"),
+        *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
+        *("storage", "history", "vectorize"),
+    }
+)
+"""Settings of a sweeper that don't define another sweep, or are secret, as a database's URL is."""
+
+
+class Sweeper(BaseModel):
+    """A sweeper, with those of its settings that decide which jobs it has."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str | None = None
+    """None in the directory of a sweep from before the name was kept."""
+    params: dict[str, Any] | None = None
+
+
+class Command(BaseModel):
+    """The command of a sweep: two sweeps with equal commands are the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+    overrides: tuple[str, ...]
+    """Overrides of the recipe, as typed."""
+    sweeper: Sweeper = Sweeper()
+
+    @property
+    def arguments(self) -> list[str]:
+        """All fixed or swept arguments: the overrides and those of the sweeper's `params`."""
+        params = self.sweeper.params or {}
+        return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
+
+    def without_secrets(self) -> Command:
+        """Return the command as it is written down, and compared with what is."""
+        tree = tree_without_secrets(self.model_dump(mode="json"))
+        shown = tuple(without_secret_values(self.overrides))
+        return Command.model_validate({**tree, "overrides": shown})
+
+
+def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
+    """Build the command from a recipe's overrides and the composed section `hydra`.
+
+    Raises OmegaConfBaseException where a setting of the sweeper refers to a missing key, and
+    RecipeError where its `params` are invalid.
+    """
+    given = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(given, dict)
+    settings = {str(key): value for key, value in given.items() if key not in FREE}
+    settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
+    try:
+        return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
+    except ValidationError as error:
+        problems = describe(error, settings)
+        raise RecipeError([f"hydra.sweeper.{problem}" for problem in problems]) from error
+
+
+def write_command(sweep_dir: Path, command: Command) -> None:
+    """Write the sweep's latest command: a sweep may grow, and is found by its latest command.
+
+    Raises DataError where the existing file can't be read.
+    """
+    written = command.without_secrets()
+    if read_command(sweep_dir) != written:
+        write_whole(sweep_dir / COMMAND, yaml_text(written.model_dump(mode="json")))
+
+
+def read_command(sweep_dir: Path) -> Command | None:
+    """Read the command of a sweep; None where there is no file yet.
+
+    Raises DataError where the file can't be read.
+    """
+    return read_kept(sweep_dir / COMMAND, read_yaml, Command)
+
+
+def find_sweep(
+    command: Command, outputs: Path = OUTPUTS, besides: Path | None = None
+) -> Path | None:
+    """The directory of the newest sweep of the same command; unreadable ones are skipped."""
+    files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=written_at_ns, reverse=True)
+    folders = (file.parent for file in files if file.parent != besides)
+    return next((folder for folder in folders if _is_of(folder, command)), None)
+
+
+def _is_of(sweep_dir: Path, command: Command) -> bool:
+    try:
+        return read_command(sweep_dir) == command.without_secrets()
+    except DataError:
+        return False

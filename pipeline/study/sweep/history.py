@@ -1,0 +1,132 @@
+"""Earlier runs as the beginning of a study: trials whose results are known already (I-03)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial
+
+from pipeline.config.overrides import key_of
+from pipeline.config.recipe import Recipe
+from pipeline.study.runs.differing_keys import PLACES
+from pipeline.study.runs.kept_run import KeptRun, flat_keys, read_runs
+
+EARLIER = "earlier_run"
+"""Attribute of a trial that is an earlier run: its directory."""
+OF_NO_RESULT = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
+"""Beginnings of keys in which an earlier run may differ: they change no result, or by chance."""
+OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
+"""Beginnings of keys that decide with which weights a run begins."""
+
+FIRST_DRAWS = 5
+"""Results from which tree-structured Parzen estimators are made: with Optuna's 10 a search of three
+keys took twice as many trials (docs/runs.md)."""
+_ELEMENT = re.compile(r"\.\d+(\.|$)")
+"""A place in a list, in a dotted key."""
+
+
+def trials_of_runs(
+    folder: Path, recipe: Recipe, space: Mapping[str, BaseDistribution], metric: str
+) -> tuple[list[FrozenTrial], int]:
+    """Return the runs below a folder as finished trials of a study, and the number of all runs.
+
+    A run counts where it is done, has the metric, lies in the search space, and has the same recipe
+    but for the searched keys and those that change no result. Raises DataError where the folder
+    can't be read, or holds no run.
+    """
+    runs = read_runs(folder, curves=False)
+    fixed = flat_keys(recipe.model_dump(mode="json"))
+    searched = {key_of(name) for name in space}
+    found = (_trial(run, fixed, searched, space, metric) for run in runs)
+    return [trial for trial in found if trial is not None], len(runs)
+
+
+def _trial(
+    run: KeptRun,
+    fixed: Mapping[str, Any],
+    searched: set[str],
+    space: Mapping[str, BaseDistribution],
+    metric: str,
+) -> FrozenTrial | None:
+    value = run.figures.get(metric)
+    if run.status != "done" or value is None or not math.isfinite(value):
+        return None
+    keys = {**fixed, **run.keys}
+    if any(_differs(run, fixed, key) for key in keys if not _is_free(key, searched)):
+        return None
+    params = {name: _param(run.keys.get(key_of(name)), space[name]) for name in space}
+    if any(value is None for value in params.values()):
+        return None
+    return optuna.create_trial(
+        params=params,
+        distributions=dict(space),
+        value=value,
+        user_attrs={EARLIER: str(run.run_dir)},
+    )
+
+
+def _differs(run: KeptRun, fixed: Mapping[str, Any], key: str) -> bool:
+    """Whether a run has another value of a key, or an element more or less of a list.
+
+    Another key that an older run lacks does not differ.
+    """
+    if key in run.keys and key in fixed:
+        return bool(run.keys[key] != fixed[key])
+    return key not in fixed or _ELEMENT.search(key) is not None
+
+
+def _is_free(key: str, searched: set[str]) -> bool:
+    within = any(key == name or key.startswith(f"{name}.") for name in searched)
+    return within or (key.startswith(OF_NO_RESULT) and not key.startswith(OF_WEIGHTS))
+
+
+def _param(value: Any, distribution: BaseDistribution) -> Any:
+    """Return a run's value as the search space has it; None where it lies outside of it."""
+    if isinstance(distribution, CategoricalDistribution):
+        # Choices are texts, as typed.
+        same = (choice for choice in distribution.choices if _as_typed(choice) == _as_typed(value))
+        return next(same, None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if distribution._contains(distribution.to_internal_repr(value)) else None
+
+
+def _as_typed(value: Any) -> Any:
+    text = str(value).replace(" ", "").lower()
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Return a sampler of Optuna: tpe, gp, which needs torch, or random.
+
+    With fewer than `FIRST_DRAWS` results tpe draws at random.
+    """
+    match name:
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "random":
+            return optuna.samplers.RandomSampler(seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
+
+
+def suggest(
+    trials: Sequence[FrozenTrial],
+    space: Mapping[str, BaseDistribution],
+    count: int,
+    *,
+    sampler: optuna.samplers.BaseSampler,
+    maximizes: bool,
+) -> list[Mapping[str, Any]]:
+    """Return values for the next runs, by a sampler that knows the results of earlier ones."""
+    study = optuna.create_study(direction="maximize" if maximizes else "minimize", sampler=sampler)
+    study.add_trials(trials)
+    return [dict(study.ask(dict(space)).params) for _ in range(count)]

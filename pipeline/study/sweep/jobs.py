@@ -1,0 +1,147 @@
+"""Execution of one job of a sweep, in the process that a launcher chose.
+
+A job does not raise when it fails, so the sweep continues with the next; its summary.json says how
+it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from pipeline.config.compose import check
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import exit_status_of, printable, report_errors, status_after
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.signals import Signals
+from pipeline.engine.monitors.monitors import Pruner
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
+from pipeline.stages.runner.context import Inspection
+from pipeline.study.sweep.directory import (
+    claimed,
+    is_finished,
+    read_overrides,
+    values_of,
+    write_overrides,
+)
+from pipeline.study.sweep.table import update_table
+from pipeline.study.sweep.threads import limit_threads
+
+OnChanged = Literal["refuse", "allow"]
+
+
+class Job:
+    """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
+
+    `swept` are the keys that the command line varies, `failures` the jobs that failed before this
+    command, and `on_changed` the reaction to jobs to resume whose data have changed. `inspection`
+    looks into every job.
+    """
+
+    def __init__(
+        self,
+        swept: Sequence[str],
+        failures: Mapping[str, int],
+        on_changed: OnChanged,
+        inspection: Inspection,
+    ) -> None:
+        self.swept, self.failures = tuple(swept), dict(failures)
+        self.on_changed: OnChanged = on_changed
+        self.inspection = inspection
+
+    def __call__(self, config: DictConfig) -> None:
+        """Run or resume the job in the directory that Hydra created for it.
+
+        Skips a job that is finished or that another process runs. Raises KeyboardInterrupt when a
+        signal stopped the job, or arrived after its end: it was meant for the sweep.
+        """
+        signals = Signals()
+        sweep_dir = Path(HydraConfig.get().sweep.dir)
+        job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
+        with claimed(job_dir) as free:
+            if not free:
+                print(f"{_of_job(job_dir)} another process is at it", flush=True)
+                return
+            if is_finished(job_dir, self.failures):
+                status = printable(str(read_status(job_dir)))
+                print(f"{_of_job(job_dir)} {status} already", flush=True)
+                return
+            self._run_claimed(config, job_dir, signals)
+        if signals.stop is not None or read_status(job_dir) == "stopped":
+            raise KeyboardInterrupt
+        update_table(sweep_dir)
+
+    def _run_claimed(self, config: DictConfig, job_dir: Path, signals: Signals) -> None:
+        """Run a job that this process has claimed, after removing an earlier try's summary."""
+        hydra_config = HydraConfig.get()
+        overrides = list(hydra_config.overrides.task)
+        changed = read_overrides(job_dir)
+        if changed is None:  # a third-party sweeper does not plan its jobs
+            changed = values_of(overrides, self.swept)
+            write_overrides(job_dir, changed)
+        (job_dir / SUMMARY).unlink(missing_ok=True)
+        limit_threads(hydra_config.launcher)
+        varied = printable(", ".join(f"{key}={value}" for key, value in changed.items()))
+        resumed = ", going on" if (job_dir / RECIPE).exists() else ""
+        print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
+        debug = bool(config.get("debug"))
+
+        def attempt() -> int:
+            from pipeline.stages.run import run
+            from pipeline.stages.runner.context import RunOptions
+
+            recipe = resumable(check(config, overrides), job_dir, self.on_changed)
+            options = RunOptions(
+                run_dir=job_dir,
+                changed=changed,
+                pruner=_pruner(),
+                signals=signals,
+                # Jobs are resumed by the sweep's command, which the sweep prints.
+                how_to_resume=lambda *_: None,
+                inspection=self.inspection,
+            )
+            return run(recipe, options).exit_status
+
+        report_errors(partial(with_summary, job_dir, attempt), debug=debug)
+
+
+def _of_job(job_dir: Path) -> str:
+    return f"job {printable(job_dir.name):<6}"
+
+
+def resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
+    """The recipe of a job, which resumes what is in its directory."""
+    resume = str(job_dir) if (job_dir / RECIPE).exists() else None
+    train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})
+    return recipe.model_copy(update={"train": train})
+
+
+def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
+    """Run a job; write the summary of a failure that comes before the run's own."""
+    try:
+        return attempt()
+    except (Exception, KeyboardInterrupt) as error:
+        if not (job_dir / SUMMARY).exists():
+            failure = {
+                "status": status_after(error),
+                "reason": str(error),
+                "exit_status": exit_status_of(error),
+            }
+            write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
+        raise
+
+
+def _pruner() -> Pruner | None:
+    """The pruner of this job; None outside of a study."""
+    hydra_config = HydraConfig.get()
+    if hydra_config.sweeper.get("trial") is None:
+        return None
+    from pipeline.study.sweep.pruner import open_pruner
+
+    return open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))

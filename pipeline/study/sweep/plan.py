@@ -1,0 +1,263 @@
+"""The jobs of a sweep: planned from its command, and entered into its directory."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from pipeline.config.compose import check
+from pipeline.config.hydra_versions import set_override_dirname
+from pipeline.config.overrides import quoted, sets_key
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.files.folder_lock import LOCK
+from pipeline.core.files.real_files import require_real, require_real_folder, require_real_trees
+from pipeline.stages.record.run_directory import RECIPE, changed_keys, require_unused
+from pipeline.study.sweep.command import Command, read_command, write_command
+from pipeline.study.sweep.directory import (
+    BEATS,
+    JOURNAL,
+    JOURNAL_LOCK,
+    alone,
+    find_jobs,
+    read_overrides,
+    values_of,
+    write_overrides,
+)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job: number in the sweep, directory, all overrides, and the keys that distinguish it."""
+
+    number: int
+    folder: Path
+    overrides: tuple[str, ...]
+    changed: Mapping[str, Any]
+    recipe: Recipe | None
+    """None where the overrides give no valid recipe, which the job will report, or where a grid has
+    no earlier one to compare it with."""
+
+    @property
+    def placed(self) -> list[str]:
+        """The overrides for a launcher, including the job's directory."""
+        return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
+
+    def with_override(self, override: str) -> PlannedJob:
+        """A copy of the job with one more override."""
+        return replace(self, overrides=(*self.overrides, override))
+
+
+def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
+    """Compose a sweep's configuration with overrides.
+
+    Raises Hydra's errors for overrides that can't be composed.
+    """
+    assert sweeper.hydra_context is not None
+    assert sweeper.config is not None
+    loader = sweeper.hydra_context.config_loader
+    return loader.load_sweep_config(sweeper.config, list(overrides))
+
+
+def plan_job(
+    sweeper: BasicSweeper, number: int, overrides: Sequence[str], swept: Sequence[str]
+) -> PlannedJob:
+    """Plan the job of a sweep with these overrides; the keys `swept` distinguish it.
+
+    Raises Hydra's errors for overrides that can't be composed.
+    """
+    config = compose(sweeper, overrides)
+    folder = _folder_of(config, number)
+    recipe = _recipe_of(config, overrides)
+    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+
+
+def plan_jobs(
+    sweeper: BasicSweeper,
+    combinations: Sequence[Sequence[str]],
+    swept: Sequence[str],
+    *,
+    with_recipes: bool = False,
+) -> list[PlannedJob]:
+    """Plan the jobs of a grid, each given by its overrides, as `plan_job` does each of them.
+
+    Composing takes most of the time, so jobs that differ in values of keys alone share one
+    composition, whose values are set. The recipe of a job is found out only where its directory has
+    one to compare with, or `with_recipes`.
+    """
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    return [
+        _plan(sweeper, number, overrides, swept, composed, with_recipes)
+        for number, overrides in enumerate(combinations)
+    ]
+
+
+def _plan(
+    sweeper: BasicSweeper,
+    number: int,
+    overrides: Sequence[str],
+    swept: Sequence[str],
+    composed: dict[tuple[str, ...], DictConfig],
+    with_recipes: bool,
+) -> PlannedJob:
+    """Plan a job on the composition of an earlier one that differs in plain values alone."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    plain = [one for one in parsed if _is_plain(one, parsed, swept)]
+    rest = tuple(str(one.input_line) for one in parsed if one not in plain)
+    config = composed.get(rest)
+    if config is None:
+        config = composed[rest] = compose(sweeper, overrides)
+    else:
+        ConfigLoaderImpl._apply_overrides_to_config(plain, config)
+        _note_overrides(config, parsed)
+    folder = _folder_of(config, number)
+    wanted = with_recipes or (folder / RECIPE).exists()
+    recipe = _recipe_of(config, overrides) if wanted else None
+    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+
+
+def _is_plain(override: Override, others: Sequence[Override], swept: Sequence[str]) -> bool:
+    """Whether an override sets one value of the recipe, which no other override touches."""
+    key, value = override.key_or_group, override.value()
+    if key not in swept or override.type is not OverrideType.CHANGE or override.package:
+        return False
+    if not isinstance(value, str | int | float | None) or not sets_key(str(override.input_line)):
+        return False
+    keys = [one.key_or_group for one in others if one is not override]
+    return not any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in keys)
+
+
+def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Let Hydra's own section say which overrides a configuration has, as composing does."""
+    own = [one for one in overrides if not one.is_hydra_override()]
+    with read_write(config), open_dict(config.hydra):
+        config.hydra.overrides.task = [one.input_line for one in own]
+        set_override_dirname(config.hydra.job, own)
+
+
+def _folder_of(config: DictConfig, number: int) -> Path:
+    """The directory of the job of that number, which the configuration gets too."""
+    with open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = number
+    return Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
+
+
+def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
+    """The recipe of a job; None where it is no valid one."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        return check(_without_hydra(config), overrides)
+    except RecipeError:
+        return None
+    finally:
+        HydraConfig.instance().cfg = before
+        # Hydra has made its section read-only, and later jobs of a grid are set in it.
+        OmegaConf.set_readonly(config.hydra, False)
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    task = copy.deepcopy(config)
+    with read_write(task), open_dict(task):
+        del task["hydra"]
+    return task
+
+
+def enter(
+    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
+) -> None:
+    """Enter jobs, where they are new, and the command into the sweep's directory.
+
+    A sweep that `grows`, a grid, may have more jobs than before; in a study jobs come one by one,
+    and the command must be the same.
+
+    Raises RunError where the directory holds another sweep, RecipeError where two jobs share a
+    directory or one is outside of the sweep's, DataError where existing files can't be read, are
+    links or do not belong to a sweep.
+    """
+    _check_folders(sweep_dir, jobs)
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    require_real(sweep_dir, (LOCK, JOURNAL, JOURNAL_LOCK), (JOURNAL,))
+    require_real_trees(sweep_dir, (BEATS,))
+    with alone(sweep_dir):
+        _refuse_another(sweep_dir, jobs, command, grows=grows)
+        new = [job for job in jobs if read_overrides(job.folder) is None]
+        for job in jobs:
+            require_real_folder(job.folder)
+        for job in new:
+            if job.folder.exists():
+                require_unused(job.folder)
+        write_command(sweep_dir, command)
+        for job in new:
+            job.folder.mkdir(exist_ok=True)
+            write_overrides(job.folder, job.changed)
+
+
+def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
+    times = Counter(job.folder for job in jobs)
+    elsewhere = (folder for folder in times if folder.parent != sweep_dir or folder.name == "..")
+    wrong = [*elsewhere, *(folder for folder in times if times[folder] > 1)]
+    if wrong:
+        name = os.path.relpath(wrong[0], sweep_dir)
+        rule = "each job needs a folder of its own, right in the sweep's directory"
+        raise RecipeError([f"hydra.sweep.subdir = {name}: {rule}"])
+
+
+def _refuse_another(
+    sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
+) -> None:
+    there = read_command(sweep_dir)
+    problems = list(_other_command(there, command, grows=grows)) if there is not None else []
+    problems += [problem for job in jobs for problem in _differences(job)]
+    problems += _foreign_jobs(sweep_dir, jobs) if grows else []
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        first = "; ".join(problems[:3])
+        raise RunError(f"{sweep_dir}: holds another sweep: {first}{more}; name another directory")
+
+
+def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
+    """Differences of a directory's command: in its sweeper and, unless it grows, its arguments."""
+    name, before = there.sweeper.name, there.arguments
+    now = here.without_secrets().arguments
+    if name not in (None, here.sweeper.name):
+        yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
+    if not grows:
+        yield from (f"{item} is not asked for here" for item in before if item not in now)
+        yield from (f"{item} was not asked for" for item in now if item not in before)
+
+
+def _foreign_jobs(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> Iterator[str]:
+    """The jobs in a directory that are not planned."""
+    planned = {job.folder.name for job in jobs}
+    for folder in find_jobs(sweep_dir):
+        if folder.name not in planned:
+            keys = _listed(read_overrides(folder) or {})
+            yield f"job {folder.name} there ({keys}) is none of this one"
+
+
+def _differences(job: PlannedJob) -> list[str]:
+    """The differences of a job from the one in its directory, if any."""
+    there = read_overrides(job.folder)
+    if there is not None and there != job.changed:
+        return [f"job {job.folder.name} there has {_listed(there)}, here {_listed(job.changed)}"]
+    if job.recipe is None or not (job.folder / RECIPE).exists():
+        return []
+    lines = changed_keys(job.recipe, job.folder)
+    return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]
+
+
+def _listed(changed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in changed.items()) or "nothing"

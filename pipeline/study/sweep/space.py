@@ -1,0 +1,100 @@
+"""The search space: Optuna's distributions for Hydra's sweep syntax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from pipeline.config.optional_keys import settable
+from pipeline.config.overrides import key_of
+from pipeline.core.errors import RecipeError
+
+
+def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
+    """The keys to search with their distributions, and the fixed overrides.
+
+    Raises RecipeError where there is nothing to search, or a range has no values.
+    """
+    space: dict[str, BaseDistribution] = {}
+    fixed: list[str] = []
+    for override in OverridesParser.create().parse_overrides(list(arguments)):
+        if override.is_sweep_override():
+            space[_name(override)] = _distribution(override)
+        else:
+            assert override.input_line is not None
+            fixed.append(override.input_line)
+    if not space:
+        examples = "'train.optimizer.lr=tag(log,interval(0.001,0.1))' or train.batch_size=16,32"
+        raise RecipeError([f"hydra/sweeper = optuna: nothing to search; give a key as {examples}"])
+    return space, fixed
+
+
+def _name(override: Override) -> str:
+    """A key's name for Optuna: without the `++` that `to_overrides` adds again."""
+    name = override.get_key_element()
+    plain = key_of(name)
+    return plain if settable([f"{plain}="]) != [f"{plain}="] else name
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    """The distribution of a sweep: an interval, a range with its steps, or a list of values."""
+    value = override.value()
+    try:
+        if isinstance(value, IntervalSweep):
+            return _interval(value)
+        if isinstance(value, RangeSweep) and not value.shuffle:
+            return _range(value)
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    except ValueError as error:
+        raise RecipeError([f"{override.input_line}: {error}"]) from error
+
+
+def _interval(value: IntervalSweep) -> BaseDistribution:
+    low, high, log = value.start, value.end, "log" in value.tags
+    if isinstance(low, int) and isinstance(high, int):
+        return IntDistribution(low, high, log=log)
+    assert low is not None
+    assert high is not None
+    return FloatDistribution(low, high, log=log)
+
+
+def _range(value: RangeSweep) -> BaseDistribution:
+    values = list(value.range())
+    if not values:
+        raise ValueError("a range without values")
+    low, high, step = min(values), max(values), abs(value.step)
+    if all(isinstance(item, int) for item in values):
+        return IntDistribution(int(low), int(high), step=int(step))
+    return FloatDistribution(float(low), float(high), step=float(step))
+
+
+def to_overrides(params: Mapping[str, Any]) -> list[str]:
+    """The overrides for a trial's values."""
+    return settable(f"{key}={value}" for key, value in params.items())
+
+
+def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+    """Values of trials that together have every listed choice once, other keys at their first.
+
+    Of a range, whose values are all of one kind, only the lowest is used.
+    """
+    listed = {key: _listed(distribution) for key, distribution in space.items()}
+    first = {key: values[0] for key, values in listed.items()}
+    others = ({**first, key: value} for key, values in listed.items() for value in values[1:])
+    return [first, *others]
+
+
+def _listed(distribution: BaseDistribution) -> Sequence[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return (distribution.low,)

@@ -1,0 +1,157 @@
+"""Storage of a study, which any number of processes share, with heartbeats to detect dead ones.
+
+The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
+trials send heartbeats. Databases have Optuna's own; for a journal, which has none in Optuna, a
+heartbeat is the modification time of a file. It is compared with that of a file touched just then
+in the same folder, so that only the file server's clock matters.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from pipeline.core.errors import RunError, first_line, printable_lines
+from pipeline.core.files.folder_lock import Lock
+from pipeline.study.sweep.directory import BEATS, JOURNAL, JOURNAL_LOCK
+
+MAX_JOURNAL_BYTES = 2**30
+"""Room for some million reports of trials; every process of a study reads all of it."""
+GRACE_BEATS = 3
+"""Number of missed heartbeats after which a trial is taken for dead."""
+StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
+
+
+class FileLock(BaseJournalFileLock):
+    """A lock that the kernel releases when its process dies; Optuna's own remain for 30 s."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = Lock(path)
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        return self._lock.acquire(wait=True)
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+
+class BeatingJournal(JournalStorage, BaseHeartbeat):
+    """Optuna's journal with heartbeats: a file per trial, touched at every beat."""
+
+    def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
+        self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
+        self._beats.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / JOURNAL_LOCK)
+        super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Record that the trial is alive."""
+        (self._beats / str(trial_id)).touch()
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        probe = self._beats / "now"
+        probe.touch()
+        oldest_s = probe.stat().st_mtime - GRACE_BEATS * self._interval_s
+        running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial._trial_id for trial in running if self._beat_at_s(trial) < oldest_s]
+
+    def _beat_at_s(self, trial: FrozenTrial) -> float:
+        """The time of a trial's last heartbeat, in s; infinite, so never stale, without any."""
+        try:
+            return (self._beats / str(trial._trial_id)).stat().st_mtime
+        except FileNotFoundError:
+            return math.inf
+
+    def get_heartbeat_interval(self) -> int:
+        """Seconds between heartbeats."""
+        return self._interval_s
+
+    def get_heartbeat_stale_trial_callback(self) -> StaleCallback:
+        """The function that Optuna calls for a dead trial."""
+        return self._callback
+
+    def get_failed_trial_callback(self) -> StaleCallback:
+        """The same under Optuna's former name for it."""
+        return self._callback
+
+
+def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: int) -> BaseStorage:
+    """Open the journal in a sweep's directory, or the database that a URL names.
+
+    Dead trials are queued again, at most `max_retry` times each. Raises RunError where the journal
+    or the database can't be opened.
+    """
+    _silence_optuna()
+    retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
+    try:
+        if url is None:
+            _require_bounded(sweep_dir / JOURNAL)
+            return BeatingJournal(sweep_dir, interval_s, retry)
+        return RDBStorage(
+            url,
+            heartbeat_interval=interval_s,
+            grace_period=GRACE_BEATS * interval_s,
+            heartbeat_stale_trial_callback=retry,
+        )
+    except Exception as error:  # a wrong URL, an unreachable server, a file that is no journal
+        what = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
+        raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
+
+
+def _require_bounded(journal: Path) -> None:
+    """Raise ValueError for a journal that Optuna would read without end."""
+    if journal.exists() and not journal.is_file():
+        raise ValueError("is no regular file")
+    if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
+        raise ValueError(f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more")
+
+
+def _silence_optuna() -> None:
+    """Show only Optuna's warnings, without those of experimental features.
+
+    Nor its warning that only `Study.optimize` sends heartbeats: `beating` does so here.
+    """
+    optuna.logging.set_verbosity(logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", "Heartbeat of storage is supposed", UserWarning)
+
+
+@contextmanager
+def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
+    """Inside, send heartbeats of trials from a thread, the first one immediately."""
+    interval_s, ended = heart.get_heartbeat_interval(), threading.Event()
+
+    def beat() -> None:
+        for trial in trials:
+            heart.record_heartbeat(trial._trial_id)
+
+    def keep_beating() -> None:
+        while not ended.wait(interval_s):
+            try:
+                beat()
+            except Exception as error:  # a server that is unreachable for a while
+                warning = f"warning: a heart-beat could not be recorded: {error}"
+                print(printable_lines(warning), flush=True)
+
+    beat()
+    thread = threading.Thread(target=keep_beating, name="heart-beats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

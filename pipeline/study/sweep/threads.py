@@ -1,0 +1,84 @@
+"""Threads and GPU memory of a job, where a launcher runs several jobs on one machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.core.host.cuda import share_memory
+
+THREADS = "NPROC"
+"""The variable that tells XLA how many processors to use."""
+ALL_AT_ONCE = "submitit_launcher.LocalLauncher"
+"""End of the class of a launcher that starts all its jobs at once on this machine."""
+BY_PROCESSORS = "ray_launcher.RayLauncher"
+"""End of the class of one that starts as many as its processors allow."""
+
+
+def limit_threads(launcher: Mapping[str, Any]) -> None:
+    """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
+    runs on it at once.
+
+    Call before jax is asked for its devices. A number that the user has set is kept, as is that of
+    `sharing_processors`.
+    """
+    jobs = jobs_at_once(launcher)
+    os.environ.update(share_memory(jobs))
+    if jobs > 1 and THREADS not in os.environ:
+        os.environ[THREADS] = str(share_of(jobs))
+
+
+@contextmanager
+def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
+    """Let the processes that a launcher starts in the body for `jobs` jobs share the processors.
+
+    They inherit the environment, where a number that the user has set is kept. This process, whose
+    own jax may be in use, is not affected.
+    """
+    at_once = jobs_at_once(launcher, jobs)
+    shares = share_memory(at_once)
+    if at_once > 1 and THREADS not in os.environ:
+        shares[THREADS] = str(share_of(at_once))
+    os.environ.update(shares)
+    try:
+        yield
+    finally:
+        for name in shares:
+            os.environ.pop(name, None)
+
+
+def share_of(jobs: int) -> int:
+    """The number of processors for each of several jobs; at least 1."""
+    return max(1, processors() // jobs)
+
+
+def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
+    """The number of jobs that a launcher runs at once on one machine, of `jobs` that it is given.
+
+    joblib: its `n_jobs`, where, as in joblib, a negative number -n leaves n - 1 processors unused.
+    submitit on this machine: all. Ray: as many as its processors allow, unless it is a cluster
+    that was there before. Others: 1.
+    """
+    kind = str(launcher.get("_target_", ""))
+    if kind.endswith(ALL_AT_ONCE):
+        return max(1, jobs)
+    if kind.endswith(BY_PROCESSORS):
+        return min(max(1, jobs), _slots(launcher.get("ray") or {}))
+    given = launcher.get("n_jobs") or 1
+    return given if given > 0 else max(1, processors() + 1 + given)
+
+
+def _slots(ray: Mapping[str, Any]) -> int:
+    """The number of jobs that Ray runs at once; 1 on a cluster that was there before."""
+    init, remote = ray.get("init") or {}, ray.get("remote") or {}
+    if init.get("address"):
+        return 1
+    each = float(remote.get("num_cpus") or 1)
+    return max(1, int((init.get("num_cpus") or processors()) / each))
+
+
+def processors() -> int:
+    """The number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))

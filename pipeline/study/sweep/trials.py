@@ -1,0 +1,222 @@
+"""The trials of a study, shared by any number of processes through its storage.
+
+A process requests a trial, runs it as a job and reports its result, until there are enough trials.
+A trial whose process died is detected by its missing heartbeat and queued again under another
+number. It resumes in the directory of its first try, from the last checkpoint there, or is found
+finished. Only one process requests trials at a time, so that there are never too many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import optuna
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from optuna.distributions import BaseDistribution
+from optuna.storages import fail_stale_trials
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from pipeline.config.overrides import key_of
+from pipeline.core.errors import RunError, printable
+from pipeline.study.sweep.command import Command, command_of
+from pipeline.study.sweep.directory import alone
+from pipeline.study.sweep.history import EARLIER, trials_of_runs
+from pipeline.study.sweep.job_summary import read_summary
+from pipeline.study.sweep.jobs import Job
+from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
+from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
+from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
+from pipeline.study.sweep.storage import beating
+from pipeline.study.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
+from pipeline.study.sweep.vectorized import Populations, places_asked, require_members
+
+REQUESTED = "asked"
+"""Attribute of a trial that a process has requested and owns; its value is the trial's number."""
+
+
+@dataclass(frozen=True)
+class StudySearch:
+    """An open study, with the keys that its trials vary and the settings that they share."""
+
+    study: optuna.Study
+    heart: BaseHeartbeat
+    settings: StudySettings
+    space: dict[str, BaseDistribution]
+    command: Command
+    fixed: Sequence[str]
+    sweep_dir: Path
+
+
+def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
+    """Run the remaining trials of a study, and print the best one."""
+    places = places_asked(sweeper)
+    search = _open(sweeper, overrides)
+    assert sweeper.launcher is not None
+    start: Launch = partial(launch, sweeper.launcher, None)
+    if places is not None:
+        task = getattr(sweeper.launcher, "task_function", None)
+        assert isinstance(task, Job)
+        start = Populations(sweeper, task, places, start)
+    while trials := _next_trials(search):
+        try:
+            with beating(search.heart, trials):
+                _run(sweeper, search, trials, start)
+        except BaseException:
+            # Without waiting for heartbeats to be missed.
+            _requeue(search.study, [trial.number for trial in trials])
+            raise
+    _print_best(search)
+
+
+def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
+    """Open the study that a command describes, in its directory.
+
+    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors where a
+    listed value can't be composed; RunError where the directory holds another study.
+    """
+    assert sweeper.config is not None
+    sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
+    command = command_of(sweeper.config.hydra, overrides)
+    space, fixed = read_space(command.arguments)
+    settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
+    choices = [[*fixed, *to_overrides(values)] for values in one_at_a_time(space)]
+    for overrides in choices:
+        compose(sweeper, overrides)
+    first = plan_job(sweeper, 0, choices[0], ())
+    enter(sweep_dir, (), command, grows=False)
+    with alone(sweep_dir):
+        study = open_study(settings, sweep_dir)
+        if not study.get_trials(deepcopy=False):
+            study.add_trials(_known_trials(settings, first, space))
+    heart = study._storage
+    assert isinstance(heart, BaseHeartbeat)
+    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
+
+
+def _known_trials(
+    settings: StudySettings, job: PlannedJob, space: dict[str, BaseDistribution]
+) -> list[FrozenTrial]:
+    """Return the earlier runs that the study begins with, and say how many those are."""
+    if settings.history is None or job.recipe is None:
+        return []
+    trials, runs = trials_of_runs(Path(settings.history), job.recipe, space, settings.metric)
+    print(printable(f"{len(trials)} of {runs} runs in {settings.history} are known trials"))
+    return trials
+
+
+def _next_trials(search: StudySearch) -> list[Trial]:
+    """The next trials for this process: those of dead processes first; none when all are done.
+
+    Waits while other processes run the last ones: one of them might die.
+    """
+    waiting = False
+    while True:
+        with alone(search.sweep_dir):
+            requeue_dead_trials(search)
+            trials = search.study.get_trials(deepcopy=False)
+            queued = [trial for trial in trials if trial.state == TrialState.WAITING]
+            own = [trial for trial in trials if EARLIER not in trial.user_attrs]
+            started = {number_of_first_try(trial) for trial in own}
+            left = len(queued) + max(0, search.settings.n_trials - len(started))
+            if left > 0:
+                return [_ask(search) for _ in range(min(left, search.settings.n_jobs))]
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        if not running:
+            return []
+        if not waiting:
+            names = ", ".join(str(number_of_first_try(trial)) for trial in running)
+            print(f"\nwaiting for other processes, at trials {names}", flush=True)
+        waiting = True
+        time.sleep(POLL_S)
+
+
+def _ask(search: StudySearch) -> Trial:
+    """Request a trial with all its values, and send its first heartbeat."""
+    trial = search.study.ask(search.space)
+    search.heart.record_heartbeat(trial._trial_id)
+    trial.set_user_attr(REQUESTED, trial.number)
+    return trial
+
+
+def requeue_dead_trials(search: StudySearch) -> None:
+    """Queue dead trials again: without heartbeats, or whose process died while requesting them.
+
+    Only one process requests trials at a time, so one that is incomplete now has no owner.
+    """
+    fail_stale_trials(search.study)
+    running = search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    half = [trial.number for trial in running if trial.user_attrs.get(REQUESTED) != trial.number]
+    _requeue(search.study, half)
+
+
+def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
+    """Fail those of the trials that are still running, and queue them again.
+
+    The trials themselves did not fail, so it does not count as a retry.
+    """
+    for number in numbers:
+        trial = study.trials[number]
+        if trial.state == TrialState.RUNNING:
+            # The new one first: if this process ends in between, one of the two is found finished.
+            study.add_trial(
+                optuna.create_trial(
+                    state=TrialState.WAITING,
+                    params=trial.params,
+                    distributions=trial.distributions,
+                    system_attrs={"failed_trial": number, **trial.system_attrs},
+                )
+            )
+            study.tell(number, state=TrialState.FAIL)
+
+
+def _run(
+    sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial], start: Launch
+) -> None:
+    """Run trials as jobs, and report their results to the study."""
+    jobs = []
+    for trial in trials:
+        frozen = search.study.trials[trial.number]
+        overrides = [*search.fixed, *to_overrides(trial.params)]
+        keys = [key_of(name) for name in search.space]
+        job = plan_job(sweeper, number_of_first_try(frozen), overrides, keys)
+        jobs.append(job.with_override(f"hydra.sweeper.trial={trial.number}"))
+    enter(search.sweep_dir, jobs, search.command, grows=False)
+    if isinstance(start, Populations):
+        require_members(jobs)
+    run_all(jobs, {}, start)
+    for trial, job in zip(trials, jobs, strict=True):
+        _report(search, trial, job)
+
+
+def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
+    """Report a job's summary to the study.
+
+    Raises RunError where the study's metric is missing, DataError where the summary can't be read.
+    """
+    summary, metric = read_summary(job.folder), search.settings.metric
+    if summary is None:
+        raise RunError(f"{job.folder}: the job ended, and its summary was removed")
+    value, tell = summary.metric(metric), partial(search.study.tell, trial, skip_if_finished=True)
+    if summary.status == "done" and value is not None:
+        tell(value)
+    else:
+        tell(state=TrialState.PRUNED if summary.status == "pruned" else TrialState.FAIL)
+    if summary.status == "done" and metric not in summary.metrics:
+        reason = f"{job.folder} has none in its summary; the stage eval computes metrics"
+        raise RunError(f"hydra.sweeper.metric = {metric}: {reason}")
+
+
+def _print_best(search: StudySearch) -> None:
+    done = search.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if done:
+        best = search.study.best_trial
+        values = ", ".join(to_overrides(best.params))
+        earlier = best.user_attrs.get(EARLIER)
+        name = f"job {number_of_first_try(best)}" if earlier is None else f"the earlier {earlier}"
+        metric = search.settings.metric
+        print(f"\nbest: {name}, {metric} {best.value:.6g}: {printable(values)}", flush=True)

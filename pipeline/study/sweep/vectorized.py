@@ -1,0 +1,225 @@
+"""Jobs of a sweep as populations: those that differ in numbers alone share one compiled program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from pipeline.config.overrides import value_of
+from pipeline.core.errors import RecipeError, printable, report_errors
+from pipeline.core.host.signals import Signals
+from pipeline.engine.monitors.monitors import Pruner
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
+from pipeline.stages.run import run
+from pipeline.stages.runner.context import RunOptions
+from pipeline.study.population.groups import (
+    ProgramKey,
+    apart,
+    grouped,
+    numbers_of,
+    refusals,
+    require_population,
+)
+from pipeline.study.population.places import run_in_places
+from pipeline.study.population.shared_program import Places, SharedProgram
+from pipeline.study.population.varied_number import CompiledInError
+from pipeline.study.sweep.directory import claimed, is_finished
+from pipeline.study.sweep.job_summary import read_summary
+from pipeline.study.sweep.jobs import Job, resumable, with_summary
+from pipeline.study.sweep.plan import PlannedJob
+from pipeline.study.sweep.run_pending import Launch
+from pipeline.study.sweep.table import update_table
+from pipeline.study.sweep.threads import processors
+
+KEY = "hydra.sweeper.vectorize"
+SHOWN = ("train_loss", "accuracy", "loss")
+"""Metrics of a job that are printed at its end, where it has them."""
+
+
+def places_asked(sweeper: BasicSweeper) -> Places | None:
+    """The number of jobs that train at once in a vectorized sweep; None in any other one.
+
+    `true` is as many as there are processors: more of them only share these. Raises RecipeError for
+    anything but true, false and a whole number above 0, and with a launcher that starts processes.
+    """
+    assert sweeper.config is not None
+    asked = sweeper.config.hydra.sweeper.get("vectorize")
+    if asked is None or asked is False:
+        return None
+    if not isinstance(asked, int) or asked < 1:
+        raise RecipeError([f"{KEY} = {asked}: must be true, false or a whole number above 0"])
+    launcher = sweeper.config.hydra.runtime.choices.get("hydra/launcher")
+    if launcher != "basic":
+        problem = f"must be basic with {KEY}, which trains its jobs in this process"
+        raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
+    return Places(processors()) if asked is True else Places(asked, is_asked=True)
+
+
+def vectorized(
+    sweeper: BasicSweeper, task: Job, jobs: Sequence[PlannedJob], places: Places, start: Launch
+) -> Launch:
+    """Return what launches the jobs of a grid as populations.
+
+    `start` launches those without a valid recipe, which report what is wrong with it. Raises
+    RecipeError where a job can be in no population, and where no two can share one.
+    """
+    recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
+    require_population(recipes, grouped(recipes))
+    return Populations(sweeper, task, places, start)
+
+
+MOST_PROGRAMS = 4
+"""Programs that are kept for later trials of a study; each holds memory."""
+
+
+@dataclass(eq=False)
+class Populations:
+    """The populations of a sweep, whose programs serve all jobs that they fit."""
+
+    sweeper: BasicSweeper
+    task: Job
+    places: Places
+    start: Launch
+    compiled_in: set[str] = field(default_factory=set)
+    """Numbers that have turned out to decide what is compiled."""
+    programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
+
+    def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
+        """Run jobs, and return when all have ended. Raises KeyboardInterrupt where a signal stopped
+        them."""
+        invalid = [job for job in jobs if job.recipe is None]
+        if invalid:
+            self.start(invalid)
+        left = [job for job in jobs if job.recipe is not None]
+        while left:
+            left = self._run(left)
+        return []
+
+    def _run(self, jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
+        """Run jobs; return those that can't share the program that they were to share."""
+        recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
+        named = {job.folder.name: job for job in jobs}
+        groups = grouped(recipes, self.compiled_in)
+        print(f"\n{_line(groups, self.places)}", flush=True)
+        again: list[PlannedJob] = []
+        runs = []
+        places = replace(self.places, count=min(self.places.count, len(jobs)))
+        for program, names in groups.items():
+            shared = self._shared(program, [numbers_of(recipes[name]) for name in names], places)
+            runs += [partial(self._run_member, named[name], shared, again) for name in names]
+        stopped = run_in_places(runs, places.count)
+        if stopped is not None:
+            raise KeyboardInterrupt(stopped)
+        refused = (self.programs[program].refused for program in groups)
+        self.compiled_in.update(key for error in refused if error is not None for key in error.keys)
+        earlier = [program for program in self.programs if program not in groups]
+        for program in earlier[: max(0, len(self.programs) - MOST_PROGRAMS)]:
+            del self.programs[program]
+        return again
+
+    def _shared(
+        self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
+    ) -> SharedProgram:
+        """The program of a group: that of earlier jobs, where it serves these too."""
+        known = self.programs.get(program)
+        if known is None or known.refused or not all(map(known.serves, members)):
+            before = () if known is None else known.members
+            self.programs[program] = SharedProgram((*before, *members), places)
+        return self.programs[program]
+
+    def _run_member(
+        self, job: PlannedJob, shared: SharedProgram, again: list[PlannedJob], signals: Signals
+    ) -> None:
+        """Run a job that is left and that no other process is at."""
+        if shared.refused is not None:
+            again.append(job)
+            return
+        with claimed(job.folder) as free:
+            if not free or is_finished(job.folder, self.task.failures):
+                return
+            (job.folder / SUMMARY).unlink(missing_ok=True)
+            assert job.recipe is not None
+            resumed = ", going on" if (job.folder / RECIPE).exists() else ""
+            recipe = resumable(job.recipe, job.folder, self.task.on_changed)
+
+            def attempt() -> int:
+                with open(os.devnull, "w", encoding="utf-8") as nowhere:
+                    options = RunOptions(
+                        run_dir=job.folder,
+                        changed=job.changed,
+                        pruner=self._pruner(job),
+                        signals=signals,
+                        how_to_resume=lambda *_: None,
+                        programs=shared.open,
+                        inspection=self.task.inspection,
+                        console=Console(file=nowhere),
+                    )
+                    return run(recipe, options).exit_status
+
+            def unless_refused() -> int:
+                try:
+                    return with_summary(job.folder, attempt)
+                except CompiledInError:
+                    (job.folder / SUMMARY).unlink(missing_ok=True)
+                    again.append(job)
+                    return 0
+
+            report_errors(unless_refused, debug=recipe.debug)
+            if job not in again:
+                # In one write: other threads print too.
+                print(f"{_ended(job)}{resumed}\n", end="", flush=True)
+                update_table(job.folder.parent)
+
+    def _pruner(self, job: PlannedJob) -> Pruner | None:
+        """The pruner of a trial; None outside of a study."""
+        trial = value_of(job.overrides, "hydra.sweeper.trial")
+        if trial is None:
+            return None
+        from pipeline.study.sweep.pruner import open_pruner
+
+        assert self.sweeper.config is not None
+        settings = OmegaConf.to_container(self.sweeper.config.hydra.sweeper, resolve=True)
+        assert isinstance(settings, dict)
+        return open_pruner(
+            {**{str(key): value for key, value in settings.items()}, "trial": int(trial)},
+            Path(str(self.sweeper.config.hydra.sweep.dir)),
+        )
+
+
+def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
+    jobs = sum(map(len, groups.values()))
+    at_once = min(places.count, jobs)
+    if len(groups) == 1:
+        return f"sweep      {jobs} jobs by one program, {at_once} at a time"
+    keys = ", ".join(apart(groups))
+    return f"sweep      {jobs} jobs by {len(groups)} programs, for {keys}; {at_once} at a time"
+
+
+def _ended(job: PlannedJob) -> str:
+    """The line of a job that has ended: what sets it apart, its status and its metrics."""
+    varied = ", ".join(f"{key}={value}" for key, value in job.changed.items())
+    summary = read_summary(job.folder)
+    if summary is None:
+        return f"job {printable(job.folder.name):<6} {printable(varied)}: {read_status(job.folder)}"
+    found = {name: summary.metric(name) for name in SHOWN}
+    why = f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
+    metrics = "".join(f", {name} {x:.4g}" for name, x in found.items() if x is not None)
+    return (
+        f"job {printable(job.folder.name):<6} {printable(varied)}: {summary.status}, "
+        f"{summary.steps or 0:,} steps{metrics}{why}"
+    )
+
+
+def require_members(recipes: Sequence[PlannedJob]) -> None:
+    """Raise RecipeError where a trial can be in no population."""
+    problems = [line for job in recipes if job.recipe is not None for line in refusals(job.recipe)]
+    if problems:
+        raise RecipeError(list(dict.fromkeys(problems)))

@@ -1,0 +1,171 @@
+"""Cuts of parameters and of what layers compute along the axes of a mesh, by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec
+
+from pipeline.core.files.error_text import nearest, shown
+from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardRule
+from pipeline.training.parallel.placement import DevicePlacement
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How the devices of a mesh share parameters, and what layers compute."""
+
+    specs: tuple[ShardRule, ...]
+    constraints: tuple[ShardRule, ...]
+
+    def of_state(self, state: Any, placement: DevicePlacement) -> Any:
+        """Return the sharding of every leaf of a state.
+
+        The optimizer's leaves and the average lie where their parameter lies; a leaf belongs to the
+        parameter whose path ends its own.
+        """
+        shapes = flatten_dict(dict(state.params))
+        rules = {path: self.spec_of(path) for path in shapes}
+        leaves, form = jax.tree_util.tree_flatten_with_path(state)
+        specs = [_spec_of_leaf(_keys(where), leaf, shapes, rules) for where, leaf in leaves]
+        return jax.tree.unflatten(form, [placement.cut(spec) for spec in specs])
+
+    def spec_of(self, path: Path) -> PartitionSpec:
+        """Return the cut of a parameter by the last rule that covers it; whole by default."""
+        return _last(self.specs, path) or PartitionSpec()
+
+    def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
+        """Return an interceptor of flax modules that cuts what the named layers compute."""
+
+        def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            result = call(*args, **kwargs)
+            if context.method_name != "__call__" or not isinstance(result, jax.Array):
+                return result
+            layer = "/".join(context.module.path)
+            fitting = [
+                rule
+                for rule in self.constraints
+                if fnmatchcase(layer, rule.pattern) and len(rule.axes) == result.ndim
+            ]
+            if not fitting:
+                return result
+            return jax.lax.with_sharding_constraint(result, placement.cut(_spec(fitting[-1])))
+
+        return intercept
+
+    def require_fit(
+        self, params: Mapping[str, Any], sizes: Mapping[str, int], batch_axes: Sequence[str]
+    ) -> None:
+        """Check the rules against parameters and the sizes of the mesh's axes.
+
+        Raises ValueError for a pattern that matches nothing, a number of dimensions that is not the
+        parameter's, a size that does not divide, and an axis of the mesh that nothing is cut along.
+        """
+        flat = flatten_dict(dict(params))
+        require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
+        for path, leaf in flat.items():
+            spec = self.spec_of(path)
+            if spec:
+                _require_divides("/".join(path), leaf.shape, spec, sizes)
+        rules = (*self.specs, *self.constraints)
+        used = {axis for rule in rules for entry in rule.entries for axis in entry}
+        for axis, size in sizes.items():
+            if size > 1 and axis not in (*used, *batch_axes):
+                raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
+
+    def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
+        """Check the constraints against what layers compute, as `ranks_of_layers` finds it.
+
+        Raises ValueError for a pattern that is of no layer, and for a number of entries that none
+        of its layers has dimensions.
+        """
+        for rule in self.constraints:
+            layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
+            if not layers:
+                guess = nearest(rule.pattern, ranks)
+                raise ValueError(
+                    f"pattern {shown(repr(rule.pattern))} is of none of the {len(ranks)} layers, "
+                    f"such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
+                )
+            if not any(len(rule.axes) in of for of in layers.values()):
+                path, found = next(iter(layers.items()))
+                raise ValueError(
+                    f"{path} computes arrays of {' or '.join(map(str, sorted(found)))} dimensions, "
+                    f"and axes has {len(rule.axes)} entries"
+                )
+
+
+def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
+    """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
+    found: dict[str, set[int]] = {}
+
+    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        result = call(*args, **kwargs)
+        if context.method_name == "__call__" and isinstance(result, jax.Array):
+            found.setdefault("/".join(context.module.path), set()).add(result.ndim)
+        return result
+
+    with nn.intercept_methods(note):
+        trace()
+    found.pop("", None)
+    return found
+
+
+def cuts_of(parallel: ParallelSpec) -> Cuts | None:
+    """Return the cuts of a recipe; None where every device has all parameters."""
+    if parallel.mode not in ("semi_auto", "auto"):
+        return None
+    return Cuts(parallel.specs, parallel.constraints)
+
+
+def _last(rules: Sequence[ShardRule], path: Path) -> PartitionSpec | None:
+    covering = [rule for rule in rules if covers(rule.pattern, path)]
+    return _spec(covering[-1]) if covering else None
+
+
+def _spec(rule: ShardRule) -> PartitionSpec:
+    return PartitionSpec(*(entry or None for entry in rule.entries))
+
+
+def _require_divides(
+    name: str, shape: Shape, spec: PartitionSpec, sizes: Mapping[str, int]
+) -> None:
+    if len(spec) != len(shape):
+        raise ValueError(
+            f"{name} has {len(shape)} dimensions, {list(shape)}, and axes {len(spec)} entries"
+        )
+    for dimension, entry in enumerate(spec):
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        size = prod(sizes[axis] for axis in axes)
+        if shape[dimension] % size:
+            below = shape[dimension] // size * size
+            raise ValueError(
+                f"{name}: dimension {dimension} of size {shape[dimension]} does not divide among "
+                f"the {size} devices of axis {' and '.join(axes)}; {below} or {below + size} would"
+            )
+
+
+def _spec_of_leaf(
+    keys: Path, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
+) -> PartitionSpec:
+    for length in range(len(keys), 0, -1):
+        path = keys[-length:]
+        if path in shapes and shapes[path].shape == leaf.shape:
+            return rules[path]
+    return PartitionSpec()
+
+
+def _keys(where: Any) -> Path:
+    """Return the path of a leaf as the names in it."""
+    return tuple(jax.tree_util.keystr(where, simple=True, separator="/").split("/"))

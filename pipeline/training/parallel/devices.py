@@ -1,0 +1,221 @@
+"""The devices that a recipe asks for, as JAX has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import jax
+from jax._src import distributed, xla_bridge
+from jax.extend.backend import clear_backends
+
+from pipeline.core.errors import RunError, first_line
+from pipeline.core.host.cuda import plugin, why_no_gpu
+from pipeline.training.parallel.parallel_spec import ParallelSpec
+from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.parallel.shards import DEFAULT_SHARDS, shards_of
+
+Platform = Literal["cpu", "gpu"]
+PLATFORMS = "jax_platforms"
+ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    "jax_disable_jit": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
+    "jax_numpy_rank_promotion": ("allow", "warn"),
+    "jax_transfer_guard_host_to_device": ("allow", "log", "log_explicit", None),
+    "jax_transfer_guard_device_to_host": ("allow", "log", "log_explicit", None),
+}
+"""Settings of JAX, from the environment or `jax.config`, with the values that a run works with."""
+
+
+def place(platform: Platform, index: int, parallel: ParallelSpec) -> DevicePlacement:
+    """Return the devices of a run; one run of one device has that of number `index`.
+
+    Where several are asked for, each process has as many. Raises RunError that names the devices
+    there are.
+    """
+    _require_settings()
+    if parallel.mode == "none":
+        return DevicePlacement((find_device(platform, index),))
+    processes = num_processes()
+    wanted = num_devices(parallel, processes)
+    if wanted % processes:
+        raise RunError(
+            f"parallel.devices = {wanted}: must be a multiple of the {processes} processes"
+        )
+    own = wanted // processes
+    if platform == "cpu":
+        provide_cpu_devices(own)
+    devices = []
+    for process in range(processes):
+        there = [d for d in _devices(platform) if d.process_index == process]
+        if len(there) < own:
+            whose = f" of process {process}" if processes > 1 else ""
+            raise RunError(
+                f"parallel.devices = {wanted}: {own} devices{whose} are needed, and JAX sees "
+                f"{len(there)} of {platform}{_hint(platform, '')}"
+            )
+        devices += there[:own]
+    return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
+
+
+def place_host(parallel: ParallelSpec) -> DevicePlacement:
+    """Return the host's processor as one device, split as it is for runs on several: its bits
+    depend on that. Raises RunError for settings of JAX that no run works with."""
+    _require_settings()
+    if parallel.mode != "none":
+        provide_cpu_devices(1)
+    return DevicePlacement((find_device("cpu", 0),))
+
+
+def num_processes() -> int:
+    """Return the processes of the run, without opening a device, which would fix their number."""
+    count: int | None = distributed.global_state.num_processes
+    return count or 1
+
+
+def num_devices(parallel: ParallelSpec, processes: int) -> int:
+    """Return the devices of all processes: one for each where the recipe does not say."""
+    if parallel.devices is None and parallel.mesh is None:
+        return processes
+    return parallel.num_devices
+
+
+def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
+    """Return what runs where, with the names that the documents have for it (X-01..X-03)."""
+    devices = num_devices(parallel, ranks.size)
+    parts = [f"{parallel.mode}: device_num {devices}"]
+    if parallel.mesh_sizes["model"] > 1:
+        parts[0] += f" ({parallel.mesh_sizes['data']} data x {parallel.mesh_sizes['model']} model)"
+    if ranks.size > 1:
+        parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
+    shards = shards_of(parallel, batch_size, 1)
+    alone = parallel.devices is None and parallel.mesh is None
+    parts_of_batch = devices if alone else parallel.batch_parts
+    each = f"{batch_size // parts_of_batch} a device"
+    parts.append(f"batch {batch_size:,}, {each}")
+    if shards is not None:
+        parts.append(f"{shards.count} shards in a fixed order")
+    parts.append(f"reproducible {parallel.reproducible}")
+    parts.append(f"mirror_mean {str(parallel.mirror_mean).lower()}")
+    return ", ".join(parts)
+
+
+def provide_cpu_devices(count: int) -> None:
+    """Let JAX split the host's processor into at least `count` devices.
+
+    Always into as many as the shards of most recipes, so that runs on fewer need no other ones.
+    Arrays that were made before are lost where the processor had fewer.
+    """
+    count = max(count, DEFAULT_SHARDS)
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    configured: Any = jax.config
+    if configured.jax_num_cpu_devices >= count:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # devices have been opened
+        clear_backends()
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def leave_gpus_alone() -> None:
+    """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
+    takes most of a GPU's memory at once. What the user says of platforms is kept."""
+    configured: Any = jax.config
+    opened = xla_bridge.backends_are_initialized()
+    if configured.jax_platforms or opened or plugin() is None:
+        return
+    jax.config.update(PLATFORMS, "cpu")
+    _left_alone.append(True)
+
+
+_left_alone: list[bool] = []
+"""Whether `leave_gpus_alone` has told JAX to."""
+
+
+def _take_gpus() -> None:
+    """Let JAX open GPUs again; arrays that were made before are lost."""
+    if _left_alone:
+        _left_alone.clear()
+        jax.config.update(PLATFORMS, None)
+        clear_backends()
+
+
+def find_device(platform: Platform, index: int) -> jax.Device:
+    """Return a device of this process. Raises RunError that names the devices there are, and why
+    there is no GPU."""
+    if platform == "gpu":
+        _take_gpus()
+    with _plugin_failures() as failures:
+        everywhere = _open_devices()
+        try:
+            return jax.local_devices(backend=platform)[index]
+        except (RuntimeError, IndexError) as error:
+            there = sorted({f"{d.platform}:{d.id}" for d in everywhere})
+            said = failures[0] if failures else first_line(error)
+    # A GPU that is there needs no advice about its software.
+    hint = "" if any(one.startswith(platform) for one in there) else _hint(platform, said)
+    raise RunError(f"device {platform}:{index}: JAX sees {', '.join(there)} only{hint}")
+
+
+def _open_devices() -> list[jax.Device]:
+    """Open all devices that JAX may use. Raises RunError where it can't."""
+    try:
+        return jax.devices()
+    except Exception as error:  # JAX fails by an AssertionError too
+        configured: Any = jax.config
+        platforms = configured.jax_platforms
+        raise RunError(
+            f"{PLATFORMS.upper()} = {platforms}: JAX can't open it: "
+            f"{first_line(error) if str(error) else 'this machine has no such device'}; "
+            "unset it, or name cpu"
+        ) from error
+
+
+def _require_settings() -> None:
+    """Raise RunError for settings of JAX that no run works with."""
+    for name, accepted in ACCEPTED_SETTINGS.items():
+        value = getattr(jax.config, name)
+        value = getattr(value, "value", value)
+        if value not in accepted:
+            right = " or ".join(str(one) for one in accepted if one is not None)
+            raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
+
+
+def _devices(platform: Platform) -> list[jax.Device]:
+    if platform == "gpu":
+        _take_gpus()
+    _open_devices()
+    try:
+        return sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
+    except RuntimeError:
+        return []
+
+
+def _hint(platform: Platform, said: str) -> str:
+    return f"; {why_no_gpu(said)}" if platform == "gpu" else ""
+
+
+@contextmanager
+def _plugin_failures() -> Iterator[list[str]]:
+    """Collect why JAX's plug-ins fail to start, and keep their tracebacks out of the log."""
+    reasons: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if "plugin configuration error" not in record.getMessage():
+            return True
+        failure = record.exc_info[1] if record.exc_info else None
+        reasons.append(record.getMessage() if failure is None else first_line(failure))
+        return False
+
+    log = logging.getLogger(xla_bridge.__name__)
+    log.addFilter(keep)
+    try:
+        yield reasons
+    finally:
+        log.removeFilter(keep)

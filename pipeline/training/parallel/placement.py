@@ -1,0 +1,117 @@
+"""DevicePlacement of arrays: on one device, or on a mesh of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from pipeline.training.parallel.parallel_spec import AXES, DATA, MODEL
+
+
+@dataclass(frozen=True)
+class DevicePlacement:
+    """The devices of a run, in the order of the parts of a batch that they take."""
+
+    devices: tuple[jax.Device, ...]
+    model: int = 1
+    """Devices along the mesh's second axis."""
+    batch_axes: tuple[str, ...] = (DATA,)
+    """Axes along which devices take other samples of a batch."""
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The mesh; None for one device."""
+        if len(self.devices) == 1:
+            return None
+        grid = np.array(self.devices).reshape(-1, self.model)
+        return Mesh(grid, AXES, axis_types=(AxisType.Auto, AxisType.Auto))
+
+    @property
+    def parts(self) -> int:
+        """Parts of a batch."""
+        sizes: dict[str, int] = {DATA: len(self.devices) // self.model, MODEL: self.model}
+        return prod(sizes[axis] for axis in self.batch_axes)
+
+    @property
+    def device(self) -> jax.Device:
+        """A device of this process, for what is measured on one."""
+        own = jax.process_index()
+        return next(device for device in self.devices if device.process_index == own)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Bytes that JAX may still take on the fullest GPU of this process; None for other devices,
+        which don't tell."""
+        own = [device for device in self.devices if device.platform == "gpu"]
+        own = [device for device in own if device.process_index == jax.process_index()]
+        stats = [known for device in own if (known := device.memory_stats())]
+        free = (known.get("bytes_limit", 0) - known.get("bytes_in_use", 0) for known in stats)
+        return max(0, min(free)) if stats else None
+
+    @property
+    def whole(self) -> Sharding:
+        """Sharding of an array of which every device has a copy."""
+        return self.cut(PartitionSpec())
+
+    @property
+    def by_batch(self) -> Sharding:
+        """Sharding of arrays (steps, batch, ...) of which every device has a part of each batch."""
+        return self.cut(PartitionSpec(None, self.batch_axes))
+
+    def cut(self, spec: PartitionSpec) -> Sharding:
+        """Sharding of an array that is cut along the axes of the mesh."""
+        if self.mesh is None:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, spec)
+
+    def rows(self, batch: int) -> slice:
+        """Rows of a batch that devices of this process take."""
+        own = [d.process_index == jax.process_index() for d in self.devices]
+        if all(own):
+            return slice(0, batch)
+        size = batch // self.parts
+        return slice(own.index(True) * size, (own.index(True) + sum(own)) * size)
+
+    def put(self, tree: Any, shardings: Any = None) -> Any:
+        """Copy arrays of the host to every device, or cut by a tree of shardings. All processes
+        pass the same."""
+        if shardings is not None:
+            return jax.device_put(tree, shardings)
+        sharding = self.whole
+        if sharding.is_fully_addressable:
+            return jax.device_put(tree, sharding)
+
+        def put(value: Any) -> jax.Array:
+            array = np.asarray(value)
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+        return jax.tree.map(put, tree)
+
+    def put_batches(self, rows: np.ndarray) -> jax.Array:
+        """Copy batches (steps, rows, ...) to the devices; a process passes its own rows."""
+        if self.mesh is None:
+            return jax.device_put(rows, self.devices[0])
+        return jax.make_array_from_process_local_data(self.by_batch, rows)
+
+    def shapes(self, tree: Any, shardings: Any = None) -> Any:
+        """Shapes and dtypes of a tree, on every device as a copy or cut by a tree of shardings."""
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: self.whole, tree)
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            tree,
+            shardings,
+        )

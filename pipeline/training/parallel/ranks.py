@@ -1,0 +1,104 @@
+"""The processes of one run, and what they agree on.
+
+Every process computes the same steps. What depends on a clock, a signal or the disk is decided by
+the first one, and the others take its decision, through the key-value store of jax.distributed:
+unlike a collective it has a time-out, so that nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from pipeline.core.errors import PipelineError, RunError
+
+T = TypeVar("T")
+KEPT_ANSWERS = 16
+"""Answers that stay in the store: all take part in steps, so no process lags by that many."""
+
+
+class PeerGoneError(RunError):
+    """Another process of the run has ended, or does not answer; what is wrong is in its log."""
+
+
+class Agree(Protocol):
+    """Returns what a decision is in the first process of a run; all call it in the same order."""
+
+    def __call__(self, decide: Callable[[], T], /) -> T: ...
+
+
+def decide_alone(decide: Callable[[], T], /) -> T:
+    """Decide in a run of one process."""
+    return decide()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among those of a run: number `own` of `size`."""
+
+    own: int = 0
+    size: int = 1
+    timeout_s: float = 300.0
+    """How long to wait for the others."""
+    _store: Any = None
+    """Client of the key-value store; None for one process."""
+    _numbers: Any = field(default_factory=count)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides, and writes the run directory."""
+        return self.own == 0
+
+    def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
+        """Return what `decide` returns in the first process: JSON; an error there is its own.
+
+        All processes call it, in the same order. Raises PeerGoneError where the first one does not
+        answer in `timeout_s`.
+        """
+        if self.size == 1:
+            return decide()
+        number = next(self._numbers)
+        if not self.is_first:
+            answer: T = json.loads(self._get(f"decision/{number}", timeout_s or self.timeout_s))
+            return answer
+        value = decide()
+        self._store.key_value_set(f"decision/{number}", json.dumps(value))
+        if number >= KEPT_ANSWERS:
+            self._store.key_value_delete(f"decision/{number - KEPT_ANSWERS}")
+        return value
+
+    def require_same(self, facts: dict[str, str]) -> None:
+        """Raise RunError where a process has other facts than the first one: a value by name."""
+        if self.size == 1:
+            return
+        number = next(self._numbers)
+        self._store.key_value_set(f"facts/{number}/{self.own}", json.dumps(facts))
+        for rank in range(self.size):
+            other = json.loads(self._get(f"facts/{number}/{rank}", self.timeout_s))
+            for name, value in facts.items():
+                if other.get(name) != value:
+                    raise RunError(
+                        f"processes {self.own} and {rank} of {self.size} differ in {name}: "
+                        f"{value} and {other.get(name)}; start all with the same"
+                    )
+
+    def _get(self, key: str, timeout_s: float) -> str:
+        try:
+            text: str = self._store.blocking_key_value_get(key, round(1000 * timeout_s))
+        except Exception as error:  # jaxlib raises its own types, which it does not export
+            raise PeerGoneError(
+                f"process {self.own} of {self.size}: no answer from another one within "
+                f"{timeout_s:g} s"
+            ) from error
+        return text
+
+
+def is_of_a_peer(error: BaseException) -> bool:
+    """Whether an error of JAX's says that another process has gone."""
+    text = str(error)
+    return not isinstance(error, PipelineError) and any(
+        clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")
+    )

@@ -1,0 +1,65 @@
+"""Shards of a batch: equal parts whose gradients are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
+
+DEFAULT_SHARDS = 8
+"""Shards of a batch where the recipe does not say: as many devices have the same bits then."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How a batch is cut, and how its parts are added.
+
+    Device d of `devices` has the shards d * own .. (d + 1) * own - 1. `axis` is the axis of the
+    mesh under which the step runs in `shard_map`; None where it runs on one device.
+    """
+
+    count: int
+    devices: int = 1
+    axis: str | None = None
+    add: Literal["tree", "psum"] = "tree"
+    """tree: in an order that depends on `count` alone; psum: as XLA's all-reduce adds."""
+    factor: int = 1
+    """Factor of the gradients: the number of devices, where theirs are added instead of averaged
+    (X-03)."""
+    sync_batch_norm: bool = False
+    """Whether batch norm takes the statistics of all devices together."""
+
+    @property
+    def own(self) -> int:
+        """Shards of one device."""
+        return self.count // self.devices
+
+
+def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
+    """Return the shards of a batch on a number of devices; None where it is taken as a whole.
+
+    Raises ValueError where they don't take equal numbers of shards.
+    """
+    axis = DATA if devices > 1 else None
+    factor = 1 if parallel.mirror_mean else parallel.num_devices
+    if parallel.mode == "data" and parallel.reproducible == "exact":
+        count = num_shards(parallel, batch_size)
+        if count % devices:
+            raise ValueError(f"{count} shards do not divide among {devices} devices")
+        return Shards(count, devices, axis, "tree", factor) if count > 1 else None
+    if parallel.mode == "data" and devices > 1:
+        return Shards(devices, devices, axis, "psum", factor, parallel.sync_batch_norm)
+    return None
+
+
+def num_shards(parallel: ParallelSpec, batch_size: int) -> int:
+    """Return the number of shards with `exact`: the recipe's, else that of `default_shards`."""
+    return parallel.shards or default_shards(batch_size, parallel.num_devices)
+
+
+def default_shards(batch_size: int, devices: int) -> int:
+    """Return the number of shards where a recipe names none: 8, or less where a batch has no 8
+    equal parts, or as many as there are devices."""
+    return max(gcd(DEFAULT_SHARDS, batch_size), devices)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed.feed import Feed, split_bytes
+from pipeline.backends.feed.window import batch_at
+from pipeline.data.batch import Batch
+from pipeline.data.columns import Split
+from pipeline.data.order import SampleOrder
+from tests.backends.feed.feeding import (
+    SAMPLES,
+    CountedColumn,
+    make,
+    make_order,
+    make_split,
+    wait_until,
+)
+
+KINDS = ("resident", "stream")
+
+
+def steps_of(feed: Feed, first: int, last: int) -> Iterator[Batch]:
+    """The batches of steps first .. last - 1, counted from 0, as a backend takes them."""
+    for step in range(first, last):
+        window = feed.window(step)
+        assert window.start <= step < window.stop
+        yield batch_at(window.inputs, step - window.start)
+
+
+def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) -> None:
+    """Compare with the order of samples, read one at a time."""
+    expected = order.batches(step, 1)
+    rows = expected.indices[0]
+    assert np.array_equal(batch.sample, rows)
+    assert (int(batch.pass_), int(batch.count)) == (expected.passes[0], expected.counts[0])
+    assert batch.seed.tolist() == [5, 2**8]
+    for name, column in split.columns.items():
+        one_by_one = np.stack([column[row] for row in rows])
+        assert batch.columns[name].dtype == column.dtype
+        assert np.array_equal(batch.columns[name], one_by_one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_follow_the_order_over_passes_and_windows(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 5)
+    split, order = make_split(), make_order()
+    for step, batch in enumerate(steps_of(make(kind), 0, 13)):
+        assert_is_step(batch, step, order, split)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(step=st.integers(0, 100_000))
+def test_any_step_can_be_had_at_once(kind: str, step: int) -> None:
+    """D-14: seeking walks over nothing, so a resumed run reads on where it stopped."""
+    (batch,) = steps_of(make(kind), step, step + 1)
+    assert_is_step(batch, step, make_order(), make_split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_back_gives_the_same_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    feed = make(kind)
+    once, again = ([b.sample.tolist() for b in steps_of(feed, 3, 9)] for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_serves_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    feed = make(kind)
+    first = feed.window(6)
+    assert (first.start, first.stop) == (6, 10)
+    assert all(feed.window(step) is first for step in (9, 7, 6))
+    assert feed.window(10).start == 10
+    assert feed.window(5).start == 5
+
+
+def test_a_window_is_prepared_while_the_one_before_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    for kind in KINDS:
+        feed = make(kind)
+        feed.window(0)
+        assert feed.report().queue_depth is None
+        wait_until(lambda feed=feed: feed._source.ready_steps(2) == 2)
+        assert feed._source.ready_steps(4) == 0
+        feed.window(2)
+        assert feed.report().queue_depth == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_prepared_after_the_end_unless_requested(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial may continue after the end of the run, and gets the window that it requests."""
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    feed = make(kind, stop=4)
+    for step, batch in enumerate(steps_of(feed, 0, 11)):
+        assert_is_step(batch, step, make_order(), make_split())
+    feed.window(2)
+    assert feed._source.ready_steps(4) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_feed_prepares_nothing_and_still_serves(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    feed = make(kind)
+    feed.window(0)
+    feed.close()
+    assert feed._source.ready_steps(2) == 0
+    waited_s = feed.waited_s
+    feed.window(1)
+    assert feed.waited_s > waited_s, "the window in hand was let go"
+    for step, batch in zip(range(2, 7), steps_of(feed, 2, 7), strict=True):
+        assert_is_step(batch, step, make_order(), make_split())
+
+
+def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = split_bytes(make_split())
+    assert size == SAMPLES * (4 + 4)
+    monkeypatch.setattr(feeds, "RESIDENT_LIMIT_BYTES", size)
+    assert make("auto").kind == "resident"
+    monkeypatch.setattr(feeds, "RESIDENT_LIMIT_BYTES", size - 1)
+    assert make("auto").kind == "stream"
+    assert make("resident").kind == "resident"
+
+
+@pytest.mark.parametrize(("limit_bytes", "steps"), [(1, 1), (24, 1), (71, 2), (72, 3), (2**20, 4)])
+def test_a_streamed_window_keeps_its_bounds(
+    limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-15: bytes and steps at once are limited, to a step at least; a batch is 24 bytes."""
+    monkeypatch.setattr(feeds, "WINDOW_LIMIT_BYTES", limit_bytes)
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    feed = make("stream")
+    window = feed.window(0)
+    shifted = sum(column.nbytes for column in window.inputs.columns.values())
+    assert (window.stop - window.start, shifted) == (steps, 24 * steps)
+    assert shifted <= max(limit_bytes, 24)
+    assert feed.device_bytes == 2 * shifted
+
+
+def test_all_windows_have_one_shape() -> None:
+    """One shape, one program, whatever the step."""
+    feed = make("resident")
+    shapes = [jax.tree.map(np.shape, feed.window(step).inputs) for step in (0, 5000)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_resident_split_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    column = CountedColumn(np.arange(SAMPLES, dtype=np.int32))
+    feed = make("resident", Split({"label": column}))
+    list(steps_of(feed, 0, 9))
+    assert column.reads == list(range(SAMPLES))
+    assert feed.device_bytes == SAMPLES * 4

@@ -1,0 +1,189 @@
+"""Starvation is reported when it begins and ends, with its cause; a clock set by hand (S-12)."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed import window_buffer
+from pipeline.backends.feed.feed import Feed
+from pipeline.backends.feed.feed_stats import (
+    FeedStats,
+    PrepareTime,
+    SlowSample,
+    WindowHandoff,
+    starved_text,
+)
+from pipeline.data.columns import Split
+from tests.backends.feed.feeding import (
+    SAMPLES,
+    HandClock,
+    LazyNumbers,
+    make,
+    make_order,
+    wait_until,
+)
+
+Reports = list[tuple[bool, str]]
+
+
+def hand_over(start: int, wait_s: float, busy_s: float = 1.0) -> WindowHandoff:
+    return WindowHandoff(start, 10, busy_s, wait_s, 0 if wait_s else 10, 10, PrepareTime())
+
+
+def reports_of(waits_s: list[float]) -> tuple[FeedStats, Reports]:
+    reported: Reports = []
+    stats = FeedStats(lambda *what: reported.append(what))
+    for number, wait_s in enumerate(waits_s):
+        stats.add(hand_over(10 * number, wait_s))
+    return stats, reported
+
+
+def test_starvation_is_reported_once_until_it_is_over() -> None:
+    _, reported = reports_of([0, 0.04, 0.5, 0.5, 0.02, 0.06, 0.001, 0, 0.5])
+    assert [starves for starves, _ in reported] == [True, False, True]
+    assert reported[0][1].startswith(
+        "training waits for data from step 21: 50.00 of 150.00 ms a step"
+    )
+    assert reported[1][1] == "data is fast enough again from step 61"
+
+
+def test_a_wait_of_a_wakened_thread_is_none() -> None:
+    """A millisecond is a large share of a millisecond, and still noise."""
+    reported: Reports = []
+    stats = FeedStats(lambda *what: reported.append(what))
+    stats.add(hand_over(0, 0.0009, busy_s=0.0001))
+    assert not reported
+    assert not stats.report("stream").starved
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
+def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
+    stats = FeedStats(None)
+    stats.jump(0.25, 10, PrepareTime({"image": 1.0}))
+    for wait_s, busy_s in times:
+        stats.add(
+            WindowHandoff(0, 20, busy_s, wait_s, 5, 10, PrepareTime({"image": 3.0, "label": 1.0}))
+        )
+    waits, busy = map(sum, zip(*times, strict=True))
+    report, windows = stats.report("stream"), len(times)
+    assert report.first_wait_ms == report.first_window_ms == 250
+    assert report.wait_ms_per_step == pytest.approx(1000 * waits / (20 * windows))
+    assert report.wait_share == pytest.approx(waits / (waits + busy))
+    assert report.queue_depth == pytest.approx(0.5)
+    prepared = 10 * (windows + 1)
+    assert report.prepare_ms_per_step["image"] == pytest.approx(1000 * (1 + 3 * windows) / prepared)
+    assert report.starved == any(w > 1e-3 and w / (w + b) > 0.05 for w, b in times)
+
+
+def test_before_a_second_window_there_is_nothing_to_say() -> None:
+    report = FeedStats(None).report("resident")
+    assert (report.wait_share, report.wait_ms_per_step, report.queue_depth) == (None, None, None)
+    assert (report.kind, report.starved, report.slowest_sample) == ("resident", False, None)
+
+
+def test_of_many_readers_the_slowest_sample_counts() -> None:
+    slow, slower = SlowSample("image", 3, "c.png", 0.5), SlowSample("image", 8, "h.png", 0.75)
+    total = PrepareTime.total(
+        [PrepareTime({"image": 1.0}, slow), PrepareTime(), PrepareTime({"image": 2.0}, slower)]
+    )
+    assert total == PrepareTime({"image": 3.0}, slower)
+
+
+def test_the_line_says_what_was_slow_and_which_sample() -> None:
+    slowest = SlowSample("image", 412, "cat/x.png", 0.3)
+    prepare_time = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
+    given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, prepare_time)
+    assert starved_text(given) == (
+        "training waits for data from step 21: 10.00 of 40.00 ms a step (25%); 4 of 20 steps were "
+        "ready; preparing one takes, in ms: image 20.00, label 5.00; slowest sample: image of "
+        "sample 412 (cat/x.png), 300.0 ms"
+    )
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def reported() -> Reports:
+    return []
+
+
+def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Feed:
+    """Windows of two steps of three samples, read by one thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeds, "WINDOW_STEPS", 2)
+        patch.setattr(window_buffer, "DECODING_THREADS", 1)
+        order, split = make_order(shuffle=False), Split({"image": column})
+        feed = make(
+            "stream", split, order, clock=clock, notify=lambda *what: reported.append(what), stop=8
+        )
+        feed.window(0)
+        return feed
+
+
+def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported: Reports) -> None:
+    """Sample 7 takes 1 s, of which training works for a half and waits for the other."""
+
+    started, armed = threading.Event(), threading.Event()
+
+    def read(index: int) -> None:
+        if index == 7:
+            started.set()
+            assert armed.wait(30)
+            assert clock.requested.wait(30)
+            clock.advance(0.5)
+
+    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), clock, reported)
+    assert started.wait(30)
+    clock.advance(0.5)
+    clock.requested.clear()
+    armed.set()
+    feed.window(2)
+    ((starves, text),) = reported
+    assert starves
+    assert "training waits for data from step 3: 250.00 of 500.00 ms a step (50%)" in text
+    assert "0 of 2 steps were ready; preparing one takes, in ms: image 500.00" in text
+    assert text.endswith("slowest sample: image of sample 7 (7.png), 1000.0 ms")
+    report = feed.report()
+    assert report.starved
+    assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)
+
+    wait_until(lambda: feed._source.ready_steps(4) == 2)
+    feed.window(4)
+    assert [starves for starves, _ in reported] == [True, False]
+    assert reported[1][1] == "data is fast enough again from step 5"
+    assert feed.report().starved, "it was"
+
+
+def test_data_that_is_ready_never_starves(clock: HandClock, reported: Reports) -> None:
+    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
+    for step in (2, 4, 6):
+        wait_until(lambda step=step: feed._source.ready_steps(step) == 2)
+        clock.advance(0.1)
+        feed.window(step)
+    report = feed.report()
+    assert (reported, report.starved, report.wait_share) == ([], False, 0)
+    assert (report.queue_depth, report.wait_ms_per_step) == (1, 0)
+
+
+def test_the_first_window_and_a_jump_are_no_starvation(clock: HandClock, reported: Reports) -> None:
+    slow = LazyNumbers(np.arange(SAMPLES, dtype=np.int32), lambda _: clock.advance(1.0))
+    feed = make_watched(slow, clock, reported)
+    feed.window(7)
+    report = feed.report()
+    assert (reported, report.starved, report.wait_share) == ([], False, None)
+    assert report.first_wait_ms >= 6000
+
+
+def test_a_feed_reads_in_threads_of_its_own() -> None:
+    column = LazyNumbers(np.arange(SAMPLES, dtype=np.int32))
+    make("stream", Split({"image": column}), make_order()).window(0)
+    assert threading.get_ident() not in column.threads

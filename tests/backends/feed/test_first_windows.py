@@ -1,0 +1,92 @@
+"""The short windows after a jump: training begins when a little has been read."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise, takewhile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.backends.feed import feed as feeds
+from pipeline.backends.feed import window_buffer
+from pipeline.backends.feed.window_buffer import ReadPlan
+from pipeline.data.columns import Split
+from pipeline.training.parallel.placement import DevicePlacement
+from tests.backends.feed.feeding import (
+    DEVICE,
+    CountedColumn,
+    make,
+    make_order,
+    make_split,
+    wait_until,
+)
+
+
+@pytest.fixture(autouse=True)
+def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_buffer, "FIRST_SHARE", 4)
+    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+
+
+def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
+    placement = DevicePlacement((DEVICE,))
+    about = make_split(), make_order(), placement, window_steps, stop, lambda: 0.0
+    return ReadPlan(*about, short_first=True)
+
+
+def test_windows_double_until_they_are_full() -> None:
+    spans = [plan(8).span(3, number) for number in range(5)]
+    assert [(span.start, len(span)) for span in spans] == [(3, 2), (5, 4), (9, 8), (17, 8), (25, 8)]
+    assert [plan(8).is_early(number) for number in range(4)] == [True, True, True, False]
+
+
+@given(
+    window_steps=st.integers(1, 2000), jump=st.integers(0, 10**6), stop=st.integers(1, 2 * 10**6)
+)
+def test_windows_follow_one_another_up_to_the_end(window_steps: int, jump: int, stop: int) -> None:
+    spans = [plan(window_steps, stop).span(jump, number) for number in range(12)]
+    for one, next_one in pairwise(spans):
+        if one.stop != stop:
+            assert next_one.start == one.stop
+    read = list(takewhile(lambda span: span.start < stop, spans))
+    assert all(span.stop <= stop for span in read)
+    assert all(0 < len(span) <= window_steps for span in spans)
+
+
+def test_the_first_window_needs_few_samples() -> None:
+    column = CountedColumn(np.arange(11, dtype=np.int32))
+    order = make_order(shuffle=False)
+    feed = make("stream", Split({"label": column}), order, stop=40, short_first=True)
+    first = feed.window(0)
+    assert (first.start, first.stop, first.early) == (0, 2, True)
+    for step in count(1):
+        window = feed.window(step)
+        assert window.start <= step < window.stop
+        if window.stop == 40:
+            break
+    feed.close()
+    assert column.reads == order.batches(0, 40).rows.ravel().tolist()
+
+
+def test_waiting_for_short_windows_is_no_starvation() -> None:
+    times = iter(np.arange(0.0, 1e6, 50.0))
+    lines: list[str] = []
+    column = CountedColumn(np.arange(11, dtype=np.int32))
+    feed = make(
+        "stream",
+        Split({"label": column}),
+        notify=lambda starves, text: lines.append(text),
+        clock=lambda: float(next(times)),
+        short_first=True,
+    )
+    for step in (0, 2, 6):
+        feed.window(step)
+    assert lines == []
+    assert feed.report().wait_share is None
+    assert feed.report().first_wait_ms > 0
+    wait_until(lambda: feed._source.ready_steps(14) > 0)
+    feed.window(14)
+    assert feed.report().wait_share is not None
+    feed.close()

@@ -1,0 +1,78 @@
+"""The number of threads that read at once."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+from pipeline.backends.feed.reading_threads import AGAIN_AFTER, ReadingThreads
+
+PART_S = 0.5
+"""Seconds that a thread reads at once, many times the length of a trial: an ordinary part of a
+window of photographs."""
+
+
+class _Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _trial(gate: ReadingThreads, clock: _Clock, rates: dict[int, float]) -> int:
+    """Read for the length of a trial at the rate of the number that is in effect, with all."""
+    number = gate.limit
+    with ExitStack() as reads:
+        for _ in range(number):
+            reads.enter_context(gate.reading(round(rates[number] * PART_S / number)))
+        clock.now += PART_S
+    return number
+
+
+def test_all_numbers_are_tried_and_the_fastest_stays() -> None:
+    clock, rates = _Clock(), {8: 500.0, 4: 700.0, 2: 1000.0, 1: 900.0}
+    gate = ReadingThreads(8, clock)
+    assert [_trial(gate, clock, rates) for _ in range(6)] == [8, 4, 2, 1, 2, 2]
+
+
+def test_parts_that_end_one_after_the_other_do_not_hide_what_threads_are_worth() -> None:
+    """Each thread reads 200 samples a second, whatever the number; parts overlap trials."""
+    clock, gate = _Clock(), ReadingThreads(8)
+    gate._clock = clock
+    reads: list[tuple[float, ExitStack]] = []
+    for _ in range(400):
+        while len(reads) < gate.limit:
+            read = ExitStack()
+            read.enter_context(gate.reading(100))
+            reads.append((clock.now + PART_S + 0.01 * len(reads), read))
+        reads.sort(key=lambda one: one[0])
+        clock.now, read = reads.pop(0)
+        read.close()
+    assert gate.limit == 8
+
+
+def test_they_are_tried_again_after_a_while() -> None:
+    clock, rates = _Clock(), {2: 1000.0, 1: 900.0}
+    gate = ReadingThreads(2, clock)
+    assert [_trial(gate, clock, rates) for _ in range(3)] == [2, 1, 2]
+    rates[1] = 2000.0
+    later = [_trial(gate, clock, rates) for _ in range(2 * AGAIN_AFTER)]
+    assert later[-AGAIN_AFTER // 2 :] == [1] * (AGAIN_AFTER // 2)
+
+
+def test_no_more_threads_read_than_may() -> None:
+    gate, entered = ReadingThreads(1), threading.Event()
+    with gate.reading(1):
+        other = threading.Thread(target=lambda: _enter(gate, entered), daemon=True)
+        other.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(30)
+    other.join()
+
+
+def _enter(gate: ReadingThreads, entered: threading.Event) -> None:
+    with gate.reading(1):
+        entered.set()

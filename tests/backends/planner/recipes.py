@@ -1,0 +1,59 @@
+"""Networks of the package as losses to plan."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from pipeline import load_recipe
+from pipeline.backends.planner.step_loss import loss_of_step
+from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.data.columns import ColumnSpec
+from pipeline.training.state import StepConfig, TrainState
+
+Shape = tuple[int, ...]
+GPT2 = ("model=gpt2", "model.dropout=0")
+
+
+def network_to_plan(
+    overrides: tuple[str, ...],
+    classes: int,
+    images: Shape,
+    labels: Shape | None = None,
+    *,
+    sync_batch_norm: bool = False,
+) -> tuple[LossToPlan, nn.Module]:
+    """The loss of a network of the package, with momentum, on a global batch; and the network."""
+    recipe = load_recipe("lenet5_digits", [*overrides])
+    network = recipe.model.build(classes, "float32")
+    variables = jax.eval_shape(
+        lambda key: network.init(key, jnp.zeros((1, *images[1:])), train=False), jax.random.key(0)
+    )
+    params = variables["params"]
+    config = StepConfig(
+        network=network,
+        image=ColumnSpec(images[1:], np.dtype(np.float32)),
+        classes=classes,
+        train_ops=(),
+        eval_ops=(),
+        loss=recipe.train.loss.build(),
+        reduction="mean",
+        optimizer=optax.sgd(0.1, momentum=0.9),
+        loss_scale=recipe.train.loss_scale,
+    )
+    state = TrainState(
+        step=jax.ShapeDtypeStruct((), jnp.int32),
+        params=params,
+        batch_stats=variables.get("batch_stats", {}),
+        opt_state=jax.eval_shape(config.optimizer.init, params),
+        loss_scale=jax.ShapeDtypeStruct((), jnp.float32),
+    )
+    batch = (
+        jax.ShapeDtypeStruct(images, jnp.float32),
+        jax.ShapeDtypeStruct(labels or images[:1], jnp.int32),
+    )
+    step = loss_of_step(overrides[0], config, state, batch, sync_batch_norm=sync_batch_norm)
+    return step, network

@@ -1,0 +1,59 @@
+"""Layouts, and the collectives between them."""
+
+from __future__ import annotations
+
+from pipeline.backends.planner.layouts import (
+    Collective,
+    Mesh,
+    layouts_of,
+    meshes_of,
+    seen_by,
+    transfer,
+)
+
+MESH = Mesh(2, 4)
+WHOLE = (None, None)
+
+
+def test_meshes_are_all_factorisations() -> None:
+    assert [str(mesh) for mesh in meshes_of(8)] == ["8 x 1", "4 x 2", "2 x 4", "1 x 8"]
+    assert len(meshes_of(1024)) == 11
+
+
+def test_data_cuts_samples_alone_and_pieces_are_equal() -> None:
+    assert layouts_of((8, 6), MESH, 0) == (WHOLE, (None, 0), (0, None), (0, 0))
+    assert layouts_of((8, 8), Mesh(1, 4), None) == (WHOLE, (None, 0), (None, 1))
+
+
+def test_a_region_s_layout_is_seen_by_its_arrays() -> None:
+    assert seen_by((0, 2), (2, None, 0)) == (2, 0)
+    assert seen_by((0, 2), (1,)) == WHOLE
+
+
+def test_a_change_of_one_axis_is_one_collective() -> None:
+    cases = {
+        ((0, None), (), WHOLE): ("all_gather", 100, (0,)),
+        (WHOLE, (1,), WHOLE): ("all_reduce", 100, (1,)),
+        (WHOLE, (1,), (None, 1)): ("reduce_scatter", 100, (1,)),
+        ((None, 0), (), (None, 1)): ("all_to_all", 25, (1,)),
+        ((0, 1), (), (0, None)): ("all_gather", 50, (1,)),
+        ((0, 0), (), WHOLE): ("all_gather", 100, (0, 1)),
+        (WHOLE, (0, 1), WHOLE): ("all_reduce", 100, (0, 1)),
+    }
+    for given, collective in cases.items():
+        assert transfer(*given, 100, MESH) == (Collective(*collective),)
+
+
+def test_a_slice_needs_no_collective() -> None:
+    assert transfer(WHOLE, (), (0, 1), 100, MESH) == ()
+
+
+def test_pieces_of_pieces_are_copied_whole_where_the_outer_axis_leaves() -> None:
+    assert transfer((0, 0), (), (0, None), 80, MESH) == (Collective("all_gather", 40, (1,)),)
+    assert transfer((0, 0), (), (None, 0), 80, MESH) == (Collective("all_gather", 80, (0, 1)),)
+
+
+def test_matmul_transpose_softmax_takes_one_all_to_all() -> None:
+    """MindSpore's test_alltoall: samples cut before, features after."""
+    steps = transfer((None, 0), (), (None, 1), 64, Mesh(1, 8))
+    assert [step.kind for step in steps] == ["all_to_all"]

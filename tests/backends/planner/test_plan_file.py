@@ -1,0 +1,103 @@
+"""Plans as files: saved, loaded, and refused with a message for each problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan, rules
+from pipeline.backends.planner.plan_file import check_plan, load_plan, plan_text, save_plan
+from pipeline.core.errors import RecipeError
+
+PARAMETERS = {"body/dense_0/kernel": (64, 32), "body/dense_1/kernel": (64, 32), "head/bias": (12,)}
+PLAN = ParallelPlan(
+    mesh=Mesh(2, 4),
+    batch=("data", "model"),
+    specs=(
+        CutRule("body/dense_*/kernel", ((), ("model",))),
+        CutRule("head/bias", (("data", "model"),)),
+    ),
+    constraints=(CutRule("head", (("data",), ("model",))),),
+)
+
+
+def test_a_saved_plan_is_loaded_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    save_plan(PLAN, path)
+    sizes = {**PARAMETERS, "head/bias": (16,)}
+    assert load_plan(path, 8, sizes) == PLAN
+    text = path.read_text()
+    assert "- pattern: body/dense_*/kernel\n  axes:\n  - null\n  - model\n" in text
+
+
+def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    for text in (None, "mesh: [", "a: &a [*a]"):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(RecipeError, match=r"parallel\.plan = .*plan\.yaml: can't be read"):
+            load_plan(path, 8, PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"mesch": 1}, "mesch = ...: there is no such key; did you mean mesh?"),
+        ({"mesh": {"data": 2, "model": 2}}, "is of 4 devices; should be of 8"),
+        ({"mesh": {"data": 0, "model": 8}}, "should have whole numbers of 1 or more"),
+        ({"mesh": {"pipe": 8}}, "mesh = {'pipe': 8}: should be {data: NUMBER, model: NUMBER}"),
+        ({"batch": ["model", "data"]}, "should be null, data, model or [data, model]"),
+        ({"specs": {"a": 1}}, "should be a list of {pattern: ..., axes: [...]}"),
+        ({"specs": [{"pattern": "head"}]}, "specs[0] = {'pattern': 'head'}: should be {pattern"),
+        (
+            {"specs": [{"pattern": "hed/bias", "axes": [None]}]},
+            "specs[0].pattern = hed/bias: covers no parameter; head/bias is one",
+        ),
+        (
+            {"specs": [{"pattern": "head/bias", "axes": [None, "model"]}]},
+            "specs[0].axes = [null, model]: head/bias [12] has 1 dimensions",
+        ),
+        (
+            {"specs": [{"pattern": "head/bias", "axes": [["data", "model"]]}]},
+            "specs[0].axes = [data+model]: 8 devices don't divide dimension 0 of head/bias [12]; "
+            "6 would, or a size of 16",
+        ),
+        (
+            {"specs": [{"pattern": "body", "axes": ["model", "model"]}]},
+            "specs[0].axes = [model, model]: an axis cuts one dimension only",
+        ),
+        (
+            {"constraints": [{"pattern": "head", "axes": ["rows"]}]},
+            "constraints[0].axes[0] = rows: should be null, data, model or [data, model]",
+        ),
+    ],
+)
+def test_an_edited_plan_is_refused_by_key_and_value(change: dict[str, Any], problem: str) -> None:
+    given = yaml.safe_load(plan_text(ParallelPlan(Mesh(2, 4), ("data",)))) | change
+    with pytest.raises(RecipeError) as error:
+        check_plan(given, "mine.yaml", 8, PARAMETERS)
+    (found,) = error.value.problems
+    assert found.startswith("parallel.plan mine.yaml: ")
+    assert problem in found
+
+
+@pytest.mark.parametrize("given", [None, 3, [], "mesh"])
+def test_what_is_no_plan_is_refused(given: Any) -> None:
+    with pytest.raises(RecipeError, match="should have the keys mesh, batch"):
+        check_plan(given, "mine.yaml", 8, PARAMETERS)
+
+
+def test_rules_are_few_and_the_last_one_wins() -> None:
+    cut, other = (("model",), ()), ((), ("model",))
+    cuts = {f"net/block{i}/dense_{j}": (other if j else cut) for i in range(3) for j in range(2)}
+    assert list(rules(cuts)) == [
+        CutRule("net/block*/dense_0", cut),
+        CutRule("net/block*/dense_1", other),
+    ]
+    # A path that has others below it comes first, so that theirs win.
+    assert [rule.pattern for rule in rules({"net/a": cut, "net": other})] == ["net", "net/a"]
+    assert list(rules({"a": ((), ()), "b": cut}, only_cut=True)) == [CutRule("b", cut)]

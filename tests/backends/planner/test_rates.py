@@ -1,0 +1,128 @@
+"""Rates of devices and links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.backends.ascend.cost.collectives import all_reduce_us
+from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.planner.find_blocks import find_blocks
+from pipeline.backends.planner.layouts import Kind
+from pipeline.backends.planner.rates import (
+    HOST_RATES_FILE,
+    AscendRates,
+    DeviceGroup,
+    LinkCurves,
+    LinkRates,
+    MeasuredRates,
+    host_rates,
+)
+from pipeline.backends.planner.search import search_blocks
+from pipeline.core.errors import RunError
+from tests.backends.planner.networks import mlp
+
+HARDWARE = chipset("ascend910").hardware
+
+
+def test_a_ring_carries_each_byte_but_its_own_share() -> None:
+    links = LinkRates(message_us=3.0, bytes_per_us=100.0)
+    assert links.us("all_gather", 800, 4) == 3 + 6
+    assert links.us("all_reduce", 800, 4) == 2 * (3 + 6)
+    assert links.us("all_reduce", 800, 1) == 0
+
+
+def test_groups_beyond_a_server_use_the_far_links() -> None:
+    near, far = LinkRates(1.0, 1e3), LinkRates(10.0, 1e3)
+    rates = MeasuredRates(1.0, 1.0, near, far, per_server=8)
+    assert rates.collective_us("all_gather", 0, DeviceGroup(8)) == 1
+    assert rates.collective_us("all_gather", 0, DeviceGroup(2, stride=8)) == 10
+
+
+def test_the_emulated_chip_s_links_are_those_of_its_model() -> None:
+    rates = AscendRates(HARDWARE)
+    for devices in (2, 8, 64):
+        modelled = HARDWARE.collective_launch_us + all_reduce_us(10**7, devices, HARDWARE)
+        assert rates.collective_us("all_reduce", 10**7, DeviceGroup(devices)) == modelled
+    strided = rates.collective_us("all_reduce", 10**7, DeviceGroup(8, stride=8))
+    assert strided > rates.collective_us("all_reduce", 10**7, DeviceGroup(8))
+
+
+def test_a_kernel_takes_the_longer_of_its_operations_and_its_bytes() -> None:
+    rates = MeasuredRates(10.0, 2.0, LinkRates(1.0, 1.0), LinkRates(1.0, 1.0))
+    assert rates.compute_us(100.0, 4.0) == 10
+    assert rates.compute_us(0.0, 4.0) == 2
+
+
+KINDS: st.SearchStrategy[Kind] = st.sampled_from(["all_reduce", "all_gather", "all_to_all"])
+CURVES = LinkCurves(
+    (100.0, 1000.0, 10_000.0),
+    {
+        "all_reduce": {2: (1.0, 1.0, 100.0), 8: (4.0, 4.0, 400.0)},
+        "all_gather": {2: (1.0, 10.0, 100.0)},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes", "size", "us"),
+    [
+        ("all_reduce", 1000, 2, 1),
+        ("all_reduce", 1000, 1, 0),
+        ("all_reduce", 1, 2, 1),  # below the fewest bytes it stays
+        ("all_reduce", 40_000, 2, 400),  # beyond the most it grows with them
+        ("all_reduce", 1000 * 10**0.5, 2, 10),  # halfway, in logarithms
+        ("all_reduce", 10_000, 4, 200),
+        ("all_reduce", 10_000, 64, 400),  # beyond the largest group it stays
+        ("reduce_scatter", 10_000, 8, 400),
+        ("all_gather", 10_000, 8, 100),
+    ],
+)
+def test_a_collective_s_time_lies_on_a_curve_of_those_measured(
+    kind: Kind, nbytes: float, size: int, us: float
+) -> None:
+    assert CURVES.us(kind, nbytes, size) == pytest.approx(us)
+
+
+@given(
+    st.floats(1, 1e9),
+    st.floats(1, 100),
+    st.integers(2, 64),
+    KINDS,
+)
+def test_times_of_this_host_don_t_fall_where_bytes_grow(
+    nbytes: float, factor: float, size: int, kind: Kind
+) -> None:
+    links = host_rates().links
+    assert links.us(kind, nbytes * factor, size) >= links.us(kind, nbytes, size) * (1 - 1e-12) > 0
+
+
+def test_devices_that_share_cores_take_turns() -> None:
+    links = LinkRates(1.0, 1.0)
+    shared = MeasuredRates(1.0, 1.0, links, links, cores=2)
+    assert (shared.slowdown(8), shared.slowdown(1)) == (4, 0.5)
+    assert MeasuredRates(1.0, 1.0, links, links).slowdown(8) == AscendRates(HARDWARE).slowdown(8)
+    step = mlp(64, 32, 32)
+    blocks = find_blocks(step)
+    alone = replace(shared, cores=None)
+    plans = [search_blocks(blocks, step, 8, rates) for rates in (shared, alone)]
+    assert plans[0].best.step_ms == pytest.approx(4 * plans[1].best.step_ms)
+    assert plans[0].one_device.step_ms == pytest.approx(plans[1].one_device.step_ms / 2)
+
+
+def test_rates_of_this_host_come_with_the_package(tmp_path: Path) -> None:
+    assert host_rates("gloo").links.us("all_reduce", 0, 2) == 4000
+    assert host_rates().compute_us(1e6, 0) > 0
+    wrong = tmp_path / "rates.yaml"
+    wrong.write_text("device: {}")
+    with pytest.raises(RunError, match="no rates of a host"):
+        host_rates("gloo", wrong)
+    short = HOST_RATES_FILE.read_text().replace("  nbytes:\n", "  nbytes:\n  - 512\n")
+    wrong = tmp_path / "short.yaml"
+    wrong.write_text(short)
+    with pytest.raises(RunError, match="each list of times must have"):
+        host_rates("in_process", wrong)

@@ -1,0 +1,131 @@
+"""The search as a whole: deterministic, in time, and equal to trying every plan."""
+
+from __future__ import annotations
+
+import time
+from functools import reduce
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.backends.ascend.pricing.pricing import chipset
+from pipeline.backends.planner.cut_prices import CutPrices
+from pipeline.backends.planner.decisions import Decisions
+from pipeline.backends.planner.find_blocks import find_blocks
+from pipeline.backends.planner.layouts import Mesh
+from pipeline.backends.planner.plan_file import check_plan, plan_text
+from pipeline.backends.planner.plan_table import plan_table
+from pipeline.backends.planner.rates import AscendRates
+from pipeline.backends.planner.search import GIB, best_plan, search, search_blocks
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.safe_yaml import parse_yaml
+from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
+from tests.backends.planner.recipes import GPT2, network_to_plan
+
+ASCEND = AscendRates(chipset("ascend910").hardware)
+
+
+def every_plan(decisions: Decisions) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Time and memory of all plans on a mesh: all tables, added up."""
+
+    def spread(array: NDArray[np.float64], scope: tuple[int, ...]) -> NDArray[np.float64]:
+        return array[..., 0].reshape([s if v in scope else 1 for v, s in enumerate(sizes)])
+
+    sizes, factors = decisions.sizes, decisions.factors()
+    time = reduce(np.add, [spread(f.table.time, f.scope) for f in factors])
+    memory = reduce(np.add, [spread(f.table.memory, f.scope) for f in factors])
+    return np.broadcast_to(time, sizes), np.broadcast_to(memory, sizes)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(8, 1), Mesh(2, 4), Mesh(1, 8)], ids=str)
+@pytest.mark.parametrize(
+    "step",
+    [mlp(64, 32, 4096, 16), conv_and_head(64, 4096), embedding(64, 4, 100_000, 16)],
+    ids=["mlp", "head", "embedding"],
+)
+def test_the_best_of_all_plans_of_a_network_is_found(step: object, mesh: Mesh) -> None:
+    decisions = Decisions(CutPrices(find_blocks(step), mesh, GPU_LIKE, 1.0))  # type: ignore[arg-type]
+    time, memory = every_plan(decisions)
+    best = best_plan(decisions)
+    assert best is not None
+    assert best.step_ms == pytest.approx(time.min() / 1e3)
+    bound = float((memory.min() + best.memory_bytes) / 2)
+    bounded = best_plan(decisions, bound, points=4096)
+    assert bounded is not None
+    assert bounded.memory_bytes <= bound
+    assert bounded.step_ms == pytest.approx(time[memory <= bound].min() / 1e3)
+
+
+def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
+    decisions = Decisions(CutPrices(find_blocks(gpt(8, 64, 256, 8)), Mesh(2, 4), ASCEND, 1.0))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        states = {v: int(rng.integers(size)) for v, size in enumerate(decisions.sizes)}
+        parts = decisions.prices_of(decisions.decided(states))
+        total = sum(map(decisions.prices.us, parts))
+        added = sum(
+            factor.table.time[(*(states[v] for v in factor.scope), 0)]
+            for factor in decisions.factors()
+        )
+        assert total == pytest.approx(added)
+
+
+def test_the_same_search_gives_the_same_plan() -> None:
+    step = gpt(8, 64, 256, 8)
+    first, second = (search(step, 16, GPU_LIKE) for _ in range(2))
+    assert (first.best, first.runners_up) == (second.best, second.runners_up)
+
+
+def test_a_found_plan_can_be_loaded() -> None:
+    step = gpt(2, 256, 1024, 8)
+    best = search(step, 8, GPU_LIKE).best
+    blocks = find_blocks(step)
+    shapes = {p.path: p.shape for p in (*blocks.weights, *blocks.parameters)}
+    loaded = check_plan(parse_yaml(plan_text(best)), "plan.yaml", 8, shapes)
+    assert (loaded.mesh, loaded.specs, loaded.constraints) == (
+        best.mesh,
+        best.specs,
+        best.constraints,
+    )
+
+
+def test_the_table_has_the_plan_its_price_and_the_runners_up() -> None:
+    found = search(conv_and_head(256, 65536), 8, ASCEND, 10 * GIB)
+    text = plan_table(found)
+    lines = text.splitlines()
+    assert lines[0].startswith("MODELLED, not measured: made on 8 devices, ")
+    assert sum("<- chosen" in line for line in lines) == 1
+    assert sum(" x " in line and line.strip()[0].isdigit() for line in lines) >= 4
+    assert "  specs       head/kernel [null, model]" in lines
+    assert " of 10.00 GiB a device" in text
+
+
+def test_groups_that_servers_cannot_hold_are_left_out() -> None:
+    step = mlp(24, 16, 16)
+    assert search(step, 12, GPU_LIKE).best.mesh.devices == 12
+    with pytest.raises(RecipeError, match="devices = 12: devices can not be joined"):
+        search(step, 12, ASCEND)
+
+
+@pytest.mark.slow
+def test_resnet50_on_1024_devices_takes_less_than_10_seconds() -> None:
+    step, _ = network_to_plan(("model=resnet50",), 1001, (32 * 1024, 224, 224, 3))
+    began = time.perf_counter()
+    found = search(step, 1024, ASCEND)
+    assert time.perf_counter() - began < 30  # 10 on a quiet machine, tracing included
+    assert found.seconds < 10
+    assert found.best.step_ms <= found.one_device.step_ms / 100
+
+
+@pytest.mark.slow
+def test_a_gpt_of_24_blocks_takes_less_than_60_seconds() -> None:
+    size = ("model.blocks=24", "model.features=1024", "model.hidden=4096", "model.heads=16")
+    step, _ = network_to_plan((*GPT2, *size), 50_304, (8, 1024, 1, 1), (8, 1024))
+    blocks = find_blocks(step)
+    began = time.perf_counter()
+    free = search_blocks(blocks, step, 8, ASCEND)
+    bounded = search_blocks(blocks, step, 8, ASCEND, 0.95 * free.best.memory_bytes)
+    assert time.perf_counter() - began < 60
+    assert bounded.best.memory_bytes <= 0.95 * free.best.memory_bytes
+    assert bounded.best.step_ms >= free.best.step_ms

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.checkpoint.checkpoint_folder import (
+    remove_checkpoint,
+    remove_drafts,
+    saved_steps,
+    set_aside,
+    step_of,
+    strangers,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Checkpoints 5 and 40, beside whatever else may be called so."""
+    root = tmp_path / "checkpoints"
+    for step in ("5", "40"):
+        (root / step / "state").mkdir(parents=True)
+        (root / step / "manifest.json").touch()
+    for name in ("2019", "²", "४४१", "007", "+1", "6.0", "damaged-7-1", "notes of 5", "inf"):
+        (root / name).mkdir()
+    (root / "6").touch()
+    (root / "8").symlink_to(root / "5")
+    (root / "9").symlink_to(root / "nowhere")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("007", None),
+        ("²", None),
+        ("４４１", None),
+        ("-1", None),
+        ("1\n", None),
+    ],
+)
+def test_a_step_is_named_by_decimal_digits_alone(name: str, step: int | None) -> None:
+    assert step_of(Path("checkpoints") / name) == step
+
+
+def test_what_has_arrays_or_a_manifest_is_a_checkpoint(root: Path) -> None:
+    assert saved_steps(root) == [5, 40]
+    shutil.rmtree(root / "5" / "state")
+    (root / "40" / "manifest.json").unlink()
+    assert saved_steps(root) == [5, 40]
+
+
+def test_what_has_a_number_as_name_and_is_no_checkpoint_is_a_stranger(root: Path) -> None:
+    numbers = ["2019", "²", "४४१", "007", "+1", "6.0", "6", "8", "9"]
+    assert {path.name for path in strangers(root)} == set(numbers)
+
+
+def test_a_checkpoint_under_another_spelling_of_its_step_is_a_stranger(root: Path) -> None:
+    (root / "5").rename(root / "05")
+    assert saved_steps(root) == [40]
+    assert root / "05" in strangers(root)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOMEM])
+def test_what_the_system_does_not_show_is_neither(
+    number: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_stat(root / "40" / "manifest.json", number, monkeypatch)
+    for listing in (saved_steps, strangers):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            listing(root)
+
+
+def refuse_to_stat(file: Path, number: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the system refuse to show a file."""
+    stat = os.stat
+
+    def refuse(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        if str(path) == str(file):
+            raise OSError(number, os.strerror(number), str(file))
+        return stat(path, *more, **named)
+
+    patch.setattr(os, "stat", refuse)
+
+
+def test_there_may_be_no_folder_at_all(tmp_path: Path) -> None:
+    assert saved_steps(tmp_path / "checkpoints") == strangers(tmp_path / "checkpoints") == []
+
+
+def test_what_is_set_aside_takes_nobodys_place(root: Path) -> None:
+    (root / "foreign-2019-1").symlink_to(root / "nowhere")
+    (root / "2019" / "holiday.jpg").touch()
+    assert set_aside(root / "2019", "foreign").name == "foreign-2019-2"
+    assert (root / "foreign-2019-2" / "holiday.jpg").exists()
+
+
+def test_drafts_are_removed_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    (root / "45.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    (root / "46.orbax-checkpoint-tmp").touch()
+    (tmp_path / "precious").mkdir()
+    (root / "47.orbax-checkpoint-tmp").symlink_to(tmp_path / "precious")
+    (root / "mine.orbax-checkpoint-tmp").mkdir()
+    before = {path.name for path in root.iterdir()}
+    remove_drafts(root)
+    gone = before - {path.name for path in root.iterdir()}
+    assert gone == {f"{step}.orbax-checkpoint-tmp" for step in (45, 46, 47)}
+    assert (tmp_path / "precious").is_dir()
+
+
+def test_a_checkpoint_that_is_removed_in_part_is_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may be killed meanwhile, or a file be open elsewhere."""
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    remove_checkpoint(root / "5")
+    assert saved_steps(root) == [40]
+    monkeypatch.undo()
+    remove_drafts(root)
+    assert not list(root.glob("5*"))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from pipeline.checkpoint.host_state import HostState, parse_host_state
+
+
+def test_what_a_run_keeps_comes_back() -> None:
+    kept = {
+        "early_stop": {"best": math.nan, "waited": 3},
+        "unfinished_boundary": {"loss": 0.1, "verdict": None},
+        "rollbacks": [[7, 5], [9, 0]],
+        "sink": {"size": None, "mechanism": "none"},
+    }
+    state = parse_host_state(json.loads(json.dumps(kept)))
+    assert math.isnan(state.early_stop.best or 0)
+    assert state.early_stop.waited == 3
+    assert state.unfinished_boundary is not None
+    assert state.unfinished_boundary.model_dump() == kept["unfinished_boundary"]
+    assert state.rollbacks == ((7, 5), (9, 0))
+    assert state.sink is not None
+    assert state.sink.model_dump() == kept["sink"]
+
+
+def test_what_is_not_kept_is_as_at_the_start_and_other_keys_are_passed_over() -> None:
+    assert parse_host_state({"of_a_later_version": 1}) == HostState()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "all = null"),
+        ([], r"all = \[\]"),
+        ({"early_stop": None}, "^early_stop = null$"),
+        ({"early_stop": {"waited": True}}, "early_stop.waited = true"),
+        ({"early_stop": {"waited": -1}}, "early_stop.waited = -1"),
+        ({"early_stop": {"waited": 10**30}}, "early_stop.waited = 1000"),
+        ({"early_stop": {"best": "0.5"}}, "early_stop.best = '0.5'"),
+        ({"early_stop": {"best": 10**400}}, "early_stop.best = 1000"),
+        ({"unfinished_boundary": {"loss": 1.0}}, "unfinished_boundary.verdict is missing"),
+        ({"unfinished_boundary": {"loss": 1, "verdict": 5}}, "unfinished_boundary.verdict = 5"),
+        ({"rollbacks": None}, "rollbacks = null"),
+        ({"rollbacks": [[1]]}, "rollbacks.0.1 is missing"),
+        ({"rollbacks": [[5, "0"]]}, "rollbacks.0.1 = '0'"),
+        ({"sink": {"size": 0, "mechanism": "loop"}}, "sink.size = 0"),
+        ({"sink": {"size": 10**30, "mechanism": "loop"}}, "sink.size = 1000"),
+        ({"sink": {"size": 5, "mechanism": "hard"}}, "sink.mechanism = hard"),
+    ],
+)
+def test_what_no_run_keeps_is_refused_by_its_key(data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_host_state(data)
+
+
+def test_a_verdict_steers_no_terminal() -> None:
+    state = parse_host_state({"unfinished_boundary": {"loss": None, "verdict": "\x1b[31m"}})
+    assert state.unfinished_boundary is not None
+    assert state.unfinished_boundary.verdict == r"\x1b[31m"

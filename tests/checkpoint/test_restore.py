@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.manifest import DamagedError, write_manifest
+from pipeline.checkpoint.restore import (
+    Checkpoint,
+    read_checkpoint,
+    read_saved,
+    restore_state,
+    set_others_aside,
+)
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, RunError
+from tests import outcome
+from tests.checkpoint.test_checkpointer import EVAL_ONLY, kept, state_of
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with checkpoints of steps 1, 2 and 3, of arrays that take several files."""
+    run_dir = tmp_path_factory.mktemp("saved")
+    with Checkpoints(run_dir, kept(3, "loss"), {"seed": 1}) as checkpoints:
+        for step in (1, 2, 3):
+            state = state_of(step, kernel=noise(step), bias=np.zeros(3, np.float32))
+            host = {"early_stop": {"waited": step}}
+            checkpoints.save(step, state, host, {"loss": 1.0 / step})
+    return run_dir
+
+
+def noise(step: int) -> np.ndarray:
+    return np.random.default_rng(step).normal(size=(40, 40)).astype(np.float32)
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def files_of(folder: Path) -> list[str]:
+    """All of a checkpoint."""
+    found = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return sorted(found)
+
+
+def damages(content: bytes) -> Iterator[bytes | None]:
+    """Missing, empty, cut short, longer, and one bit flipped in several places."""
+    yield from (None, b"", content[: len(content) // 2], content + b"\0")
+    for place in {0, len(content) // 3, len(content) // 2, len(content) - 1}:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place % 8)
+        yield bytes(flipped)
+
+
+def write(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+
+
+@pytest.mark.slow
+def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    names = files_of(folder)
+    assert len(names) > 8
+    for name in names:
+        content = (folder / name).read_bytes()
+        for damaged in filter(lambda other: other != content, damages(content)):
+            write(folder / name, damaged)
+            with pytest.raises(DamagedError) as caught:
+                read_checkpoint(folder)
+            assert str(caught.value).startswith(f"{folder}/")
+            assert name in str(caught.value) or name == "manifest.json"
+        (folder / name).write_bytes(content)
+    assert read_checkpoint(folder).step == 3
+
+
+def test_what_older_versions_had_orbax_write_last_does_not_count(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "_CHECKPOINT_METADATA").write_text("{")
+    (folder / "commit_success.txt").touch()
+    assert read_checkpoint(folder).step == 3
+    with Checkpoints(copy, kept(3, "loss")) as checkpoints:
+        checkpoints.save(4, state_of(4), {}, {"loss": 2.0})
+    assert outcome.checkpoints(copy) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("host/metadata", None, r"checkpoints/3/host/metadata: is missing"),
+        ("host/metadata", b"{}", r"checkpoints/3/host/metadata: has 2 bytes, not 29"),
+        (
+            "host/metadata",
+            b'{"early_stop": {"waited": 4}}',
+            "host/metadata: is not what was written, by its SHA",
+        ),
+        ("manifest.json", None, r"checkpoints/3/manifest.json: can't be read: No such file"),
+        ("manifest.json", b"{", r"checkpoints/3/manifest.json: is no JSON: Expecting property"),
+        ("manifest.json", b"[1]", r"checkpoints/3/manifest.json: is no manifest of a checkpoint"),
+    ],
+)
+def test_the_message_says_what_is_wrong(
+    name: str, content: bytes | None, message: str, copy: Path
+) -> None:
+    write(copy / "checkpoints" / "3" / name, content)
+    with pytest.raises(DataError, match=message):
+        read_saved(copy / "checkpoints" / "3")
+
+
+def test_a_link_is_refused(copy: Path) -> None:
+    """It could name any file of this machine."""
+    file = copy / "checkpoints" / "3" / "host" / "metadata"
+    content = file.read_bytes()
+    file.unlink()
+    (copy / "elsewhere").write_bytes(content)
+    file.symlink_to(copy / "elsewhere")
+    with pytest.raises(DamagedError, match="host/metadata: is a link"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "state" / "more").write_text("mine")
+    with pytest.raises(DamagedError, match=r"3/state/more: is not listed in manifest.json"):
+        read_checkpoint(folder)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
+    os.mkfifo(copy / "checkpoints" / "3" / "state" / "pipe")
+    with pytest.raises(DamagedError, match="3/state/pipe: is no regular file"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def seal(folder: Path, **files: Any) -> None:
+    """Make a manifest that agrees with what is there, as a stranger can; with these entries."""
+    write_manifest(folder, {"seed": 1})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] |= files
+    kept = {name: entry for name, entry in manifest["files"].items() if entry is not None}
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": kept}))
+
+
+@pytest.mark.parametrize("name", ["state/_METADATA", "host/metadata", "recipe/metadata"])
+def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    seal(folder, **{name: None})
+    with pytest.raises(DamagedError, match=f"3/manifest.json: does not list {name}"):
+        read_checkpoint(folder)
+    (folder / "manifest.json").write_text('{"recipe": "", "files": {}}')
+    with pytest.raises(DamagedError, match=r"3/manifest.json: does not list state/_METADATA"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
+def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> None:
+    seal(copy / "checkpoints" / "3", **{"host/metadata": entry})
+    with pytest.raises(DamagedError, match=r"3/manifest.json: is no manifest of a checkpoint"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    (folder / "host" / "metadata").write_text('{"early_stop": null}')
+    seal(folder)
+    with pytest.raises(DamagedError) as caught:
+        read_checkpoint(folder)
+    assert str(caught.value) == (
+        f"{folder}/host/metadata: is not what a run saves: early_stop = null"
+    )
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    state, _ = restore_state(copy, like, {"seed": 1}, lambda text: None) or (None, None)
+    assert state is not None
+    assert int(state.step) == 2
+
+
+def test_a_recipe_that_is_no_object_is_damage(copy: Path) -> None:
+    (copy / "checkpoints" / "3" / "recipe" / "metadata").write_text("[]")
+    seal(copy / "checkpoints" / "3")
+    with pytest.raises(DamagedError, match="recipe/metadata: must be a JSON object"):
+        read_checkpoint(copy / "checkpoints" / "3")
+
+
+def test_a_checkpoint_under_the_number_of_another_step_is_damaged(copy: Path) -> None:
+    root = copy / "checkpoints"
+    (root / "3").rename(root / "8")
+    with pytest.raises(DamagedError, match="8/state: was made at step 3"):
+        read_checkpoint(root / "8")
+
+
+def test_a_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
+    for step in "123":
+        shutil.rmtree(copy / "checkpoints" / step / "state")
+    with pytest.raises(DamagedError, match=r"none of its checkpoints can be read: .*is missing"):
+        read_saved(copy)
+
+
+def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Path) -> None:
+    """Before the newest or after it: a run may save these steps, and removes none of them."""
+    root = copy / "checkpoints"
+    (root / "2019").mkdir()
+    (root / "2019" / "holiday.jpg").touch()
+    (root / "0").symlink_to(copy)
+    assert read_saved(copy).step == 3
+    warned: list[str] = []
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    assert warned == []
+    set_others_aside(copy, 3, warned.append)
+    assert warned == [
+        f"{root / '0'}: is no checkpoint; set aside as foreign-0-1",
+        f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
+    ]
+    assert (root / "foreign-2019-1" / "holiday.jpg").exists()
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "host/metadata"])
+def test_a_checkpoint_that_this_process_can_t_read_stays_as_it_is(
+    name: str, number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it is not taken either: hours would be done again."""
+    file, opened = copy / "checkpoints" / "3" / name, Path.open
+
+    def refuse(path: Path, *more: Any, **named: Any) -> Any:
+        if path == file:
+            raise OSError(number, os.strerror(number), str(file))
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    warned: list[str] = []
+    message = rf"3/{name}: can't be read: {os.strerror(number)}; "
+    for read in (
+        lambda: restore_state(copy, like, {"seed": 1}, warned.append),
+        lambda: read_saved(copy, warned.append),
+    ):
+        with pytest.raises(RunError, match=message) as caught:
+            read()
+        assert caught.value.exit_status == 1
+    assert warned == []
+    assert sorted(os.listdir(copy / "checkpoints")) == ["1", "2", "3"]
+
+
+def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> None:
+    root = copy / "checkpoints"
+    for name in ("03", "+3", "3.0"):
+        shutil.copytree(root / "3", root / name)
+    warned: list[str] = []
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
+    set_others_aside(copy, 3, warned.append)
+    assert warned == [
+        f"{root / name}: is no checkpoint; set aside as foreign-{name}-1"
+        for name in ("+3", "03", "3.0")
+    ]
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+def test_a_name_in_other_digits_is_no_step(copy: Path) -> None:
+    (copy / "checkpoints" / "²").mkdir()
+    with pytest.raises(DataError, match="²: holds no checkpoint"):
+        read_saved(copy / "checkpoints" / "²")
+
+
+def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) -> None:
+    write(copy / "checkpoints" / "3" / "host" / "metadata", b"{}")
+    warned: list[str] = []
+    like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
+    state, host = restore_state(copy, like, {"seed": 1}, warned.append) or (None, None)
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+    set_others_aside(copy, 2, warned.append)
+    assert state is not None
+    assert host is not None
+    assert (int(state.step), host.early_stop.waited) == (2, 2)
+    root = copy / "checkpoints"
+    assert warned == [
+        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 29; taking the checkpoint of step 2",
+        f"{root / '3'}: set aside as damaged-3-1",
+    ]
+    assert outcome.checkpoints(copy) == [1, 2]
+    with Checkpoints(copy, kept(3, "loss")) as checkpoints:
+        checkpoints.save(3, state_of(3), {"early_stop": {"waited": 7}}, None)
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+    assert read_checkpoint(root / "3").host.early_stop.waited == 7
+
+
+def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: Path) -> None:
+    (copy / "checkpoints" / "3" / "recipe" / "metadata").unlink()
+    warned: list[str] = []
+    assert read_saved(copy, warned.append).step == 2
+    assert len(warned) == 1
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
+    for step in (1, 2, 3):
+        (copy / "checkpoints" / str(step) / "host" / "metadata").unlink()
+    with pytest.raises(DataError) as caught:
+        restore_state(copy, state_of(0), {"seed": 1}, print)
+    root = copy / "checkpoints"
+    listed = "; ".join(f"{root / step / 'host' / 'metadata'}: is missing" for step in "321")
+    assert str(caught.value) == (
+        f"{root}: none of its checkpoints can be read: {listed}; to start over, move that folder "
+        "elsewhere"
+    )
+    assert outcome.checkpoints(copy) == [1, 2, 3]
+
+
+def test_one_of_a_version_without_checksums_is_read_with_a_warning(copy: Path) -> None:
+    folder = copy / "checkpoints" / "3"
+    shutil.rmtree(folder / "recipe")
+    (folder / "manifest.json").unlink()
+    warned: list[str] = []
+    read = read_checkpoint(folder, warned.append)
+    assert (read.step, read.recipe, read.changes({"seed": 2})) == (3, None, [])
+    assert warned == [f"{folder}: of a version without checksums; taken as it is"]
+
+
+def test_an_array_larger_than_memory_is_refused(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 64)
+    folder = copy / "checkpoints" / "3"
+    with pytest.raises(
+        DamagedError, match=r"3/state: can't be read: claims 6,4\d\d bytes of arrays"
+    ):
+        read_checkpoint(folder)
+
+
+@pytest.mark.slow
+def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    with Checkpoints(tmp_path, kept(1, None), tiny().model_dump(mode="json")) as checkpoints:
+        checkpoints.save(3, state_of(3), {}, None)
+    other = tiny("seed=5", "stages=[data,build,compile,train]", "train.steps=99").model_dump(
+        mode="json"
+    )
+    with pytest.raises(RecipeError) as caught:
+        restore_state(tmp_path, state_of(0), other, print)
+    where = tmp_path / "checkpoints" / "3"
+    assert caught.value.problems == (f"seed = 5: was 1 in {where}",)
+
+
+@pytest.mark.slow
+def test_a_warm_start_says_which_layers_and_inputs_were_otherwise(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    length = "train.steps=7"
+    run(tiny(length), tmp_path / "one")
+    restore = f"checkpoint.restore={tmp_path / 'one'}"
+    for name, ops in {"same": [], "other": ["dataset.eval.ops.1.factor=0.5"]}.items():
+        run(tiny(length, restore, EVAL_ONLY, "seed=5", *ops), tmp_path / name)
+    warnings = {
+        name: [
+            line.partition("warning    ")[2]
+            for line in (tmp_path / name / "run.log").read_text().splitlines()
+            if " warning " in line and "never predicted" not in line
+        ]
+        for name in ("same", "other")
+    }
+    where = tmp_path / "one" / "checkpoints" / "7"
+    change = "dataset.eval.ops.1.factor = 0.5: was 0.00392156862745098"
+    assert warnings == {"same": [], "other": [f"{where}: trained by another recipe: {change}"]}
+
+
+def test_what_fine_tuning_asks_for_does_not_change_the_meaning_of_weights() -> None:
+    trained: dict[str, Any] = {
+        "name": "first",
+        "seed": 1,
+        "dataset": {"name": "mnist", "eval": {"ops": [{"name": "rescale", "factor": 0.1}]}},
+        "model": {"name": "lenet5", "activation": "relu", "init": {"rules": []}},
+        "train": {"freeze": [], "optimizer": {"lr": 0.1}},
+    }
+    saved = Checkpoint(Path("run"), {}, HostState(), trained)
+    tuned = {**trained, "name": "second", "seed": 2}
+    tuned["train"] = {"freeze": ["conv_*"], "unfreeze": ["conv_*"], "optimizer": {"lr": 0.01}}
+    tuned["model"] = {**trained["model"], "init": {"rules": [{"pattern": "dense_*"}]}}
+    other_ops = {"eval": {"ops": [{"name": "rescale", "factor": 0.2}]}}
+    assert saved.changes(tuned) != []
+    assert saved.changes_of_meaning(tuned) == []
+    on_others = {**tuned, "dataset": {"name": "digits", **other_ops}}
+    assert saved.changes_of_meaning(on_others) == []
+    otherwise_read = {**tuned, "dataset": {"name": "mnist", **other_ops}}
+    assert saved.changes_of_meaning(otherwise_read) == ["dataset.eval.ops.0.factor = 0.2: was 0.1"]
+    with_gelu = {**tuned, "model": {**trained["model"], "activation": "gelu"}}
+    assert saved.changes_of_meaning(with_gelu) == ["model.activation = gelu: was relu"]
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit_are_refused_with_the_keys_that_differ(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    length = "train.steps=7"
+    run(tiny(length), tmp_path / "one")
+    restore = f"checkpoint.restore={tmp_path / 'one'}"
+    with pytest.raises(DataError, match=r"of another recipe: .*; model.name = mlp: was lenet5"):
+        run(tiny(length, restore, "model.name=mlp", "+model.hidden=[4]"), tmp_path / "two")

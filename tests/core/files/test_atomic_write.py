@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.files.atomic_write import commit, sync, sync_ancestors, write_whole
+from tests.engine.monitors.disk import files_end_at
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    for text in ("first, and longer", "second"):
+        write_whole(tmp_path / "file", text)
+        assert (tmp_path / "file").read_text() == text
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_where_the_disk_is_full_the_file_stays_as_it_was(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "before")
+    with files_end_at(3), pytest.raises(OSError, match="File too large") as caught:
+        write_whole(tmp_path / "file", "afterwards")
+    assert caught.value.filename == str(tmp_path / "file")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
+
+
+def test_a_folder_that_is_gone_is_reported_by_the_name_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_whole(tmp_path / "gone" / "file", "text")
+    assert caught.value.filename == str(tmp_path / "gone" / "file")
+
+
+def test_a_link_that_lies_in_wait_as_the_draft_is_not_written_through(tmp_path: Path) -> None:
+    """In a folder of somebody else, who can guess its name."""
+    (tmp_path / "elsewhere").write_text("mine")
+    draft = tmp_path / f"file.{socket.gethostname()}.{os.getpid()}.part"
+    draft.symlink_to(tmp_path / "elsewhere")
+    write_whole(tmp_path / "file", "text")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert not (tmp_path / "file").is_symlink()
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The syncs and renames, in order, with the name of each file or folder."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_sync(descriptor: int) -> None:
+        calls.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def record_rename(draft: Path, path: Path) -> None:
+        calls.append(f"rename to {Path(path).name}")
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    return calls
+
+
+def test_a_file_is_synced_before_it_has_its_name(calls: list[str], tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "text")
+    draft = f"file.{socket.gethostname()}.{os.getpid()}.part"
+    assert calls == [f"sync {draft}", "rename to file", f"sync {tmp_path.name}"]
+
+
+def test_everything_in_a_folder_is_synced_before_it_has_its_name(
+    calls: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "draft" / "inner").mkdir(parents=True)
+    (tmp_path / "draft" / "inner" / "file").touch()
+    (tmp_path / "draft" / "other").touch()
+    commit(tmp_path / "draft", tmp_path / "folder")
+    before, after = calls[: calls.index("rename to folder")], calls[-2:]
+    assert sorted(before) == ["sync draft", "sync file", "sync inner", "sync other"]
+    assert before.index("sync file") < before.index("sync inner") < before.index("sync draft")
+    assert after == ["rename to folder", f"sync {tmp_path.name}"]
+
+
+def test_folders_above_are_synced_up_to_the_mount(
+    calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outputs" / "day" / "run").mkdir(parents=True)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
+    monkeypatch.chdir(tmp_path)
+    sync_ancestors(Path("outputs/day/run"))
+    assert calls == ["sync day", "sync outputs", f"sync {tmp_path.name}"]
+
+
+def test_a_sync_that_fails_names_the_file_which_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_whole(tmp_path / "file", "before")
+    monkeypatch.setattr(os, "fsync", _refuse(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        write_whole(tmp_path / "file", "afterwards")
+    assert caught.value.filename == str(tmp_path / "file")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
+
+
+def test_only_folders_may_be_unable_to_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", _refuse(errno.EINVAL))
+    (tmp_path / "file").touch()
+    sync(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument") as caught:
+        sync(tmp_path / "file")
+    assert caught.value.filename == str(tmp_path / "file")
+
+
+def _refuse(number: int) -> Callable[[int], None]:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_names_that_are_no_utf8_are_written_escaped(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\xc3\xa9.png")
+    write_whole(tmp_path / "a.csv", f"file\n{name}\n")
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "file\n\\udcff\u00e9.png\n"

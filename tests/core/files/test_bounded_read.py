@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.files.bounded_read import MAX_DEPTH, read_bytes, read_json
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100])
+def test_a_file_up_to_the_limit_is_read_whole(size: int, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(100))[:size])
+    assert read_bytes(file, 100) == bytes(range(100))[:size]
+
+
+def test_a_larger_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 101)
+    with pytest.raises(ValueError, match="has more than 100 bytes"):
+        read_bytes(file, 100)
+
+
+def test_a_file_of_the_system_that_has_no_size_is_read_whole() -> None:
+    assert Path("/proc/self/status").stat().st_size == 0
+    assert read_bytes(Path("/proc/self/status")).startswith(b"Name:")
+
+
+def test_nesting_is_bounded_and_brackets_in_texts_are_no_nesting(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    file.write_text(deepest)
+    assert read_json(file)
+    file.write_text('["' + "[{" * 1000 + '"]')
+    assert read_json(file) == ["[{" * 1000]
+    file.write_text(f"[[{deepest}]]")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(file)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.synchronize import Barrier, Event
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.files.folder_lock import LOCK, Lock, flock, locked, locked_file, owned_folder
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked_file(file, wait=False) as first:
+        assert first is not None
+        with locked_file(file, wait=False) as second:
+            assert second is None
+    with locked_file(file, wait=False) as third:
+        assert third is not None
+
+
+def test_a_folder_is_owned_also_when_its_lock_file_is_removed(tmp_path: Path) -> None:
+    """The lock was on a file; who removed it could write the same run."""
+    with owned_folder(tmp_path) as first:
+        assert first is not None
+        (tmp_path / LOCK).unlink()
+        with owned_folder(tmp_path) as second:
+            assert second is None
+        assert first.keep()
+        assert (tmp_path / LOCK).exists()
+    with owned_folder(tmp_path) as third:
+        assert third is not None
+
+
+def test_where_folders_have_no_locks_a_removed_file_is_locked_once_more(tmp_path: Path) -> None:
+    """As on a network file system, where the folder's lock is this machine's alone."""
+    first, second = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
+    assert first.acquire(wait=False)
+    (tmp_path / LOCK).unlink()
+    assert first.keep()
+    assert not second.acquire(wait=False)
+    first.release()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_holder_notices_that_another_process_was_faster(tmp_path: Path, replaced: bool) -> None:
+    first, second = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
+    assert first.acquire(wait=False)
+    if replaced:
+        (tmp_path / "other").touch()
+        (tmp_path / "other").replace(tmp_path / LOCK)
+    else:
+        (tmp_path / LOCK).unlink()
+    assert second.acquire(wait=False)
+    assert not first.keep()
+    second.release()
+    assert first.keep()
+    first.release()
+
+
+def test_a_lock_whose_file_was_removed_while_it_was_waited_for_is_taken_once_more(
+    tmp_path: Path,
+) -> None:
+    """Else the waiter would hold a file that nobody finds."""
+    holder = Lock(tmp_path / LOCK)
+    assert holder.acquire(wait=True)
+    process = SPAWN.Process(target=_wait_and_mark, args=(tmp_path,))
+    process.start()
+    while not (tmp_path / "waits").exists():
+        process.join(0.01)
+    (tmp_path / LOCK).unlink()
+    holder.release()
+    process.join(30)
+    assert (process.exitcode, (tmp_path / LOCK).exists()) == (0, True)
+
+
+def _wait_and_mark(folder: Path) -> None:
+    import pipeline.core.files.folder_lock as module
+
+    def look(descriptor: int, *, wait: bool) -> bool:
+        (folder / "waits").touch()
+        return flock(descriptor, wait=wait)
+
+    module.flock = look
+    lock = Lock(folder / LOCK)
+    assert lock.acquire(wait=True)
+    assert os.path.samestat(os.stat(folder / LOCK), os.fstat(lock._descriptor))
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
+def test_what_is_no_regular_file_is_never_locked(kind: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    lock = tmp_path / LOCK
+    if kind == "link":
+        elsewhere.touch()
+    {
+        "link": lambda: lock.symlink_to(elsewhere),
+        "dangling": lambda: lock.symlink_to(elsewhere),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }[kind]()
+    with pytest.raises(OSError, match=r"link|regular|directory"), locked(tmp_path):
+        pass
+    assert elsewhere.exists() is (kind == "link")
+
+
+@pytest.mark.slow
+def test_of_processes_that_start_at_the_same_instant_one_owns_a_folder(tmp_path: Path) -> None:
+    start, end = SPAWN.Barrier(4), SPAWN.Event()
+    processes = [SPAWN.Process(target=_own, args=(tmp_path, start, end)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    while len(list(tmp_path.glob("tried-*"))) < 4:
+        processes[0].join(0.01)
+    end.set()
+    for process in processes:
+        process.join(30)
+    assert sorted(process.exitcode or 0 for process in processes) == [0, 1, 1, 1]
+
+
+def _own(folder: Path, start: Barrier, end: Event) -> None:
+    start.wait()
+    with owned_folder(folder) as lock:
+        (folder / f"tried-{os.getpid()}").touch()
+        if lock is None:
+            raise SystemExit(1)
+        end.wait()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
+
+ME, OWN_GROUP, TEAM, PEERS = 1000, 1000, 2000, 3000
+
+
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077], indirect=True)
+def test_a_folder_that_is_made_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    make_private(tmp_path / "a" / "b" / "c")
+    make_private(tmp_path / "a" / "b")
+    for name in ("a", "a/b", "a/b/c"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
+
+
+def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for folder in (tmp_path, tmp_path / "link"):
+        make_private(folder)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_what_blocks_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wanted in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(NotADirectoryError):
+            make_private(wanted)
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I am in a group of my own, in one with others, and in one that has my group's name."""
+    me = pwd.struct_passwd(("me", "x", ME, OWN_GROUP, "", "/", "/"))
+    groups = {
+        OWN_GROUP: grp.struct_group(("me", "x", OWN_GROUP, [])),
+        TEAM: grp.struct_group(("team", "x", TEAM, ["me", "you"])),
+        PEERS: grp.struct_group(("me", "x", PEERS, ["me"])),
+    }
+    names = {ME: me, 7: pwd.struct_passwd(("you", "x", 7, TEAM, "", "/", "/"))}
+    monkeypatch.setattr(os, "geteuid", lambda: ME)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: names[uid])
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: groups[gid])
+
+
+def found(mode: int, uid: int = ME, gid: int = OWN_GROUP) -> os.stat_result:
+    return os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
+
+
+@pytest.mark.usefixtures("users")
+@pytest.mark.parametrize(
+    ("mode", "gid", "writers"),
+    [
+        (0o700, TEAM, None),
+        (0o755, TEAM, None),
+        (0o775, OWN_GROUP, None),
+        (0o775, TEAM, "group team"),
+        (0o775, PEERS, "group me"),
+        (0o775, 4000, "group 4000"),
+        (0o777, OWN_GROUP, "everybody"),
+        (0o1777, OWN_GROUP, "everybody"),
+    ],
+)
+def test_whoever_may_write_is_named(mode: int, gid: int, writers: str | None) -> None:
+    """A group that has nobody but me in it writes as I do: the umask 002 of many systems."""
+    assert find_writers(found(mode, gid=gid)) == writers
+
+
+@pytest.mark.usefixtures("users")
+@pytest.mark.parametrize(
+    ("uid", "owner"), [(ME, None), (0, None), (7, "user you"), (4000, "user 4000")]
+)
+def test_what_is_neither_mine_nor_roots_is_foreign(uid: int, owner: str | None) -> None:
+    assert find_foreign_owner(found(0o700, uid=uid)) == owner
+
+
+def test_my_own_group_is_none_where_nobody_knows_me(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    assert find_writers(found(0o775, gid=4_000_000)) == "group 4000000"
+    assert find_foreign_owner(found(0o775, uid=ME)) is not None

@@ -1,0 +1,93 @@
+"""YAML that this project wrote is read faster, to the same values."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.files.package_paths import CONF, RECIPES
+from pipeline.core.files.safe_yaml import parse_written_yaml, parse_yaml, yaml_text
+
+ODD = ["=", "<<", "1_0", "0x1F", "yes", "1e3", "2020-01-01"]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=12)
+    | st.sampled_from(ODD)
+)
+PLAIN = st.recursive(
+    SCALARS,
+    lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(max_size=5), of, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_what_is_written_is_read_as_by_the_careful_reader(value: object) -> None:
+    text = yaml_text(value)
+    assert parse_written_yaml(text) == parse_yaml(text)
+
+
+@given(st.text(st.sampled_from("ab1: -[]{}&*!<>|'\"#\n,?%@="), max_size=24))
+def test_whatever_the_careful_reader_reads_has_the_same_value(text: str) -> None:
+    with suppress(ValueError):
+        expected = parse_yaml(text)
+        assert parse_written_yaml(text) == expected
+
+
+def test_shipped_recipes_are_read_alike() -> None:
+    files = [*RECIPES.glob("*.yaml"), *CONF.rglob("*.yaml")]
+    assert len(files) > 50
+    for file in files:
+        assert parse_written_yaml(file.read_text()) == parse_yaml(file.read_text()), file
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "a: &x [1]\nb: [*x, *x]\nc: !!python/object:os.system x",
+        "a: 1\na: 2",
+        "1: a",
+        f"a: {'9' * 5000}",
+    ],
+)
+def test_hostile_texts_are_refused_in_the_same_words(text: str) -> None:
+    """Deep nesting would overflow the stack of the reader in C."""
+    words = []
+    for parse in (parse_yaml, parse_written_yaml):
+        with pytest.raises(ValueError, match=r".") as caught:
+            parse(text)
+        words.append(str(caught.value))
+    assert words[0] == words[1]
+
+
+OF_YAML_1_1 = ["1:30", "1:30.5", "0x10", "0b11", "017", "-017", "00", "0_0", "1__0", "1_"]
+
+
+@pytest.mark.parametrize("text", [*OF_YAML_1_1, "yes", "No", "on", "OFF"])
+def test_values_that_the_command_line_takes_for_texts_are_refused(text: str) -> None:
+    for parse in (parse_yaml, parse_written_yaml):
+        with pytest.raises(ValueError, match=r"line 2: seed = .*: a text on the command") as caught:
+            parse(f"a: 1\nseed: {text}\n")
+        with pytest.raises(ValueError, match=r"line 1: .*: a text on the command line"):
+            parse(f"a: [{text}]")
+        assert str(caught.value).endswith(f"or a text in quotes: '{text}'")
+        assert parse(f"seed: '{text}'") == {"seed": text}
+
+
+NUMBERS = ["0", "-0", "+5", "1_000", "1.", ".5", "1e3", "1E-5", "1.5e+3", "1_0.5", "true", "False"]
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_other_values_are_those_of_the_command_line(text: str) -> None:
+    expected = OverridesParser.create().parse_override(f"k={text}").value()
+    for parse in (parse_yaml, parse_written_yaml):
+        value = parse(f"k: {text}")["k"]
+        assert (value, type(value)) == (expected, type(expected))

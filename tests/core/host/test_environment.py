@@ -1,0 +1,122 @@
+"""A process that no run works in is refused in one line, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import RunError
+from pipeline.core.host.environment import require_known_flags, require_usable_environment
+
+COMMAND = [sys.executable, "-m", "pipeline", "--help"]
+
+
+def _command(**variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        COMMAND, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def _zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_usual_process_is_accepted() -> None:
+    require_usable_environment()
+
+
+def test_a_removed_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(RunError, match=r"^the working folder has been removed; change to one that"):
+        require_usable_environment()
+
+
+def test_a_command_in_a_removed_folder_has_no_traceback(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    begun = subprocess.run(
+        ["sh", "-c", f'cd "{folder}" && rmdir "{folder}" && exec "$@"', "sh", *COMMAND],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert begun.returncode == 1
+    assert begun.stderr == (
+        "error: the working folder has been removed; change to one that exists, cd DIR\n"
+    )
+
+
+@pytest.mark.usefixtures("_zone")
+@pytest.mark.parametrize(("zone", "hours"), [("AAA-25", "+24"), ("AAA24", "-24")])
+def test_a_time_zone_that_python_refuses(
+    zone: str, hours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    with pytest.raises(RunError, match=rf"^TZ = {zone}: is \{hours} hours from UTC; must be less"):
+        require_usable_environment()
+
+
+@pytest.mark.usefixtures("_zone")
+def test_the_largest_offset_of_a_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "AAA-23:59:59")
+    time.tzset()
+    require_usable_environment()
+
+
+def test_a_clock_that_python_can_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow() -> float:
+        raise OverflowError("timestamp too large to convert to C _PyTime_t")
+
+    monkeypatch.setattr(time, "time", overflow)
+    with pytest.raises(RunError, match=r"^the system clock is too far from the present"):
+        require_usable_environment()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--xla_banana=1", "Unknown flag in XLA_FLAGS: --xla_banana=1"),
+        ("--xla_cpu_enable_fast_math=2b", "Couldn't interpret value 2b for flag xla_cpu_enable_fa"),
+        ("no/such/file", 'Could not open file "no/such/file"'),
+    ],
+)
+def test_flags_that_xla_aborts_at(flags: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(RunError) as caught:
+        require_known_flags()
+    assert str(caught.value).startswith(f"XLA_FLAGS = {flags}: XLA refuses it: {reason}")
+
+
+def test_flags_that_xla_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false --xla_gpu_autotune_level=0")
+    require_known_flags()
+
+
+def test_without_flags_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*args: object, **more: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    require_known_flags()
+
+
+def test_a_command_with_a_wrong_flag_ends_in_order() -> None:
+    ended = _command(XLA_FLAGS="--xla_banana=1")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("error: XLA_FLAGS = --xla_banana=1: XLA refuses it: ")
+    assert len(ended.stderr.splitlines()) == 1

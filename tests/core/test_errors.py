@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.core.errors import (
+    DataError,
+    RecipeError,
+    RunError,
+    UsageError,
+    exit_status_of,
+    report_errors,
+    status_after,
+)
+
+
+def failing(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (RunError("the disk is full"), 1, "error: the disk is full\n"),
+        (DataError("x.npz: no such file"), 2, "error: x.npz: no such file\n"),
+        (RecipeError(["a = 1: wrong"]), 2, "error: the recipe has a problem:\n  a = 1: wrong\n"),
+        (UsageError(["a", "b"], "diff takes RUN"), 2, "error: a b: diff takes RUN\n"),
+        (UsageError([], "diff takes RUN"), 2, "error: nothing: diff takes RUN\n"),
+        (ValueError("a bug"), 1, "error: ValueError: a bug (debug=true shows the traceback)\n"),
+        (KeyboardInterrupt(), 1, "interrupted\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_becomes_a_message_and_a_status(
+    error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_errors(lambda: failing(error), debug=False) == status
+    assert capsys.readouterr() == ("", message)
+
+
+def test_without_an_error_the_status_is_the_actions_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert report_errors(lambda: 7, debug=False) == 7
+    assert capsys.readouterr() == ("", "")
+
+
+def test_debug_puts_the_traceback_before_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    report_errors(lambda: failing(RunError("the disk is full")), debug=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "error: the disk is full"
+
+
+def test_an_error_of_a_library_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ValueError("\x1b[2Jcat\rdog\nmouse")
+
+    report_errors(fail, debug=False)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ValueError: \\x1b[2Jcat\\rdog\nmouse (debug=true")
+
+
+def test_a_recipe_error_counts_and_carries_its_problems() -> None:
+    error = RecipeError(["a = 1: wrong", "b = 2: wrong"])
+    assert error.problems == ("a = 1: wrong", "b = 2: wrong")
+    assert str(error) == "the recipe has 2 problems:\n  a = 1: wrong\n  b = 2: wrong"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As in `python -m pipeline --help | head -1`."""
+    script = (
+        "import sys; from pipeline.core.errors import report_errors\n"
+        "def talk():\n"
+        "    while True: print('x' * 1000)\n"
+        "sys.exit(report_errors(talk, debug=False))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("done", 0), ("pruned", 0), ("stopped", 1), ("failed", 1), ("waiting", 1)],
+)
+def test_what_became_of_a_run_has_an_exit_status(outcome: str, status: int) -> None:
+    assert exit_status_of(outcome) == status
+
+
+def test_an_exit_that_was_requested_is_no_failure() -> None:
+    asked_for = (KeyboardInterrupt(), SystemExit(3), ValueError("a bug"))
+    assert [status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import io
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.core.reporter import Reporter
+from tests.engine.monitors.disk import files_end_at
+
+
+def screen() -> tuple[Console, io.StringIO]:
+    """A terminal, and everything that was sent to it."""
+    file = io.StringIO()
+    return Console(file=file, force_terminal=True, width=100, markup=False, highlight=False), file
+
+
+def test_lines_go_out_as_they_are_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reporter = Reporter()
+    long = "[bold] 123 " + 40 * "a long line that must not be wrapped "
+    reporter.say(long)
+    reporter.stage("build", "lenet5")
+    reporter.warn("mind the gap")
+    assert capsys.readouterr().out.splitlines() == [
+        long,
+        "build      lenet5",
+        "warning    mind the gap",
+    ]
+
+
+def test_what_would_steer_a_terminal_is_written_out(tmp_path: Path) -> None:
+    """Names out of files get into lines; the lines of one text are meant."""
+    console, shown = screen()
+    with Reporter(tmp_path, console) as reporter:
+        reporter.say("a \x1b[31mcat\r\nä line of its own")
+    for text in (shown.getvalue(), (tmp_path / "run.log").read_text()):
+        assert "a \\x1b[31mcat\\r\nä line of its own\n" in text
+        assert "\x1b" not in text
+
+
+def test_lines_go_to_the_log_with_the_time(tmp_path: Path) -> None:
+    with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
+        reporter.say("one")
+        assert (tmp_path / "run.log").read_text().endswith("one\n")
+        reporter.stage("data", "two")
+    first, second = (tmp_path / "run.log").read_text().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d one", first)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d data       two", second)
+
+
+def test_a_resumed_run_goes_on_in_the_same_log(tmp_path: Path) -> None:
+    for text in ("before", "after"):
+        with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
+            reporter.say(text)
+    log = (tmp_path / "run.log").read_text().splitlines()
+    assert [line.split(" ")[1] for line in log] == ["before", "after"]
+
+
+def test_a_closed_log_takes_no_more(tmp_path: Path) -> None:
+    with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
+        pass
+    reporter.say("too late")
+    assert (tmp_path / "run.log").read_text() == ""
+
+
+def test_there_are_no_bars_or_clocks_without_a_terminal() -> None:
+    file = io.StringIO()
+    reporter = Reporter(console=Console(file=file))
+    assert reporter.bar(10, 0) is None
+    with reporter.clock("compiling"):
+        pass
+    assert file.getvalue() == ""
+
+
+def test_elsewhere_a_long_stage_prints_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.core.reporter.SILENCE_S", 0.01)
+    file = io.StringIO()
+    with Reporter(console=Console(file=file)).clock("compiling evaluation"):
+        deadline = time.monotonic() + 60
+        while not file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert file.getvalue() == "busy       compiling evaluation\n"
+
+
+def test_a_terminal_shows_lines_as_they_are() -> None:
+    console, file = screen()
+    Reporter(console=console).say("dataset.train.ops[0] is [bold]")
+    assert file.getvalue() == "dataset.train.ops[0] is [bold]\n"
+
+
+def test_a_terminal_shows_a_clock_while_it_lasts() -> None:
+    console, file = screen()
+    with Reporter(console=console).clock("compiling evaluation of lenet5"):
+        pass
+    assert "compiling evaluation of lenet5" in file.getvalue()
+    assert "0:00:00" in file.getvalue()
+
+
+def test_a_terminal_shows_a_bar_over_steps() -> None:
+    console, file = screen()
+    bar = Reporter(console=console).bar(total=1_000, done=300)
+    assert bar is not None
+    bar.advance_to(400, 1.25)
+    bar.close()
+    assert "300/1000" in file.getvalue()
+    assert "400/1000" in file.getvalue()
+    assert "loss 1.2500" in file.getvalue()
+
+
+def test_lines_stay_above_the_bar() -> None:
+    console, file = screen()
+    reporter = Reporter(console=console)
+    bar = reporter.bar(total=10, done=0)
+    assert bar is not None
+    reporter.say("epoch: 1 step: 5, loss is 1.5")
+    bar.close()
+    assert "epoch: 1 step: 5, loss is 1.5\n" in file.getvalue()
+
+
+class Gone(io.StringIO):
+    """A console whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_console_that_is_gone_is_reported_in_the_log_and_missed_no_more(tmp_path: Path) -> None:
+    with Reporter(tmp_path, Console(file=Gone())) as reporter:
+        for text in ("one", "two"):
+            reporter.say(text)
+    log = [line.partition(" ")[2] for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert log == [
+        "warning    the console can't be written (Broken pipe); what there is to say is said here "
+        "alone",
+        "one",
+        "two",
+    ]
+
+
+def test_without_a_log_the_error_is_the_callers() -> None:
+    with pytest.raises(BrokenPipeError):
+        Reporter(console=Console(file=Gone())).say("one")
+
+
+def test_a_log_that_cannot_be_written_is_reported_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_end_at(20), Reporter(tmp_path) as reporter:
+        for text in ("one", "two", "three"):
+            reporter.say(text)
+    assert capsys.readouterr().out.splitlines() == [
+        "one",
+        "two",
+        f"warning    {tmp_path / 'run.log'} can't be written (File too large): it ends here, and "
+        "the run goes on",
+        "three",
+    ]
+
+
+def test_where_both_are_gone_a_run_goes_on_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_end_at(5), Reporter(tmp_path, Console(file=Gone())) as reporter:
+        for text in ("one", "two", "three"):
+            reporter.say(text)
+    assert capsys.readouterr() == ("", "")
+    assert (tmp_path / "run.log").stat().st_size == 5

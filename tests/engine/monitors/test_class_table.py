@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.engine.monitors.class_table import class_table, never_predicted
+from pipeline.engine.monitors.monitors import Evaluation
+
+
+def of_confusion(confusion: np.ndarray, names: list[str]) -> Evaluation:
+    """An evaluation with the figures that belong to a matrix of counts."""
+    hits = np.diag(confusion)
+    actual, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    ratios = {
+        "precision": hits / np.maximum(predicted, 1),
+        "recall": hits / np.maximum(actual, 1),
+        "f1": 2 * hits / np.maximum(actual + predicted, 1),
+    }
+    figures = {
+        key: {"macro": float(of.mean()), "per_class": dict(zip(names, of.tolist(), strict=True))}
+        for key, of in ratios.items()
+    }
+    return Evaluation({"loss": 1.0, "count": int(confusion.sum()), **figures}, confusion)
+
+
+def test_each_class_has_a_line_with_its_figures() -> None:
+    found = of_confusion(np.array([[1200, 300], [0, 500]]), ["cat", "a dog"])
+    assert class_table(found) == [
+        "class  precision  recall      f1    samples",
+        "cat       1.0000  0.8000  0.8889      1,500",
+        "a dog     0.6250  1.0000  0.7692        500",
+    ]
+    assert never_predicted(found) is None
+
+
+def test_long_names_are_cut() -> None:
+    found = of_confusion(np.eye(2, dtype=int), ["x" * 31, "y" * 30])
+    assert [line.split()[0] for line in class_table(found)[1:]] == ["x" * 27 + "...", "y" * 30]
+
+
+def test_more_classes_than_a_screen_has_lines_have_no_table() -> None:
+    names = [str(number) for number in range(21)]
+    assert class_table(of_confusion(np.eye(21, dtype=int), names)) == []
+    assert len(class_table(of_confusion(np.eye(20, dtype=int), names[:20]))) == 21
+
+
+def test_an_evaluation_without_classes_has_neither() -> None:
+    numbers = Evaluation({"mae": 1.0, "count": 3}, None)
+    assert class_table(numbers) == []
+    assert never_predicted(numbers) is None
+
+
+def test_classes_with_labels_that_nothing_was_taken_for_are_named() -> None:
+    """One without labels can't be missed."""
+    confusion = np.zeros((4, 4), int)
+    confusion[:3, 0] = [5, 1200, 1]
+    found = of_confusion(confusion, ["a", "b", "c", "d"])
+    assert never_predicted(found) == "never predicted: b (1,200 samples), c (1 samples)"
+
+
+def test_a_warning_names_a_few_of_many() -> None:
+    confusion = np.zeros((9, 9), int)
+    confusion[:, 0] = 2
+    warning = never_predicted(of_confusion(confusion, list("abcdefghi")))
+    assert warning is not None
+    assert warning.endswith("f (2 samples) and 3 more")

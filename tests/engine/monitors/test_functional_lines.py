@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.engine.monitors.functional_lines import BANNER, FunctionalMonitor
+from pipeline.engine.monitors.monitors import Evaluation
+from pipeline.engine.schedule import RunSchedule
+from pipeline.training.telemetry import Telemetry
+
+
+def losses(start: int, values: list[float]) -> Telemetry:
+    rows = np.ones((len(values), 5), np.float32)
+    rows[:, 0] = values
+    return Telemetry.from_rows(start, rows)
+
+
+def test_lines_are_those_of_the_documents() -> None:
+    lines: list[str] = []
+    monitor = FunctionalMonitor(lines.append, RunSchedule(500, 250, 125))
+    monitor.on_steps(losses(0, [2.302585, *[1.0] * 99, 0.5]), 1.0)
+    monitor.on_steps(losses(101, [0.25] * 200), 1.0)
+    assert lines == [
+        "============== Starting Training ==============",
+        "loss: 2.302585 [  0/250]",
+        "loss: 0.500000 [100/250]",
+        "loss: 0.250000 [200/250]",
+        "loss: 0.250000 [  0/250]",
+    ]
+
+
+def test_a_test_has_accuracy_and_mean_loss() -> None:
+    lines: list[str] = []
+    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None))
+    monitor.on_eval(10, Evaluation({"accuracy": 0.853, "loss": 0.528851, "count": 9}, None))
+    monitor.on_eval(10, Evaluation({"rmse": 1.0, "loss": 0.25, "count": 9}, None))
+    assert lines == ["Test:\nAccuracy: 85.3%, Avg loss: 0.528851", "Test:\nAvg loss: 0.250000"]
+
+
+def test_no_losses_where_they_are_off() -> None:
+    lines: list[str] = []
+    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None), every=0)
+    monitor.on_steps(losses(0, [1.0]), 1.0)
+    assert lines == [BANNER]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import RunError
+from pipeline.core.files.folder_lock import LOCK, Lock
+from pipeline.engine.monitors.lock_monitor import LockMonitor
+
+
+def test_a_run_that_another_process_has_come_into_ends(tmp_path: Path) -> None:
+    """On a network file system, where no lock outlives its file; before a line is written."""
+    own, other = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
+    assert own.acquire(wait=False)
+    monitor = LockMonitor(tmp_path, own)
+    monitor.flush()
+    (tmp_path / LOCK).unlink()
+    assert other.acquire(wait=False)
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path}: another process is writing")):
+        monitor.flush()
+    other.release()
+    monitor.flush()
+    own.release()
+
+
+def test_a_directory_that_is_gone_is_for_the_log_to_name(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    own = Lock(tmp_path / "run" / LOCK)
+    assert own.acquire(wait=False)
+    shutil.rmtree(tmp_path / "run")
+    LockMonitor(tmp_path / "run", own).flush()
+    own.release()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.config.recipe import LogLevel
+from pipeline.core.reporter import Reporter
+from pipeline.engine.monitors.log_levels import LogSettings, log_by_level, log_settings
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environment", "expected"),
+    [
+        (None, {}, LogSettings("warning", "console")),
+        (None, {"GLOG_v": "0"}, LogSettings("debug")),
+        (None, {"GLOG_v": "1"}, LogSettings("info")),
+        (None, {"GLOG_v": "2"}, LogSettings("warning")),
+        (None, {"GLOG_v": "3"}, LogSettings("error")),
+        (None, {"GLOG_v": "4"}, LogSettings("error")),
+        ("error", {"GLOG_v": "0"}, LogSettings("error")),
+        (None, {"GLOG_logtostderr": "1"}, LogSettings("warning", "stderr")),
+        (None, {"GLOG_logtostderr": "0", "GLOG_v": "1"}, LogSettings("info", "file")),
+    ],
+)
+def test_the_recipe_decides_before_the_environment(
+    chosen: LogLevel | None, environment: dict[str, str], expected: LogSettings
+) -> None:
+    assert log_settings(chosen, environment) == expected
+
+
+@pytest.mark.parametrize("value", ["", "5", "-1", "INFO", "1\x1b"])
+def test_a_variable_that_makes_no_sense_is_named(value: str) -> None:
+    settings = log_settings(None, {"GLOG_v": value})
+    assert settings.level == "warning"
+    assert settings.problem.startswith("GLOG_v = ")
+    assert settings.problem.endswith("must be 0 (debug), 1 (info), 2 (warning), 3 or 4")
+    other = log_settings(None, {"GLOG_logtostderr": value}) if value != "1" else settings
+    assert "\x1b" not in other.problem
+
+
+def spoken(level: LogLevel, run_dir: Path) -> tuple[str, str]:
+    """What a reporter prints, and what run.log has, of a message of each kind."""
+    file = io.StringIO()
+    with Reporter(run_dir, Console(file=file)) as reporter, log_by_level(reporter, level):
+        logging.getLogger("pipeline.stages").debug("a dispatch")
+        logging.getLogger("jax._src").info("a compilation")
+        reporter.warn("a warning")
+        reporter.say("a line")
+    return file.getvalue(), (run_dir / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("level", "lines"),
+    [
+        ("debug", ["debug      a dispatch", "info       a compilation"]),
+        ("info", ["info       a compilation"]),
+        ("warning", []),
+    ],
+)
+def test_levels_show_what_is_as_severe(
+    level: LogLevel, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLOG_logtostderr", raising=False)
+    printed, _ = spoken(level, tmp_path)
+    assert printed.splitlines() == [*lines, "warning    a warning", "a line"]
+
+
+def test_errors_alone_leave_warnings_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLOG_logtostderr", raising=False)
+    printed, kept = spoken("error", tmp_path)
+    assert printed == "a line\n"
+    assert "warning    a warning" in kept
+
+
+def test_messages_go_where_the_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLOG_logtostderr", "1")
+    printed, kept = spoken("info", tmp_path)
+    assert printed == "a line\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "info       a compilation",
+        "warning    a warning",
+    ]
+    monkeypatch.setenv("GLOG_logtostderr", "0")
+    assert spoken("info", tmp_path)[0] == "a line\n"
+    assert capsys.readouterr().err == ""
+    assert kept.count("a warning") == 1
+
+
+def test_loggers_are_left_as_they_were(tmp_path: Path) -> None:
+    loggers = [logging.getLogger(name) for name in ("pipeline", "jax")]
+    before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
+    spoken("debug", tmp_path)
+    assert [(one.level, one.propagate, list(one.handlers)) for one in loggers] == before

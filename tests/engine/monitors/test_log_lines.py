@@ -1,0 +1,96 @@
+"""Logs that anyone may have written, read back line by line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.engine.monitors.log_lines import last_step, read_lines
+
+NO_STEP = (
+    "nothing",
+    "[1]",
+    "1",
+    "\x00",
+    '{"loss": 1}',
+    '{"step": "one"}',
+    '{"step": 1.0}',
+    '{"step": true}',
+    '{"step": -1}',
+    '{"step": 9223372036854775808}',
+    '{"step": 1' + 5000 * "0" + "}",
+    '{"step": 1, "x": ' + 100_000 * "[",
+)
+NO_NUMBER = ('"1.5"', "NaN", "Infinity", "1e999", "1e300", "-1e39", "1" + 400 * "0", "[1.5]")
+
+
+@pytest.mark.parametrize("text", NO_STEP, ids=[text[:30] for text in NO_STEP])
+def test_a_line_that_is_no_step_is_named(text: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text('{"step": 1}\n' + text + "\n")
+    with pytest.raises(DataError) as caught:
+        list(read_lines(log))
+    said = f"{log}, line 2: is not a step of a run; remove the file to go without it"
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("number", NO_NUMBER)
+def test_what_no_float32_can_be_is_no_number_of_a_step(number: str, tmp_path: Path) -> None:
+    """NumPy warned of 1e300, and NaN was never the same as itself."""
+    log = tmp_path / "log"
+    log.write_text(f'{{"step": 1, "loss": {number}}}\n')
+    (line,) = read_lines(log)
+    with pytest.raises(DataError, match="log, line 1: is not a step of a run"):
+        line.numbers()
+
+
+def test_the_numbers_of_a_step_are_those_that_it_has(tmp_path: Path) -> None:
+    """Older logs have fewer, and only a step that was skipped says so."""
+    log = tmp_path / "log"
+    log.write_text('{"step": 0, "loss": 2}\n{"step": 7, "grad_norm": null, "skipped": true}\n')
+    first, second = read_lines(log)
+    assert (first.step, second.step) == (0, 7)
+    nothing = dict.fromkeys(("loss", "learning_rate", "grad_norm", "loss_scale"))
+    assert first.numbers() == {**nothing, "loss": 2.0, "skipped": 0.0}
+    assert second.numbers() == {**nothing, "skipped": 1.0}
+
+
+def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text('{"step": 1}\n{"step": 2')
+    assert [line.text for line in read_lines(log)] == [b'{"step": 1}\n']
+
+
+def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere: can't be read: No such file"):
+        list(read_lines(tmp_path / "nowhere"))
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """/dev/zero has no end, and a pipe nobody writes to no beginning."""
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("zero", "pipe"):
+        for read in (last_step, lambda log: list(read_lines(log))):
+            with pytest.raises(DataError, match=f"{name}: is no regular file; remove it"):
+                read(tmp_path / name)
+
+
+def test_the_last_step_of_a_log_is_that_of_its_last_whole_line(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    assert last_step(log) is None
+    for text, step in (("", None), ('{"step": 1', None), ('{"step": 1}\n{"st', 1)):
+        log.write_text(text)
+        assert last_step(log) == step
+    log.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 2000)))
+    assert last_step(log) == 1999
+
+
+def test_a_last_line_that_is_no_step_is_reported(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 1}\nnothing\n')
+    with pytest.raises(DataError, match="last line: is not a step of a run"):
+        last_step(log)

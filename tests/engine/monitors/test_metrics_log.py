@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import DataError, RunError
+from pipeline.engine.monitors.kept_log import KeptLog
+from pipeline.engine.monitors.metrics_log import MetricsLog
+from pipeline.engine.monitors.monitors import Evaluation
+from pipeline.engine.schedule import RunSchedule
+from pipeline.training.telemetry import Telemetry
+from tests.engine.monitors.disk import files_end_at
+from tests.engine.monitors.test_monitors import EVALUATION
+
+COURSE = RunSchedule(total=12, steps_per_pass=5, sink_steps=3)
+
+
+def telemetry(start: int, *losses: float) -> Telemetry:
+    return Telemetry.from_rows(start, np.array([[loss, 0.1, 2.5, 1, 0] for loss in losses]))
+
+
+def read(file: Path) -> list[dict[str, object]]:
+    """Strict JSON: NaN and Infinity, which it does not have, are refused."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in file.read_text().splitlines()]
+
+
+@contextmanager
+def log(run_dir: Path, first: int = 0, run_schedule: RunSchedule = COURSE) -> Iterator[MetricsLog]:
+    opened = MetricsLog(run_dir, run_schedule, first)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_every_step_is_a_line_with_its_place(tmp_path: Path) -> None:
+    with log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(2, 0.5, 0.25, 0.125, 0.0), 1.0)
+    lines = read(tmp_path / "metrics.jsonl")
+    assert lines[0] == {
+        "step": 3,
+        "pass": 1,
+        "sink": 1,
+        "loss": 0.5,
+        "learning_rate": 0.1,
+        "grad_norm": 2.5,
+        "loss_scale": 1.0,
+    }
+    places = [(line["step"], line["pass"], line["sink"]) for line in lines]
+    assert places == [(3, 1, 1), (4, 1, 2), (5, 1, 2), (6, 2, 2)]
+
+
+def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
+    """P-01 (7): an overflow's gradient is no number, and training went on."""
+    rows = np.array([[1, 0.1, 2.5, 8, 0], [1, 0.1, np.inf, 8, 1], [1, 0.1, 2.5, 4, 0]])
+    with log(tmp_path) as monitor:
+        monitor.on_steps(Telemetry.from_rows(0, rows), 1.0)
+    lines = read(tmp_path / "metrics.jsonl")
+    assert [line.get("skipped") for line in lines] == [None, True, None]
+    assert lines[1]["grad_norm"] is None
+
+
+def test_without_sinks_a_sink_is_a_pass(tmp_path: Path) -> None:
+    with log(tmp_path, run_schedule=RunSchedule(12, 5, None)) as monitor:
+        monitor.on_steps(telemetry(4, 1.0, 1.0), 1.0)
+    assert [line["sink"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_lines_are_on_disk_once_the_log_is_flushed(tmp_path: Path) -> None:
+    """The steps of a killed run are in the file."""
+    with log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(0, 1.0), 1.0)
+        monitor.on_eval(1, EVALUATION)
+        monitor.flush()
+        assert len(read(tmp_path / "metrics.jsonl")) == len(read(tmp_path / "evals.jsonl")) == 1
+
+
+def test_lines_are_the_same_however_the_steps_were_cut(tmp_path: Path) -> None:
+    """And flushing twice writes nothing twice."""
+    losses = np.random.default_rng(0).exponential(size=12)
+    with log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(0, *losses), 1.0)
+    (tmp_path / "cut").mkdir()
+    with log(tmp_path / "cut") as monitor:
+        for step, loss in enumerate(losses):
+            monitor.on_steps(telemetry(step, loss), 1.0)
+            if step % 5 == 0:
+                monitor.flush()
+        monitor.flush()
+        monitor.flush()
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    assert whole.count(b"\n") == 12
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == whole
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with files_end_at(50), pytest.raises(RunError) as caught, log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(0, 1.0), 1.0)
+    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
+def test_numbers_read_back_as_the_same_float32(losses: list[float]) -> None:
+    with TemporaryDirectory() as folder, log(Path(folder)) as monitor:
+        monitor.on_steps(telemetry(0, *losses), 1.0)
+        monitor.flush()
+        lines = read(Path(folder) / "metrics.jsonl")
+    read_back = np.array([line["loss"] for line in lines], np.float32)
+    assert read_back.tobytes() == np.array(losses, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_json_cannot_say_is_null(tmp_path: Path, bad: float) -> None:
+    with log(tmp_path) as monitor:
+        monitor.on_steps(telemetry(0, 1.0, bad), 1.0)
+    assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0, None]
+
+
+def test_every_evaluation_is_a_line_with_all_metrics(tmp_path: Path) -> None:
+    with log(tmp_path) as monitor:
+        monitor.on_eval(5, EVALUATION)
+    assert read(tmp_path / "evals.jsonl") == [{"step": 5, **EVALUATION.metrics}]
+
+
+def test_an_evaluation_that_is_not_finite_is_json_too(tmp_path: Path) -> None:
+    diverged = Evaluation({**EVALUATION.metrics, "loss": float("nan")}, EVALUATION.confusion)
+    with log(tmp_path) as monitor:
+        monitor.on_eval(5, diverged)
+    (line,) = read(tmp_path / "evals.jsonl")
+    assert line["loss"] is None
+
+
+def test_a_resumed_run_cuts_off_what_comes_after_its_start(tmp_path: Path) -> None:
+    with log(tmp_path) as before:
+        before.on_steps(telemetry(0, 5.0, 4.0, 3.0, 2.0), 1.0)
+        before.on_eval(2, EVALUATION)
+        before.on_eval(4, EVALUATION)
+    with log(tmp_path, first=2) as after:
+        after.on_steps(telemetry(2, 3.0), 1.0)
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [line["step"] for line in read(tmp_path / "evals.jsonl")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"step": 1}\n{"step": 2}\n{"step": 3}\n', 2),
+        ('{"step": 1}\n{"step": 2}\n', 2),
+        ('{"step": 1}\n{"ste', 1),
+        ('{"step": 1}\n{"step": 2}', 1),
+        ('{"step": 7}\n', 0),
+        ("", 0),
+    ],
+    ids=["later", "nothing to cut", "half a line", "no line end", "all later", "empty"],
+)
+def test_a_cut_leaves_whole_lines_of_earlier_steps(tmp_path: Path, text: str, kept: int) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(text)
+    with closing(KeptLog(file, every_step=True)) as kept_log:
+        kept_log.cut(2)
+    assert file.read_text() == "".join(line + "\n" for line in text.split("\n")[:kept])
+
+
+def test_where_a_line_is_none_of_a_log_nothing_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\nnothing\n')
+    message = r"metrics\.jsonl, line 2: is not a step of a run; remove"
+    with pytest.raises(DataError, match=message):
+        MetricsLog(tmp_path, COURSE, 5)
+    assert file.read_text() == '{"step": 1}\nnothing\n'
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_is_reported_by_the_next_flush(
+    tmp_path: Path, replaced: bool
+) -> None:
+    """Else its lines would go nowhere, and nobody would know."""
+    file = tmp_path / "metrics.jsonl"
+    monitor = MetricsLog(tmp_path, COURSE, 0)
+    monitor.flush()
+    file.unlink()
+    if replaced:
+        file.touch()
+    monitor.on_steps(telemetry(0, 1.0), 1.0)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: can't write: "):
+        monitor.flush()
+    with pytest.raises(RunError):
+        monitor.close()

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pipeline.core.reporter import Reporter
+from pipeline.data.columns import SampleUnit
+from pipeline.engine.monitors.monitors import (
+    EvalMonitor,
+    Evaluation,
+    LossMonitor,
+    MonitorBase,
+    ProgressMonitor,
+    SinkReport,
+    TimeMonitor,
+)
+from pipeline.engine.schedule import RunSchedule
+from pipeline.training.telemetry import Telemetry
+
+
+def averages(macro: float) -> dict[str, object]:
+    return {"macro": macro, "micro": 0.75, "per_class": {"cat": 1.0, "dog": 2 * macro - 1.0}}
+
+
+EVALUATION = Evaluation(
+    {
+        "accuracy": 0.75,
+        "top5": 1.0,
+        "loss": 0.5,
+        "count": 10_000,
+        "precision": averages(0.625),
+        "recall": averages(0.875),
+        "f1": averages(0.7),
+    },
+    np.array([[3, 1], [0, 0]]),
+)
+
+
+class Page:
+    """A console without a terminal, and what was written to it."""
+
+    def __init__(self) -> None:
+        self._file = io.StringIO()
+        self.reporter = Reporter(console=Console(file=self._file))
+
+    @property
+    def lines(self) -> list[str]:
+        return self._file.getvalue().splitlines()
+
+
+def ended(step: int, loss: float = 1.0, *, steps: int = 1, seconds: float = 1.0) -> SinkReport:
+    """A report with the loss as it comes from telemetry: float32."""
+    return SinkReport(step, np.float32(loss), np.float32(0.1), seconds, steps)
+
+
+def test_loss_line_is_the_documents() -> None:
+    """C-02, S-16: five passes of 195 steps as sinks."""
+    page = Page()
+    monitor = LossMonitor(page.reporter, RunSchedule(975, 195, 195), every=1)
+    losses = [1.9601055, 1.8555021, 1.6707983, 1.8162166, 1.393667]
+    for sink, loss in enumerate(losses, start=1):
+        monitor.on_sink(ended(195 * sink, loss, steps=195))
+    assert page.lines == [
+        "epoch: 1 step: 195, loss is 1.9601055",
+        "epoch: 2 step: 195, loss is 1.8555021",
+        "epoch: 3 step: 195, loss is 1.6707983",
+        "epoch: 4 step: 195, loss is 1.8162166",
+        "epoch: 5 step: 195, loss is 1.393667",
+    ]
+
+
+def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
+    """S-05, S-16: sinks of 1000 over 1875 batches a pass print step 1000, not pass offsets."""
+    page = Page()
+    monitor = LossMonitor(page.reporter, RunSchedule(10_000, 1875, 1000), every=1)
+    monitor.on_sink(ended(1000, 0.5399815, steps=1000))
+    monitor.on_sink(ended(2000, 0.110185064, steps=1000))
+    assert page.lines == [
+        "epoch: 1 step: 1000, loss is 0.5399815",
+        "epoch: 2 step: 1000, loss is 0.110185064",
+    ]
+
+
+def test_loss_line_without_sinks_comes_at_every_step() -> None:
+    """S-07: the epoch is a pass then."""
+    page = Page()
+    monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every=1)
+    for step in range(1, 5):
+        monitor.on_sink(ended(step, 0.5))
+    assert [line.partition(",")[0] for line in page.lines] == [
+        "epoch: 1 step: 1",
+        "epoch: 1 step: 2",
+        "epoch: 1 step: 3",
+        "epoch: 2 step: 1",
+    ]
+
+
+def test_loss_every_thins_out_the_lines() -> None:
+    page = Page()
+    monitor = LossMonitor(page.reporter, RunSchedule(10, 100, None), every=4)
+    for step in range(1, 11):
+        monitor.on_sink(ended(step))
+    assert [line.partition(",")[0] for line in page.lines] == [
+        "epoch: 1 step: 4",
+        "epoch: 1 step: 8",
+    ]
+
+
+def test_loss_every_prints_at_the_end_of_the_sink_that_reaches_it() -> None:
+    page = Page()
+    monitor = LossMonitor(page.reporter, RunSchedule(30, 100, 10), every=15)
+    for step in (10, 20, 30):
+        monitor.on_sink(ended(step, steps=10))
+    assert [line.partition(" step")[0] for line in page.lines] == ["epoch: 2", "epoch: 3"]
+
+
+def test_loss_every_zero_never_prints() -> None:
+    page = Page()
+    monitor = LossMonitor(page.reporter, RunSchedule(10, 10, 5), every=0)
+    monitor.on_sink(ended(5, steps=5))
+    monitor.on_sink(ended(10, steps=5))
+    assert page.lines == []
+
+
+def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
+    """C-03, and passes, sinks and steps as three words."""
+    page = Page()
+    monitor = TimeMonitor(page.reporter, RunSchedule(3000, 1875, 1000), batch_size=32)
+    monitor.on_sink(ended(2000, steps=1000, seconds=3.5))
+    assert page.lines == [
+        "epoch time: 3500.000 ms, per step time: 3.500 ms | sink 2/3, step 2000/3000, pass 2 | "
+        "9,143 images/s, lr 0.1"
+    ]
+
+
+def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 110.0, 160.0, 180.0])
+    monkeypatch.setattr("pipeline.engine.monitors.monitors.time.monotonic", lambda: next(clock))
+    page = Page()
+    # Resumed at step 1000: 10 s for the first 1000 steps of this process, 60 s for 2000.
+    monitor = TimeMonitor(page.reporter, RunSchedule(400_000, 1875, 1000), batch_size=32)
+    for step in (2000, 3000):
+        monitor.on_sink(ended(step, steps=1000, seconds=3.5))
+    assert [line.rpartition("lr 0.1")[2] for line in page.lines] == [
+        ", 1:06:20 left",
+        ", 3:18:30 left",
+    ]
+
+
+def test_time_line_without_sinks_comes_at_the_end_of_a_pass() -> None:
+    page = Page()
+    monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), batch_size=10)
+    for step in range(1, 5):
+        monitor.on_sink(ended(step, seconds=0.5))
+    per_step = "per step time: 500.000 ms"
+    assert page.lines == [
+        f"epoch time: 1500.000 ms, {per_step} | step 3/4, pass 1 | 20 images/s, lr 0.1",
+        f"epoch time: 500.000 ms, {per_step} | step 4/4, pass 2 | 20 images/s, lr 0.1",
+    ]
+
+
+def test_evaluation_line() -> None:
+    page = Page()
+    EvalMonitor(page.reporter).on_eval(195, EVALUATION)
+    assert page.lines == [
+        "eval       step 195: accuracy 0.7500, top5 1.0000, loss 0.5000 over 10,000 samples"
+    ]
+
+
+def test_scalars_are_the_metrics_that_a_recipe_can_name() -> None:
+    assert EVALUATION.scalars() == {
+        "accuracy": 0.75,
+        "top5": 1.0,
+        "loss": 0.5,
+        "precision": 0.625,
+        "recall": 0.875,
+        "f1": 0.7,
+    }
+
+
+def test_progress_goes_on_with_every_chunk_and_ends_with_the_run() -> None:
+    class Bar:
+        calls: list[object] = []  # noqa: RUF012
+
+        def advance_to(self, step: int, loss: float) -> None:
+            self.calls.append((step, loss))
+
+        def close(self) -> None:
+            self.calls.append("closed")
+
+    monitor = ProgressMonitor(Bar())  # type: ignore[arg-type]
+    monitor.on_steps(Telemetry.from_rows(10, np.array([[2, 0, 0, 1, 0], [1, 0, 0, 1, 0]])), 0.1)
+    monitor.close()
+    assert Bar.calls == [(12, 1.0), "closed"]
+
+
+@pytest.mark.parametrize("event", ["on_steps", "on_sink", "on_eval", "flush", "close"])
+def test_a_quiet_monitor_watches_without_a_word(event: str) -> None:
+    """C-01: a monitor overrides what it cares for."""
+    arguments = {"on_steps": (None, 0.0), "on_sink": (None,), "on_eval": (1, None)}
+    assert getattr(MonitorBase(), event)(*arguments.get(event, ())) is None
+
+
+class Modelled:
+    """The estimate of an emulated device."""
+
+    device = "8 x Ascend 910A"
+    step_ms = 2.5
+    interval_ms = (2.0, 3.125)
+    samples_per_s = 102_400.0
+
+    def summary(self) -> dict[str, object]:
+        return {"step_ms": self.step_ms}
+
+    def save(self, folder: Path) -> tuple[str, ...]:
+        return ()
+
+
+def test_the_time_line_ends_with_what_is_modelled() -> None:
+    """Beside what was measured, which stays as it is."""
+    lines = []
+    for estimate in (None, Modelled()):
+        page = Page()
+        monitor = TimeMonitor(page.reporter, RunSchedule(200, 100, 100), 32, estimate)
+        monitor.on_sink(ended(100, steps=100, seconds=2.0))
+        lines += page.lines
+    measured, both = lines
+    assert "modelled" not in measured
+    assert both == (f"{measured} | modelled for 8 x Ascend 910A: 2.500 ms a step, 102,400 images/s")
+
+
+def test_speed_is_in_the_unit_of_the_data() -> None:
+    page = Page()
+    unit = SampleUnit("windows", "tokens", 128)
+    monitor = TimeMonitor(page.reporter, RunSchedule(20, 10, 10), batch_size=4, unit=unit)
+    monitor.on_sink(ended(10, steps=10, seconds=2.0))
+    assert "| 2,560 tokens/s, lr" in page.lines[0]
+
+
+def test_an_evaluation_says_what_it_counts() -> None:
+    evaluation = Evaluation({"loss": 1.5, "count": 2_000, "perplexity": 4.48}, None, "tokens")
+    assert str(evaluation) == "loss 1.5000, perplexity 4.4800 over 2,000 tokens"

@@ -1,0 +1,87 @@
+"""The likely cause of a bad step that ends a run, and the advice instead of a resume."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.engine.bad_step import Examined, RecentSteps, advise
+from pipeline.training.telemetry import Telemetry
+
+RATE = 0.5
+
+
+def _recent(losses: list[float], norms: list[float], rate: float = RATE) -> RecentSteps:
+    rows = np.array([[a, rate, b, 1.0, 0.0] for a, b in zip(losses, norms, strict=True)])
+    recent = RecentSteps()
+    for step in range(len(rows)):
+        recent.add(Telemetry.from_rows(step, rows[step : step + 1]))
+    return recent
+
+
+def test_a_loss_that_explodes_names_the_learning_rate() -> None:
+    recent = _recent([2.3, 40.0, 1e12, math.nan], [1.0] * 4, rate=1e9)
+    assert recent.explain(Examined()) == (
+        "the loss rose from 2.3 to 1e+12 within 2 steps; the learning rate of step 3 is 1e+09, "
+        "which is the likely cause: try a smaller train.optimizer.lr"
+    )
+
+
+def test_steps_of_one_dispatch_explain_as_those_of_several() -> None:
+    losses = [2.3, 40.0, 1e12, math.nan]
+    whole = RecentSteps()
+    whole.add(Telemetry.from_rows(0, np.array([[loss, RATE, 1.0, 1.0, 0.0] for loss in losses])))
+    assert whole.explain(Examined()) == _recent(losses, [1.0] * 4).explain(Examined()) != ""
+
+
+def test_a_gradient_norm_that_explodes() -> None:
+    text = _recent([2.3, 2.2, math.inf], [1.0, 1e8, math.nan]).explain(Examined())
+    assert text.startswith("the gradient norm rose from 1 to 1e+08 within 1 step; the learning")
+
+
+def test_weights_that_the_first_step_has_made_huge() -> None:
+    text = _recent([2.3, math.nan], [1.0, math.nan]).explain(Examined(largest_weight=7e7))
+    assert text.startswith("after 1 step a weight has reached 7e+07; the learning rate of step 1")
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate", "examined"),
+    [
+        ([2.3, 2.2, 2.4, math.nan], RATE, Examined(largest_weight=3.0)),
+        ([2.3, 1e12, math.nan], RATE, Examined(in_data=True)),
+        ([2.3, 1e12, math.nan], 0.0, Examined()),
+        ([1e-6, 1e-3, math.nan], RATE, Examined()),
+        ([1e12, 2.3, math.nan], RATE, Examined()),
+        ([math.nan], RATE, Examined(largest_weight=1e9)),
+    ],
+    ids=["steady", "in the data", "no rate", "small losses", "a fall", "the first step"],
+)
+def test_nothing_suggests_the_rate(losses: list[float], rate: float, examined: Examined) -> None:
+    assert _recent(losses, [1.0] * len(losses), rate).explain(examined) == ""
+
+
+def test_an_old_rise_is_no_cause() -> None:
+    losses = [2.3, 1e6, *[1e6] * 40, math.nan]
+    assert _recent(losses, [1.0] * len(losses)).explain(Examined()) == ""
+
+
+@pytest.mark.parametrize(
+    ("examined", "cause", "policy", "advice"),
+    [
+        (Examined(), "it rose", "stop", "a smaller train.optimizer.lr"),
+        (Examined(in_data=True), "", "stop", "corrected data, or train.on_nan=skip"),
+        (Examined(in_data=True), "", "skip", "corrected data"),
+        (Examined(), "", "rollback", "another train.optimizer.lr or train.precision"),
+    ],
+)
+def test_the_advice_names_what_to_change(
+    examined: Examined, cause: str, policy: str, advice: str
+) -> None:
+    said = advise(examined, cause, 7, policy)
+    assert said == f"would fail at step 7 again; start a new run with {advice}"
+
+
+def test_a_step_that_may_succeed_is_to_be_resumed() -> None:
+    assert advise(Examined(repeats=False), "", 7, "stop") == ""

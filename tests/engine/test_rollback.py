@@ -1,0 +1,103 @@
+"""Where a run goes back to, without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.host_state import parse_host_state
+from pipeline.config.recipe import CheckpointSpec
+from pipeline.core.errors import RunError
+from pipeline.engine.rollback import Rollbacks
+from pipeline.training.bad_steps import Rollback
+from pipeline.training.state import BadStepCounts, TrainState
+
+
+def state_at(step: int, skipped: int = 0, weight: float = 1.0) -> TrainState:
+    counts = BadStepCounts(jnp.int32(0), jnp.int32(skipped))
+    params = {"w": jnp.float32(weight)}
+    return TrainState(jnp.int32(step), params, {}, (), jnp.float32(1), bad_steps=counts)
+
+
+def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) -> Rollbacks:
+    return Rollbacks(
+        Rollback(most=most), periods, lambda: sorted(saved), lambda step, _: saved[step]
+    )
+
+
+def test_the_state_after_the_bad_step_has_the_weights_of_the_checkpoint() -> None:
+    found = rollbacks({5: state_at(5, skipped=2, weight=3.0)}).go_back(8, state_at(7))
+    assert (int(found.step), float(found.params["w"])) == (8, 3.0)
+    assert found.bad_steps is not None
+    assert int(found.bad_steps.left_out) == 2 + 3
+
+
+def test_what_a_clock_or_a_signal_saved_is_passed_over() -> None:
+    saved = {step: state_at(step) for step in (0, 5, 6, 7)}
+    back = rollbacks(saved)
+    back.go_back(8, state_at(7))
+    assert back.done[0].to == 5
+
+
+def test_weights_that_are_not_finite_are_passed_over() -> None:
+    saved = {0: state_at(0), 5: state_at(5, weight=np.inf), 10: state_at(10, weight=np.nan)}
+    back = rollbacks(saved)
+    back.go_back(11, state_at(10))
+    assert back.done[0].to == 0
+
+
+def test_no_checkpoint_is_gone_back_to_twice() -> None:
+    back = rollbacks({0: state_at(0), 5: state_at(5)})
+    for step in (7, 9):
+        back.go_back(step, state_at(step - 1))
+    assert [gone.to for gone in back.done] == [5, 0]
+    with pytest.raises(RunError, match="there is no checkpoint left to go back to"):
+        back.go_back(10, state_at(9))
+
+
+def test_a_run_goes_back_so_often_and_no_more() -> None:
+    back = rollbacks({step: state_at(step) for step in range(0, 50, 5)}, most=2)
+    for step in (12, 23):
+        back.go_back(step, state_at(step - 1))
+    with pytest.raises(RunError, match="went back 2 times already, as often as it may"):
+        back.go_back(34, state_at(33))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(31, 60), unique=True, max_size=6))
+def test_a_resumed_run_remembers(steps: list[int]) -> None:
+    saved = {step: state_at(step) for step in range(0, 60, 5)}
+    unbroken = rollbacks(saved)
+    for step in sorted(steps):
+        before = rollbacks(saved)
+        before.remember(parse_host_state(unbroken.kept()).rollbacks)
+        before.go_back(step, state_at(step - 1))
+        unbroken.go_back(step, state_at(step - 1))
+        assert before.done == unbroken.done
+
+
+def test_those_to_go_back_to_are_kept_whatever_else_is_saved(tmp_path: Path) -> None:
+    spec = CheckpointSpec(
+        every_steps=5,
+        every_passes=None,
+        every_seconds=None,
+        keep=2,
+        best=None,
+        restore=None,
+        rules="auto",
+        renames=(),
+        partial=False,
+    )
+    with Checkpoints(tmp_path, spec, held=(5,)) as checkpoints:
+        for step in (0, 5, 10, 11, 12, 13):
+            checkpoints.save(step, state_at(step), {}, None)
+        assert list(checkpoints.steps()) == [5, 10, 12, 13]
+        found = checkpoints.read(5, state_at(13))
+    assert int(found.step) == 5

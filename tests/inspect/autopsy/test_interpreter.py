@@ -1,0 +1,195 @@
+"""Equation by equation a program gives what it gives compiled, and says where it stops being so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+
+from pipeline.inspect.autopsy.interpreter import Interpreter
+from pipeline.inspect.autopsy.origins import Cause, Origin, first_cause
+from pipeline.inspect.autopsy.values import ReplayValue
+
+
+def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:
+    closed, interpreter = jax.make_jaxpr(function)(*args), Interpreter()
+    inputs = [ReplayValue(leaf) for leaf in jax.tree.leaves(args)]
+    return interpreter.run(closed.jaxpr, closed.consts, inputs), interpreter
+
+
+def cause_of(function: Callable[..., Any], *args: Any) -> Cause:
+    (value, *_), _ = interpreted(function, *args)
+    assert value.origin is not None
+    return first_cause(value.origin)
+
+
+def in_layer(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    with jax.named_scope(name):
+        return function(*args)
+
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+
+
+def scanned(x: Array) -> tuple[Array, Array]:
+    return lax.scan(lambda carry, row: (carry + row.sum(), carry * row), 1.0, x)
+
+
+def scanned_back(x: Array) -> tuple[Array, Array]:
+    return lax.scan(lambda carry, row: (carry * 0.5 + row[0], row + carry), 1.0, x, reverse=True)
+
+
+def looped(x: Array) -> Array:
+    return lax.while_loop(lambda y: jnp.abs(y).sum() < 1e4, lambda y: 1.7 * y + x, x)
+
+
+def branched(x: Array) -> Array:
+    return lax.switch(jnp.argmax(x[0]), [jnp.sin, jnp.cos, jnp.tanh, lambda y: y @ y.T @ y], x)
+
+
+def called(x: Array) -> Array:
+    inner = jax.jit(lambda y: jax.nn.relu(y) + jax.nn.silu(y))
+    return jax.checkpoint(lambda y: inner(jnp.sin(y)))(x)
+
+
+def drawn(x: Array) -> Array:
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.array([1, 2], jnp.uint32)), 3)
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0)
+
+
+def by_platform(x: Array) -> Array:
+    return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
+
+
+PROGRAMS = [scanned, scanned_back, looped, branched, called, drawn, by_platform]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_every_kind_of_control_flow_computes_what_it_does_compiled(
+    program: Callable[..., Any],
+) -> None:
+    values, _ = interpreted(program, X)
+    expected = jax.tree.leaves(jax.jit(program)(X))
+    for value, leaf in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value.array, leaf, rtol=1e-6, atol=1e-6)
+        assert value.origin is None
+
+
+@pytest.mark.slow
+def test_gradients_of_control_flow_too() -> None:
+    def gradient(x: Array) -> Array:
+        return jax.grad(lambda y: scanned(called(y))[1].sum() + branched(y).sum())(x)
+
+    (value,), _ = interpreted(gradient, X)
+    np.testing.assert_allclose(value.array, jax.jit(gradient)(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_first_operation_is_named_however_many_follow() -> None:
+    def function(x: Array) -> Array:
+        y = in_layer("first", lambda v: v * 2, x)
+        y = in_layer("second", lambda v: jnp.log(v - v), y)
+        return in_layer("third", lambda v: (v @ v.T).sum(), y)
+
+    found = cause_of(function, X).origin
+    assert (found.primitive, found.scope) == ("log", "second")
+    assert [operand.range.max for operand in found.operands] == [0.0]
+
+
+@pytest.mark.slow
+def test_of_several_causes_the_first_counts() -> None:
+    def function(x: Array) -> Array:
+        early = in_layer("early", lambda v: v / 0.0, x + 1)
+        return in_layer("late", jnp.sqrt, x).sum() + early.sum()
+
+    assert cause_of(function, X).origin.scope == "early"
+
+
+def test_what_does_not_reach_the_outcome_is_no_cause() -> None:
+    def function(x: Array) -> Array:
+        masked = jnp.where(x > 0, in_layer("masked", jnp.log, x), 0.0)
+        return in_layer("guilty", lambda v: v * 3e38 * 10, masked + 1).sum()
+
+    assert cause_of(function, X).origin.scope == "guilty"
+
+
+@pytest.mark.slow
+def test_padding_and_masks_are_meant() -> None:
+    """The infinities of a maximum and a softmax come before it, and are no cause."""
+
+    def function(x: Array) -> Array:
+        padded = in_layer("pool", lambda v: jnp.pad(v, 1, constant_values=-jnp.inf), x)
+        masked = in_layer("mask", lambda v: jnp.where(jnp.tri(3, 4), v, -jnp.inf), x)
+        bad = in_layer("guilty", lambda v: v * 3e38 * 10, x)
+        return padded.sum() + masked.sum() + bad.sum()
+
+    assert cause_of(function, X).origin.scope == "guilty"
+
+
+@pytest.mark.slow
+def test_a_row_that_is_masked_altogether_makes_nan_of_what_was_meant() -> None:
+    def function(x: Array) -> Array:
+        masked = in_layer("mask", lambda v: jnp.where(jnp.arange(3)[:, None] > 0, v, -jnp.inf), x)
+        return in_layer("softmax", jax.nn.softmax, masked).sum()
+
+    found = cause_of(function, X).origin
+    assert (found.primitive, found.scope) == ("sub", "softmax")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_constant_is_blamed_where_it_is_made(value: float) -> None:
+    def function(x: Array) -> Array:
+        bad = in_layer("maker", lambda v: jnp.full_like(v, value), x)
+        return in_layer("reader", lambda v: (v @ bad.T).sum(), x)
+
+    assert cause_of(function, X).origin.scope == "maker"
+
+
+def test_bits_of_what_is_not_finite_lead_back_to_it() -> None:
+    def function(x: Array) -> Array:
+        bad = in_layer("guilty", lambda v: v / 0.0, x)
+        bits = lax.bitcast_convert_type(bad, jnp.uint32).T
+        return lax.bitcast_convert_type(bits, jnp.float32).sum()
+
+    assert cause_of(function, X).origin.scope == "guilty"
+
+
+def test_a_cause_inside_a_loop_knows_its_iteration() -> None:
+    x = X.copy()
+    x[1] = 0.0
+
+    def function(x: Array) -> Array:
+        return lax.scan(lambda total, row: (total + jnp.log(row[0] ** 2), None), 0.0, x)[0]
+
+    found = cause_of(function, x).origin
+    assert (found.primitive, found.iteration) == ("log", 1)
+
+
+def test_a_cause_inside_what_is_recomputed_is_its_operation() -> None:
+    def function(x: Array) -> Array:
+        return jax.checkpoint(lambda y: jnp.log(y - y).sum())(x)
+
+    assert cause_of(function, X).origin.primitive == "log"
+
+
+def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
+    _, interpreter = interpreted(
+        lambda x: in_layer("near", lambda v: v * 1.5e38, x).sum() * 1e-3, X
+    )
+    assert (interpreter.extreme.source, interpreter.extreme.dtype) == ("mul in near", "float32")
+    assert 0.8 < interpreter.extreme.share < 1
+
+
+def test_an_input_is_a_cause_when_it_is_first_read() -> None:
+    bad = Origin(-1, "", "", has_nan=True)
+    closed = jax.make_jaxpr(lambda x, y: (jnp.exp(x * 1e30) + 1) * y)(1.0, 1.0)
+    inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=bad)]
+    (value,) = Interpreter().run(closed.jaxpr, closed.consts, inputs)
+    assert value.origin is not None
+    assert first_cause(value.origin).origin.primitive == "exp"

@@ -1,0 +1,249 @@
+"""A run that a bad step ends leaves an autopsy, and a reproducer that one command runs again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.cli.autopsy import main as autopsy
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RunError, UsageError
+from pipeline.core.host.signals import Signals
+from pipeline.core.reporter import Reporter
+from pipeline.engine.bad_step import Examined
+from pipeline.inspect.autopsy.finding import Autopsy
+from pipeline.inspect.autopsy.on_failure import Examination
+from pipeline.training.telemetry import Telemetry
+from tests import outcome
+from tests.conftest import compose_tiny
+from tests.engine.test_bad_steps import VICTIM, poisoned_data
+from tests.whole_run import run
+
+pytestmark = pytest.mark.slow
+
+Compose = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def ended(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that a sample which is no number has ended."""
+    run_dir = tmp_path_factory.mktemp("ended")
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(compose_tiny(cache, "train.steps=30"), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def copied(ended: Path, tmp_path: Path) -> Path:
+    """Of that run the reproducer alone, as it might be sent to somebody."""
+    return Path(shutil.copytree(ended / "reproducer", tmp_path / "sent"))
+
+
+def test_the_bad_sample_is_named(ended: Path) -> None:
+    found = json.loads((ended / "autopsy.json").read_text())
+    bad = len(outcome.metrics(ended))
+    assert (found["step"], found["reproduced"], found["loss"]) == (bad, True, "nan")
+    finding = found["finding"]
+    assert (finding["phase"], finding["layer"]) == ("data", None)
+    tensor = finding["tensor"]
+    assert (tensor["kind"], tensor["name"], tensor["nan"]) == ("input column", "image", 1)
+    assert tensor["shape"] == [16, 8, 8, 1]
+    assert (finding["samples"]["ids"], finding["samples"]["of"]) == ([VICTIM], 16)
+
+
+def test_the_finding_is_in_the_log(ended: Path) -> None:
+    log = (ended / "run.log").read_text()
+    bad = len(outcome.metrics(ended))
+    assert f"autopsy    step {bad}: in the data: input column image: float32 16x8x8x1" in log
+    assert f"samples: 1 of 16 samples: {VICTIM}" in log
+    assert f"python -m pipeline autopsy {ended}" in log
+
+
+def test_the_reproducer_is_small_and_whole(ended: Path) -> None:
+    names = {file.name for file in (ended / "reproducer").iterdir()}
+    assert names == {"arrays.npz", "lowerings.json", "recipe.yaml", "step.json"}
+    with np.load(ended / "reproducer" / "arrays.npz", allow_pickle=False) as arrays:
+        assert arrays["batch/columns/image"].shape == (16, 8, 8, 1)
+        assert VICTIM in arrays["batch/sample"]
+        assert not any(name.startswith("state/opt_state") for name in arrays.files)
+
+
+def test_the_command_finds_the_same(
+    ended: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the run directory, and by the reproducer alone."""
+    for where in (ended, copied):
+        assert autopsy([str(where)]) == 0
+        printed = capsys.readouterr().out
+        assert json.loads((ended / "autopsy.json").read_text())["text"] in printed
+        assert printed.endswith("this is what the run has found\n")
+
+
+def test_the_command_says_when_it_finds_something_else(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((copied / "step.json").read_text())
+    document["autopsy"]["text"] = "step 1: something else"
+    (copied / "step.json").write_text(json.dumps(document))
+    assert autopsy([str(copied)]) == 1
+    assert "the run has found:\nstep 1: something else" in capsys.readouterr().out
+
+
+def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ended / "checkpoints"
+    assert main(["autopsy", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {folder}: holds no reproducer; it is written where")
+
+
+@pytest.mark.parametrize("args", [[], ["a", "b"], ["--json"]])
+def test_other_arguments_are_refused(args: Sequence[str]) -> None:
+    with pytest.raises(UsageError, match="autopsy takes RUN_DIR or its reproducer"):
+        autopsy(args)
+
+
+DAMAGE = {
+    "no arrays": lambda folder: (folder / "arrays.npz").unlink(),
+    "cut arrays": lambda folder: (folder / "arrays.npz").write_bytes(b"PK"),
+    "no JSON": lambda folder: (folder / "step.json").write_text("{"),
+    "another JSON": lambda folder: (folder / "step.json").write_text('{"image": 3}'),
+    "a class too many": lambda folder: _rewrite(folder, classes=11),
+    "an image of another shape": lambda folder: _rewrite(folder, image=_IMAGE),
+}
+_IMAGE = {"shape": ["x"], "dtype": "float32", "layout": "hwc"}
+
+
+def _rewrite(folder: Path, **changed: Any) -> None:
+    document = json.loads((folder / "step.json").read_text())
+    (folder / "step.json").write_text(json.dumps({**document, **changed}))
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: Path) -> None:
+    damage(copied)
+    with pytest.raises(DataError, match=str(copied)):
+        autopsy([str(copied)])
+
+
+class Healthy:
+    """An executable that finds nothing wrong with a step when it is run again."""
+
+    feed = SimpleNamespace(window=None)
+
+    def put(self, state: Any) -> Any:
+        return state
+
+    def run(self, state: Any, start: int, stop: int, mechanism: str) -> tuple[Any, Telemetry]:
+        return state, Telemetry.from_rows(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
+
+
+def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run(tmp_path: Path) -> None:
+    with Reporter(tmp_path) as reporter:
+        about = None, Healthy(), None, reporter, Signals()
+        examination = Examination(tmp_path, *about)  # type: ignore[arg-type]
+        found = examination._runs_again(None, 7)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.step, found.loss, found.grad_norm) == (7, 0.5, 2.0)
+    assert str(found).startswith("step 7: not reproduced: the same program gave another result")
+    assert found.to_dict()["reproduced"] is False
+    assert found.is_fault_of_machine
+
+
+@pytest.mark.parametrize("when", ["meanwhile", "before"])
+def test_a_signal_ends_an_autopsy_at_once(
+    when: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of it, or where it was noted before: the run ends for the bad step."""
+    examined: list[str] = []
+
+    def interrupted(*_: object) -> None:
+        examined.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        examined.append("went on")
+
+    def noted(self: Examination, state: object, bad: int) -> Examined:
+        signal.raise_signal(signal.SIGTERM)
+        return examine(self, state, bad)  # type: ignore[arg-type]
+
+    examine = Examination.__call__
+    monkeypatch.setattr("pipeline.inspect.autopsy.on_failure.examine", interrupted)
+    if when == "before":
+        monkeypatch.setattr(Examination, "__call__", noted)
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(tiny("train.steps=30"), tmp_path)
+    assert examined == (["begun"] if when == "meanwhile" else [])
+    log = (tmp_path / "run.log").read_text()
+    bad = len(outcome.metrics(tmp_path))
+    assert f"warning    no autopsy of step {bad}: SIGTERM received\n" in log
+    assert outcome.read_summary(tmp_path)["status"] == "failed"
+    assert outcome.checkpoints(tmp_path)[-1] == bad - 1
+
+
+def test_what_would_fail_again_is_not_offered_for_a_resume(ended: Path) -> None:
+    log = (ended / "run.log").read_text()
+    bad = len(outcome.metrics(ended))
+    assert f"autopsy    replaying step {bad}, one operation at a time\n" in log
+    advice = "start a new run with corrected data, or train.on_nan=skip"
+    assert f"resume     would fail at step {bad} again; {advice}\n" in log
+    assert "train.resume=" not in log
+
+
+def test_a_rate_that_is_too_high_is_named(tiny: Compose, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        run(tiny("train.steps=30", "train.optimizer.lr=1e9"), tmp_path)
+    assert "is 1e+09, which is the likely cause: try a smaller train.optimizer.lr" in str(
+        caught.value
+    )
+    log = (tmp_path / "run.log").read_text()
+    assert "again; start a new run with a smaller train.optimizer.lr\n" in log
+    assert "train.resume=" not in log
+
+
+def test_after_a_fault_of_the_machine_the_run_can_be_resumed(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Autopsy(3, 0.5, 2.0, None, "a fault of memory", is_fault_of_machine=True)
+    monkeypatch.setattr(Examination, "_examine", lambda *_: fault)
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(tiny("train.steps=30"), tmp_path)
+    assert f"resume     train.resume={tmp_path}" in (tmp_path / "run.log").read_text()
+
+
+def test_an_autopsy_that_fails_does_not_hide_the_step(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("pipeline.inspect.autopsy.on_failure.examine", fails)
+    with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
+        run(tiny("train.steps=30"), tmp_path)
+    assert "no autopsy of step" in (tmp_path / "run.log").read_text()
+    assert not (tmp_path / "autopsy.json").exists()
+
+
+def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
+    ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With repaired data the step succeeds; the finding is kept, and computed again."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(ended, run_dir)
+    mended = ["train.resume_changed=allow", f"train.resume={run_dir}"]
+    assert run(tiny("train.steps=30", *mended)).status == "done"
+    assert not (run_dir / "autopsy.json").exists()
+    assert not (run_dir / "reproducer").exists()
+    earlier = run_dir / "earlier_autopsy"
+    assert f"that of the run before is in {earlier}" in (run_dir / "run.log").read_text()
+    assert json.loads((earlier / "autopsy.json").read_text())["step"] <= 30
+    assert main(["autopsy", str(earlier)]) == 0
+    assert "in the data: input column image" in capsys.readouterr().out

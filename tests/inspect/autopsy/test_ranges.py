@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from pipeline.inspect.autopsy.ranges import Range, bad_rows, is_float, largest, range_of
+
+SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
+
+
+def test_a_range_is_of_the_finite_values_and_counts_the_others() -> None:
+    found = range_of(SPOILT)
+    assert found == Range("float32", (2, 3), -2.0, 3.0, pytest.approx(2 / 3), 1, 2)
+    assert str(found) == "float32 2x3 with 1 NaN and 2 Inf, else -2 to 3, mean 0.6667"
+
+
+def test_what_has_no_finite_value_has_no_range() -> None:
+    assert str(range_of(np.array([np.nan, np.inf]))) == "float64 2 with 1 NaN and 1 Inf"
+
+
+def test_a_scalar_is_its_value() -> None:
+    assert str(range_of(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    arrays.arrays(
+        st.sampled_from([np.float16, np.float32, np.float64]),
+        arrays.array_shapes(max_dims=3, max_side=4),
+        elements={"allow_nan": True, "allow_infinity": True},
+    )
+)
+def test_the_largest_is_finite_where_all_is(array: np.ndarray) -> None:
+    assert np.isfinite(largest(array)) == np.isfinite(array).all()
+    assert np.isnan(largest(array)) == np.isnan(array).any()
+    if np.isfinite(array).all():
+        assert largest(array) == np.abs(array).max()
+
+
+def test_keys_and_whole_numbers_are_finite() -> None:
+    import jax
+
+    assert not is_float(jax.random.key(0))
+    assert not is_float(np.zeros(3, np.int32))
+    assert is_float(jnp.zeros(3, jnp.bfloat16))
+
+
+def test_rows_are_of_the_axis_that_holds_the_batch() -> None:
+    images = np.zeros((4, 2, 2, 3), np.float32)
+    images[2, 1, 0, 1] = np.nan
+    assert bad_rows(images, 4) == (2,)
+    assert bad_rows(images.reshape(16, 3), 4) == (2,)
+    assert bad_rows(images.transpose(1, 2, 3, 0), 4, last=True) == (2,)
+    assert bad_rows(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
+
+
+def test_what_has_no_axis_of_the_batch_has_no_rows() -> None:
+    assert bad_rows(SPOILT, 5) is None
+    assert bad_rows(np.float32(np.nan), 4) is None

@@ -1,0 +1,95 @@
+"""Which layer is named: faults in single layers, and clean sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.inspect.compare.layer_errors import LayerError, pattern_of
+from pipeline.inspect.dumps.tensor_names import TensorName
+from tests.injected_layers import (
+    CleanPair,
+    Fault,
+    Injection,
+    compare_clean,
+    effect_of,
+    inject,
+    reference,
+)
+
+SAMPLE: list[tuple[str, str, Fault, str]] = [
+    ("LeNet-5", "bfloat16", "wrong stride", "max_pool_1"),
+    ("LeNet-5", "float32", "bf16 sum", "dense_1"),
+    ("LeNet-5", "float32", "wrong axis", "flatten_0"),
+]
+LONGER: list[tuple[str, str, Fault, str]] = [
+    ("ResNet", "bfloat16", "epsilon", "residual_0/batch_norm_0"),
+    ("ResNet", "float32", "stale statistic", "batch_norm_0"),
+    ("ResNet", "float32", "other gelu", "residual_0/gelu_0"),
+    ("ViT", "bfloat16", "stale statistic", "block0/residual_1/layer_norm_0"),
+    ("ViT", "float32", "bf16 sum", "block0/residual_0/self_attention_0"),
+]
+
+
+def assert_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) -> None:
+    verdict = inject(Injection(network, dtype, fault, path, ""), cache)
+    assert verdict.effect > 2
+    assert verdict.named == path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "dtype", "fault", "path"), SAMPLE)
+def test_a_fault_is_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) -> None:
+    assert_named(network, dtype, fault, path, cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "dtype", "fault", "path"), LONGER)
+def test_a_fault_in_a_deeper_network_is_named(
+    network: str, dtype: str, fault: Fault, path: str, cache: Path
+) -> None:
+    assert_named(network, dtype, fault, path, cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        CleanPair("LeNet-5", "float32", "chwn", False, 1),
+        CleanPair("LeNet-5", "float32", "nhwc", True, 1),
+        CleanPair("LeNet-5", "bfloat16", "nhwc", False, 1),
+    ],
+    ids=str,
+)
+def test_no_layer_of_a_clean_side_is_named(pair: CleanPair, cache: Path) -> None:
+    found = compare_clean(pair, cache)
+    assert found.findings == ()
+    assert effect_of(found, "dense_0") < 3
+
+
+@pytest.mark.slow
+def test_float64_is_nearer_than_float32(cache: Path) -> None:
+    step = reference("LeNet-5", cache)
+    wide, own = step.in_float64(), step.step.joined()
+    for path, array in wide.outputs.items():
+        assert array.dtype == np.float64
+        scale = float(np.abs(array).max())
+        np.testing.assert_allclose(own.outputs[path], array, rtol=0, atol=2e-6 * scale)
+    assert any(np.any(wide.outputs[p] != own.outputs[p]) for p in ("conv_0", "dense_0"))
+
+
+def test_rounding_has_no_pattern_and_a_wrong_statistic_has_one() -> None:
+    noise = np.random.default_rng(0).normal(size=(32, 64))
+    assert 0.5 < pattern_of(noise) < 2
+    by_sample = noise + 3 * np.random.default_rng(1).normal(size=(32, 1))
+    assert pattern_of(by_sample) > 100
+    assert pattern_of(noise[:2, :4]) == 1.0
+
+
+def test_the_measured_error_of_winograd_is_no_finding() -> None:
+    about = TensorName("conv_1", "input_gradient"), "conv", "float32", 8192
+    assert LayerError(*about, 4.46e-7, 1e-7, 1.0, 1.0).score > 1
+    assert LayerError(*about, 4.46e-7, 1e-7, 1.0, 1.0, has_winograd=True).score < 1
+    assert LayerError(*about, 1e-4, 1e-7, 1.0, 1.0, has_winograd=True).score > 1

@@ -1,0 +1,155 @@
+"""Dumps during a run and of its checkpoints: the run stays what it is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import run
+from pipeline.checkpoint.restore import read_checkpoint, saved_steps
+from pipeline.cli.dump import main
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.inspect.dumps import dump_files
+from pipeline.inspect.dumps.dump_files import find_dump, read_dump
+from pipeline.inspect.dumps.tensor_names import TensorName
+
+MLP = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 2, kernel: 3, stride: 4},relu,flatten,"
+    "{name: dense, features: '$classes'}]",
+    "train.steps=12",
+    "checkpoint.every_steps=4",
+    "train.sink_size=6",
+)
+
+
+@pytest.fixture(scope="module")
+def plain(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.conftest import compose_tiny
+
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    assert run(compose_tiny(cache, *MLP), folder).status == "done"
+    return folder
+
+
+def weights(run_dir: Path) -> dict[str, np.ndarray]:
+    return dict(read_checkpoint(run_dir / "checkpoints" / "12").arrays)
+
+
+@pytest.mark.slow
+def test_dumps_change_no_bit_of_training(
+    plain: Path, tmp_path: Path, tiny: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tiny(*MLP, "dump.steps='0|5|7-8'", "dump.layers=[conv_*]")
+    assert run(recipe, tmp_path / "run").status == "done"
+    for log in ("metrics.jsonl", "evals.jsonl"):
+        assert (tmp_path / "run" / log).read_bytes() == (plain / log).read_bytes()
+    before, after = weights(plain), weights(tmp_path / "run")
+    assert before.keys() == after.keys()
+    assert all(before[path].tobytes() == after[path].tobytes() for path in before)
+    told = capsys.readouterr().out
+    for step in (0, 5, 7, 8):
+        assert re.search(
+            rf"^dump +step {step}: loss .*(the run's own|units? in the last)", told, re.MULTILINE
+        )
+    (folder,) = (tmp_path / "run" / "dump").glob("*/0/layers/1")
+    assert sorted(int(path.name) for path in folder.iterdir()) == [0, 5, 7, 8]
+    found = read_dump(folder / "5")
+    assert {name.layer for name in found.entries} == {"conv_0"}
+    assert found.about["run_loss"] == pytest.approx(found.about["loss"], rel=1e-6)
+    images = found.read(TensorName("conv_0", "input"))
+    assert images is not None
+    assert images.shape == (16, 32, 32, 1)
+
+
+def test_a_full_disk_does_not_end_the_run(
+    plain: Path,
+    tmp_path: Path,
+    tiny: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_whole = dump_files.write_whole
+
+    def full(path: Path, content: str | bytes) -> None:
+        if path.name.startswith("relu_0.output."):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_whole(path, content)
+
+    monkeypatch.setattr(dump_files, "write_whole", full)
+    assert run(tiny(*MLP, "dump.steps='5|8'"), tmp_path / "run").status == "done"
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert metrics == (plain / "metrics.jsonl").read_bytes()
+    told = capsys.readouterr().out
+    assert "dump of step 5 stops at relu_0:output:0: No space left on device; no later one" in told
+    (folder,) = (tmp_path / "run" / "dump").glob("*/0/layers/1/*")
+    assert json.loads((folder / "dump.json").read_text())["stopped"].startswith("stops at relu_0")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("dump.layers=[convv_0]", "did you mean conv_0"),
+        ("dump.steps=12", "training has 12 steps"),
+    ],
+)
+def test_a_dump_that_is_impossible_is_refused_before_training(
+    override: str, problem: str, tmp_path: Path, tiny: Callable[..., Recipe]
+) -> None:
+    with pytest.raises(RecipeError, match=problem):
+        run(tiny(*MLP, "dump.steps=5", override), tmp_path / "run")
+    assert saved_steps(tmp_path / "run" / "checkpoints") == []
+
+
+@pytest.mark.slow
+def test_a_dump_of_a_run_is_that_of_the_run_itself(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged = (plain / "metrics.jsonl").read_bytes()
+    assert main([str(plain), "step=8|9", "layers=dense_0,train.loss", f"path={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "of step 8; 1 steps trained again" in told
+    assert len(re.findall("the run's own, to the bit|in the last place", told)) == 2
+    (folder,) = tmp_path.glob("*/0/layers/1/9")
+    found = read_dump(folder)
+    assert {name.layer for name in found.entries} == {"dense_0", "train.loss"}
+    assert (plain / "metrics.jsonl").read_bytes() == logged
+    with pytest.raises(DataError, match="holds 2 dumps"):
+        find_dump(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "problem"),
+    [
+        ([], UsageError, "dump takes RUN_DIR"),
+        (["step=3"], UsageError, "dump takes RUN_DIR"),
+        (["RUN"], UsageError, "step is missing"),
+        (["RUN", "step=x"], UsageError, "must be steps such as"),
+        (["RUN", "step=3", "wat=all"], UsageError, "did you mean what"),
+        (["RUN", "step=3", "what=every"], UsageError, "must be one of input, output, all"),
+        (["RUN", "step=3", "as=json"], UsageError, "must be one of statistics, tensors"),
+        (["RUN", "step=99"], DataError, "must be from 0 to 12"),
+        (["RUN", "step=3", "layers=dens_*"], RecipeError, "did you mean dense_0"),
+        (["RUN", "step=3", "path=nowhere"], DataError, "must be a folder that exists"),
+        (["nowhere", "step=3"], DataError, "is no run directory"),
+    ],
+)
+def test_wrong_arguments_are_one_message(
+    args: list[str], error: type[Exception], problem: str, plain: Path
+) -> None:
+    with pytest.raises(error, match=problem) as caught:
+        main([str(plain) if arg == "RUN" else arg for arg in args])
+    assert getattr(caught.value, "exit_status", None) == 2
+
+
+def test_a_run_without_checkpoints_has_no_state(tmp_path: Path, plain: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes((plain / "recipe.yaml").read_bytes())
+    with pytest.raises(DataError, match="has no checkpoints, so there is no state"):
+        main([str(tmp_path), "step=3"])

@@ -1,0 +1,124 @@
+"""Forecasts of a step here: parts that add up, of the step that a run compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from pipeline.backends.base import Backend, CompileInputs
+from pipeline.config.compose import compose_and_check
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.reporter import Reporter
+from pipeline.engine.schedule import RunSchedule
+from pipeline.inspect.forecast import host_forecast
+from pipeline.inspect.forecast.host_forecast import HostForecast, checked, forecast_step
+from pipeline.inspect.forecast.part_times import rough_us
+from pipeline.inspect.forecast.step_parts import StepPart
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_inputs
+from pipeline.stages.data import load_data
+
+SLOWER = 3.0
+"""How many times as long as by the rough count the parts of a test take."""
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[StepPart]:
+    """Parts whose times were asked for; each takes `SLOWER` times its rough count."""
+    asked: list[StepPart] = []
+
+    def measure(part: StepPart, device: jax.Device, *, looped: bool) -> float:
+        asked.append(part)
+        return SLOWER * rough_us(part)
+
+    monkeypatch.setattr(host_forecast, "measure_us", measure)
+    return asked
+
+
+def prepare(overrides: Sequence[str]) -> tuple[Recipe, CompileInputs, RunSchedule, Backend]:
+    recipe = compose_and_check(overrides)
+    backend = recipe.device.open(recipe.parallel)
+    with Reporter() as reporter:
+        dataset = load_data(recipe, reporter)
+        built = build(recipe, dataset, reporter)
+        work = compile_inputs(recipe, dataset, built, backend, reporter)
+    return recipe, work, built.run_schedule, backend
+
+
+def forecast(*overrides: str) -> HostForecast:
+    recipe, work, run_schedule, backend = prepare(["+recipe=lenet5_digits", *overrides])
+    return forecast_step(recipe, work, run_schedule, backend)
+
+
+def test_a_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
+    found = forecast()
+    assert found.step_ms == pytest.approx(found.products_ms + found.rest_ms + found.host_ms)
+    assert 0 < found.host_ms < 1000
+    assert found.measured == len(timed) == len(set(timed)) < found.parts
+    assert host_forecast.MEASURED_SHARE <= found.measured_share < 1
+    assert str(found).startswith("FORECAST, not measured: lenet5_digits on ")
+
+
+def test_what_is_not_timed_is_scaled_as_what_is(
+    timed: list[StepPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = forecast()
+    count = len(timed)
+    monkeypatch.setattr(host_forecast, "MEASURED_SHARE", 2.0)
+    every = forecast()
+    assert every.measured == every.parts > count
+    assert every.measured_share == pytest.approx(1.0)
+    assert some.products_ms == pytest.approx(every.products_ms)
+    assert some.rest_ms == pytest.approx(every.rest_ms)
+
+
+def test_no_more_is_timed_than_there_is_time_for(
+    timed: list[StepPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_forecast, "BUDGET_S", -1.0)
+    found = forecast()
+    assert found.measured == 1
+    assert found.products_ms + found.rest_ms > 0
+
+
+def test_twice_the_batch_takes_up_to_twice_as_long(timed: list[StepPart]) -> None:
+    small, large = (forecast(f"train.batch_size={size}") for size in (48, 96))
+    assert small.products_ms < large.products_ms < 2.05 * small.products_ms
+
+
+def test_microbatches_count_each_time(timed: list[StepPart]) -> None:
+    once, twice = (forecast(f"train.accumulate_steps={n}") for n in (1, 2))
+    assert twice.products_ms == pytest.approx(once.products_ms, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("train.mode=eager", "train.mode = eager: runs op by op"),
+        ("parallel.mode=data,parallel.devices=2", "2 devices at hand share a step"),
+    ],
+)
+def test_what_is_no_program_of_one_device_is_refused(override: str, problem: str) -> None:
+    with pytest.raises(RunError, match=problem):
+        forecast(*override.split(","))
+
+
+def test_nothing_is_timed_on_a_chip_that_is_not_there(timed: list[StepPart]) -> None:
+    recipe, work, run_schedule, backend = prepare(["+recipe=lenet5_digits"])
+    absent: Any = SimpleNamespace(
+        device=object(), placement=backend.placement, describe=lambda: {"device": "H900"}
+    )
+    with pytest.raises(RunError, match="H900: nothing can be timed on it"):
+        forecast_step(recipe, work, run_schedule, absent)
+    assert not timed
+
+
+def test_a_check_says_how_far_off_and_which_way() -> None:
+    found = HostForecast("lenet5", "cpu:0", "O0", 1.0, 0.5, 0.5, 3, 2, 0.9)
+    assert checked(found, found.step_ms / 1.25).endswith("the forecast is 25% too long")
+    assert checked(found, found.step_ms / 0.8).endswith("the forecast is 20% too short")

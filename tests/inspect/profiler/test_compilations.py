@@ -1,0 +1,53 @@
+"""Compilations while a run trains, and how long each took, against the clock."""
+
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.inspect.profiler import compilations
+from pipeline.inspect.profiler.compilations import EVENT, PAUSE_S, Compilations, watch_compilations
+
+
+def test_each_shape_is_a_compilation_that_took_most_of_its_call() -> None:
+    @jax.jit
+    def moments(x: jax.Array) -> jax.Array:
+        return jnp.sin(x).mean() + jnp.linalg.norm(x @ x)
+
+    # The first program of a process waits for more than being compiled.
+    jax.jit(jnp.negative)(np.ones(3, np.float32)).block_until_ready()
+    calls_s = []
+    with watch_compilations() as watch:
+        for size in (3, 5, 5):
+            began = time.perf_counter()
+            moments(np.ones((size, size), np.float32)).block_until_ready()
+            calls_s.append(time.perf_counter() - began)
+    own = [one for one in watch.found if one.name == "jit(moments)"]
+    assert len(own) == 2
+    assert "float32[3,3]" in own[0].shapes
+    assert "float32[5,5]" in own[1].shapes
+    for one, call_s in zip(own, calls_s, strict=False):
+        assert 0.1 * call_s < one.seconds <= call_s
+
+
+def test_tracing_lowering_and_compiling_add_up_and_what_was_traced_before_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock of the test's own: each event is noted at its end, with its length."""
+    watch = Compilations()
+    events = (
+        (1.000, "/jax/core/compile/jaxpr_trace_duration", 0.500),
+        (1.000 + 3 * PAUSE_S, "/jax/core/compile/jaxpr_trace_duration", 0.004),
+        (1.003 + 3 * PAUSE_S, "/jax/core/compile/jaxpr_to_mlir_module_duration", 0.002),
+        (1.030 + 3 * PAUSE_S, EVENT, 0.026),
+    )
+    ends = iter([ended_s for ended_s, _, _ in events])
+    monkeypatch.setattr(compilations, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    for _, event, length_s in events:
+        watch.note(event, length_s, fun_name="step")
+    (found,) = watch.found
+    assert found.name == "step"
+    assert found.seconds == pytest.approx(0.034)

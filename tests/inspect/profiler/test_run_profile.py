@@ -1,0 +1,191 @@
+"""Profiled runs: their numbers are those of other runs, and their files say where time goes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from jax._src.source_info_util import ExtendNameStackContextManager
+
+from pipeline.__main__ import main
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.profiler import run_profile
+from pipeline.inspect.profiler.trace import Tracer
+from pipeline.models.modules.name_stack import DATA, UPDATE
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.data import load_data
+from pipeline.stages.lower import lower
+from tests.conftest import TINY
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+SHORT = "train.steps=90"
+METADATA = re.compile(r",? ?metadata=\{[^}]*\}|, (frontend_attributes|stack_frame_id)=[^,]*")
+
+
+def losses(run_dir: Path) -> list[tuple[int, float, float]]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = map(json.loads, lines)
+    return [(row["step"], row["loss"], row["grad_norm"]) for row in rows]
+
+
+def program_text(recipe: Recipe) -> str:
+    """The training loop as XLA compiled it."""
+    with Reporter() as reporter:
+        backend = recipe.device.open(recipe.parallel)
+        dataset = load_data(recipe, reporter)
+        built = lower(recipe, dataset, build(recipe, dataset, reporter), backend, None, reporter)
+        return compile_programs(recipe, dataset, built, backend, reporter).program_text
+
+
+@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.slow
+def test_scopes_change_no_instruction(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny(SHORT, "cache.compiled=false")
+    scoped = program_text(recipe)
+    assert "step.update" in scoped
+    enter = ExtendNameStackContextManager.__enter__
+
+    def enter_others(scope: Any) -> Any:
+        """Enter all scopes but those of a step, as flax's."""
+        if scope.name in (DATA, UPDATE):
+            scope.name = ""
+        return enter(scope)
+
+    monkeypatch.setattr(ExtendNameStackContextManager, "__enter__", enter_others)
+    plain = program_text(recipe)
+    assert "step.update" not in plain
+    assert without_metadata(plain) == without_metadata(scoped)
+
+
+def without_metadata(text: str) -> list[str]:
+    """Instructions alone: no names of scopes, no tables of files and lines."""
+    lines = [METADATA.sub("", line) for line in text.splitlines()]
+    return [line for line in lines if " = " in line]
+
+
+@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["train.sink_size=20", "train.mechanism=soft", "train.sink=false"])
+def test_a_profile_changes_no_bit(how: str, tiny: Compose, tmp_path: Path) -> None:
+    on = ["profile.mode=on", "profile.start=13", "profile.steps=20"]
+    run(tiny(SHORT, how), tmp_path / "plain")
+    run(tiny(SHORT, how, *on), tmp_path / "profiled")
+    assert len(losses(tmp_path / "plain")) == 90
+    assert losses(tmp_path / "profiled") == losses(tmp_path / "plain")
+    assert (tmp_path / "profiled" / "profile" / "profile.json").is_file()
+
+
+@pytest.mark.slow
+def test_files_say_where_the_time_goes(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(SHORT, "profile.mode=only", "stages=[data,build,compile,train]")
+    summary = run(recipe, tmp_path / "run")
+    assert summary.status == "done"
+    folder = tmp_path / "run" / "profile"
+    found = json.loads((folder / "profile.json").read_text())
+    (profile,) = found["profiles"]
+    assert profile["coverage"]["named"] > 0.97
+    assert 0.9 < profile["coverage"]["parts_of_step"] < 1.1
+    assert {"conv_0", "conv_1", "dense_0"} <= {row["layer"] for row in profile["layers"]}
+    tails = profile["iteration"]
+    parts = tails["data_tail"] + tails["fp_bp"] + tails["update_tail"]
+    assert parts == pytest.approx(tails["iteration"])
+    assert sum(row["share"] for row in profile["phases"]) == pytest.approx(1)
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+    assert ElementTree.parse(folder / "picture.svg").getroot().tag.endswith("svg")
+    text = (folder / "table.txt").read_text()
+    assert f"Verdict: {found['verdict']['name']}: " in text
+
+
+@pytest.mark.slow
+def test_a_run_may_be_traced_as_a_whole(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(SHORT, "profile.mode=on", "profile.start=0", "profile.steps=90")
+    assert run(recipe, tmp_path / "run").status == "done"
+    (profile,) = json.loads((tmp_path / "run/profile/profile.json").read_text())["profiles"]
+    assert profile["steps"] == 90
+    assert profile["host"]["steps"] == 0
+
+
+@pytest.mark.slow
+def test_the_emulated_device_stands_beside_the_measured_one(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(
+        SHORT, "profile.mode=only", "device=ascend910", "stages=[data,build,compile,train]"
+    )
+    run(recipe, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
+    measured, modelled = found["profiles"]
+    assert (measured["source"], modelled["source"]) == ("measured", "modelled")
+    assert set(measured) == set(modelled)
+    shared = {row["layer"] for row in measured["layers"]} & {
+        row["layer"] for row in modelled["layers"]
+    }
+    assert {"conv_0", "dense_0"} <= shared
+    assert "modelled ms" in (tmp_path / "run" / "profile" / "table.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_too_short_is_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [*TINY, "train.steps=25", f"cache.root={cache}"]
+    assert main(["profile", *given]) == 2
+    assert "the run has 25 steps, too few to profile" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_near_its_end_goes_on_without_a_profile(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    run(tiny("train.steps=80"), tmp_path)
+    summary = run(tiny(SHORT, "profile.mode=on", f"train.resume={tmp_path}"))
+    assert (summary.status, summary.steps) == ("done", 90)
+    assert "too few to profile" in (tmp_path / "run.log").read_text()
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.slow
+def test_a_profile_that_fails_does_not_end_its_run(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_profile, "write_profile", fail)
+    summary = run(tiny(SHORT, "profile.mode=on"), tmp_path)
+    assert summary.status == "done"
+    assert "no profile: " in (tmp_path / "run.log").read_text()
+    assert "No space left on device" in (tmp_path / "run.log").read_text()
+
+
+def test_a_run_to_resume_is_not_ended_by_its_profile(tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match="must be null with profile"):
+        run_profile.require_profilable(tiny("profile.mode=only", "train.resume=auto"), "cpu", 1)
+
+
+@pytest.mark.slow
+def test_a_trace_without_operations_is_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Tracer, "stop", lambda self: setattr(self, "_folder", None) or ())
+    monkeypatch.setattr(Tracer, "start", lambda self: setattr(self, "_folder", "somewhere"))
+    assert main(["profile", *TINY, SHORT, f"cache.root={cache}"]) == 2
+    assert "has no operations" in capsys.readouterr().err
+
+
+def test_devices_that_cant_be_traced_are_refused(tiny: Compose) -> None:
+    with pytest.raises(run_profile.RecipeError, match="metal can't be traced"):
+        run_profile.require_profilable(tiny(), "metal", 1)
+    with pytest.raises(run_profile.RecipeError, match="2 processes"):
+        run_profile.require_profilable(tiny(), "cpu", 2)

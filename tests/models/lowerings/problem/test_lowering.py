@@ -1,0 +1,169 @@
+"""Problems and lowerings, and their texts: the keys of banks and of a run's own choice."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    DEFAULTS,
+    ROLES,
+    Lowering,
+    Lowerings,
+    RecordingPolicy,
+    Role,
+)
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, convolution_problem
+from tests.models.lowerings.engines import engines_here, require
+from tests.models.lowerings.problems import PROBLEMS, parse_problem
+
+BATCH, SIZES, CHANNELS, FEATURES = 2, (9, 7), 4, 6
+WAYS = st.builds(
+    Lowering,
+    st.sampled_from(("convolution", "patches", "default")),
+    st.sampled_from(("xla", "onednn")),
+    st.none() | st.integers(1, 512),
+)
+
+
+def window(padding: str = "VALID", groups: int = 1) -> ConvWindow:
+    return make_window(SIZES, (3, 2), (2, 1), padding, (1, 2), groups)
+
+
+def problem(role: Role = "forward", padding: str = "VALID", groups: int = 1) -> ConvolutionProblem:
+    return ConvolutionProblem(role, window(padding, groups), BATCH, CHANNELS, FEATURES, "float32")
+
+
+@given(PROBLEMS)
+def test_the_text_of_a_problem_says_all_of_it(asked: ConvolutionProblem) -> None:
+    """So that no two of them share a key."""
+    assert parse_problem(str(asked)) == asked
+
+
+def test_the_text_of_a_problem_stays_as_banks_have_it() -> None:
+    assert str(problem("kernel_gradient", "SAME", 2)) == (
+        "conv2d kernel_gradient 2x9x7x4 kernel 3x2x6 stride 2x1 pads 1+1,1+1 "
+        "dilation 1x2 groups 2 float32"
+    )
+
+
+@given(WAYS)
+def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
+    assert Lowering.parse(str(lowering)) == lowering
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_operands_have_the_shapes_that_a_convolution_has(padding: str, groups: int) -> None:
+    asked = {role: problem(role, padding, groups) for role in ROLES}
+    images, kernel = asked["forward"].operand_shapes
+    w = asked["forward"].window
+    result = jax.eval_shape(
+        lambda x, k: conv2d(
+            x, k, strides=w.strides, padding=padding, dilation=w.dilation, groups=groups
+        ),
+        jax.ShapeDtypeStruct(images, jnp.float32),
+        jax.ShapeDtypeStruct(kernel, jnp.float32),
+    )
+    assert images == (BATCH, *SIZES, CHANNELS)
+    assert kernel == (3, 2, CHANNELS // groups, FEATURES)
+    assert asked["images_gradient"].operand_shapes == (kernel, result.shape)
+    assert asked["kernel_gradient"].operand_shapes == (images, result.shape)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("role", ROLES)
+def test_operations_are_as_many_as_xla_counts(role: Role, groups: int) -> None:
+    """Without padding, where XLA counts no products that it can leave out."""
+    asked = problem("forward", "VALID", groups)
+    w = asked.window
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in asked.operand_shapes)
+
+    def slide(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            images,
+            kernel,
+            w.strides,
+            w.pads,
+            rhs_dilation=w.dilation,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+
+    cost = jax.jit(slide).lower(*shapes).cost_analysis()
+    assert cost is not None
+    assert problem(role, "VALID", groups).flops == cost["flops"]
+
+
+def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default() -> None:
+    lowering = Lowering("patches", "onednn", 8)
+    chosen = Lowerings(((str(problem()), lowering),))
+    assert chosen.choose(problem()) == lowering
+    assert chosen.choose(problem(padding="SAME")) == DEFAULT
+    assert DEFAULTS.choose(problem()) == DEFAULT
+
+
+def test_choices_are_compared_and_hashed_by_what_was_chosen() -> None:
+    """As flax does with a module's fields, to tell whether a function was traced before."""
+    one, other = (Lowerings((("a", Lowering(name)),)) for name in ("pixels", "patches"))
+    assert hash(one) == hash(Lowerings((("a", Lowering("pixels")),)))
+    assert one == Lowerings((("a", Lowering("pixels")),))
+    assert one != other
+
+
+def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -> None:
+    listing = RecordingPolicy()
+    images = jax.ShapeDtypeStruct((BATCH, *SIZES, CHANNELS), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((3, 2, CHANNELS, CHANNELS), jnp.float32)
+
+    def network(x: jax.Array, k: jax.Array) -> jax.Array:
+        for padding in ("SAME", "VALID", "SAME"):
+            x = conv2d(x, k, padding=padding, policy=listing)
+        return x
+
+    jax.eval_shape(network, images, kernel)
+    heights = {"SAME": (9, 7), "VALID": (9, 7), "SAME again": (7, 6)}
+    expected = [
+        ConvolutionProblem(
+            role,
+            make_window(sizes, (3, 2), (1, 1), padding.split()[0], (1, 1), 1),
+            BATCH,
+            CHANNELS,
+            CHANNELS,
+            "float32",
+        )
+        for padding, sizes in heights.items()
+        for role in ROLES
+    ]
+    assert list(listing.problems) == expected
+
+
+def test_listings_are_told_apart_by_who_they_are() -> None:
+    """Else a network that is listed twice would be taken for one that was traced already."""
+    assert RecordingPolicy() != RecordingPolicy()
+    assert len({RecordingPolicy(), RecordingPolicy()}) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_problem_is_read_off_the_operands(dtype: str) -> None:
+    shapes = problem(groups=2).operand_shapes
+    images, kernel = (jnp.zeros(shape, dtype) for shape in shapes)
+    made = convolution_problem("forward", window(groups=2), images, kernel)
+    assert made == ConvolutionProblem("forward", window(groups=2), BATCH, CHANNELS, FEATURES, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lowerings_of_onednn_are_tested_here(dtype: str) -> None:
+    """Skipped where `engines_here` leaves them out of every other test."""
+    require("onednn", dtype)
+    asked = ConvolutionProblem("forward", window(), BATCH, CHANNELS, FEATURES, dtype)
+    assert Lowering("convolution", "onednn") in candidates(asked, engines_here(dtype))

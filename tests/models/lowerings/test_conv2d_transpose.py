@@ -1,0 +1,79 @@
+"""The transpose of a convolution is jax's, and so are its gradients, by whatever lowering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+
+from pipeline.models.lowerings.conv2d_transpose import Padding, conv2d_transpose
+from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
+
+RNG = np.random.default_rng(0)
+
+
+def operands(size: int = 5, kernel: int = 3) -> tuple[Array, Array]:
+    x = RNG.normal(size=(2, size, size + 1, 4))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(
+        RNG.normal(size=(kernel, kernel, 4, 3)), jnp.float32
+    )
+
+
+def by_jax(x: Array, kernel: Array, stride: int, padding: Padding) -> Array:
+    return lax.conv_transpose(
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def with_gradients(function: Any, *args: Array) -> Any:
+    y, backward = jax.vjp(function, *args)
+    return y, backward(jnp.cos(y))
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (2, 2), (3, 1), (3, 2), (5, 3)])
+def test_results_and_gradients_are_those_of_jax(kernel: int, stride: int, padding: Padding) -> None:
+    x, weights = operands(kernel=kernel)
+
+    def ours(x: Array, weights: Array) -> Array:
+        return conv2d_transpose(x, weights, strides=(stride, stride), padding=padding)
+
+    expected = with_gradients(lambda x, w: by_jax(x, w, stride, padding), x, weights)
+    found = with_gradients(ours, x, weights)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected
+    )
+    np.testing.assert_array_equal(found[0], expected[0])
+
+
+def test_chosen_lowerings_compute_the_same() -> None:
+    x, weights = operands(kernel=2)
+    recording = RecordingPolicy()
+    conv2d_transpose(x, weights, strides=(2, 2), policy=recording)
+    families = {"images_gradient": "phases", "kernel_gradient": "positions"}
+    chosen = Lowerings(
+        tuple(
+            (str(problem), Lowering(families[problem.role]))
+            for problem in recording.problems
+            if problem.role in families
+        )
+    )
+    assert len(recording.problems) == 3
+
+    def ours(x: Array, weights: Array) -> Array:
+        return conv2d_transpose(x, weights, strides=(2, 2), policy=chosen)
+
+    expected = with_gradients(lambda x, w: by_jax(x, w, 2, "SAME"), x, weights)
+    found = with_gradients(ours, x, weights)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected
+    )

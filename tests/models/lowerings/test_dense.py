@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from pipeline.models.lowerings import dense
+from pipeline.models.lowerings.dense import FEW_FEATURES, dense_product
+from tests.models.build import random
+
+
+def gradients(
+    product: Callable[..., jax.Array], inputs: np.ndarray, kernel: np.ndarray
+) -> tuple[jax.Array, jax.Array]:
+    """Of the sum of squares of a dense layer without bias."""
+
+    def squares(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+        layer = nn.Dense(kernel.shape[-1], use_bias=False, dot_general=product)
+        return (layer.apply({"params": {"kernel": kernel}}, inputs) ** 2).sum()
+
+    return jax.jit(jax.grad(squares, argnums=(0, 1)))(inputs, kernel)
+
+
+def assert_derived(inputs: np.ndarray, kernel: np.ndarray) -> None:
+    ours = gradients(dense_product(), inputs, kernel)
+    derived = gradients(lax.dot_general, inputs, kernel)
+    for our, theirs in zip(ours, derived, strict=True):
+        np.testing.assert_allclose(our, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [1, 10, FEW_FEATURES, FEW_FEATURES + 1])
+def test_gradients_equal_those_that_jax_derives(features: int) -> None:
+    assert_derived(random(6, 17), random(17, features, seed=1))
+
+
+def test_tokens_are_left_to_jax() -> None:
+    assert_derived(random(3, 5, 17), random(17, 10, seed=1))
+
+
+def test_gradients_on_other_platforms_are_those_that_jax_derives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def elsewhere(*operands: jax.Array, cpu: Any, default: Callable[..., Any]) -> Any:
+        return default(*operands)
+
+    inputs, kernel = random(6, 17), random(17, 10, seed=1)
+    expected = gradients(lax.dot_general, inputs, kernel)
+    monkeypatch.setattr(dense.lax, "platform_dependent", elsewhere)
+    for ours, derived in zip(gradients(dense_product(), inputs, kernel), expected, strict=True):
+        np.testing.assert_array_equal(ours, derived)
+
+
+@pytest.mark.parametrize(("features", "turned"), [(10, 1), (FEW_FEATURES + 1, 0)])
+def test_few_features_are_the_rows_of_a_product_that_is_turned_in_a_call(
+    features: int, turned: int
+) -> None:
+    def gradient(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.grad(lambda kernel: jnp.sin(dense_product()(inputs, kernel, DIMENSIONS)).sum())(
+            kernel
+        )
+
+    text = jax.jit(gradient).lower(random(6, 170), random(170, features)).compile().as_text()
+    assert text is not None
+    assert len(re.findall(r" call\(.*transpose", text)) == turned
+
+
+DIMENSIONS = (((1,), (0,)), ((), ()))

@@ -1,0 +1,173 @@
+"""Which engines are trusted, and what timings are valid for."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from pipeline.models.lowerings.tune import machine
+from pipeline.models.lowerings.tune.machine import (
+    ONEDNN_LIMIT,
+    describe_device,
+    find_engines,
+    scopes_from,
+)
+from tests.models.lowerings.tune.made_up import BOTH, XLA
+
+CPU = jax.devices("cpu")[0]
+GPU: Any = SimpleNamespace(platform="gpu", device_kind="made up")
+
+
+class Probe:
+    """Stands in for the process that asks oneDNN: how it ends, and how often it was begun."""
+
+    def __init__(self, end: int | Exception) -> None:
+        self.end = end
+        self.limited_end = end
+        self.begun: list[tuple[list[str], dict[str, Any]]] = []
+
+    def __call__(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        self.begun.append((command, options))
+        end = self.limited_end if ONEDNN_LIMIT in options["env"] else self.end
+        if isinstance(end, Exception):
+            raise end
+        return subprocess.CompletedProcess(command, end)
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
+    """On a machine that may have oneDNN, whatever this one is, and under no limit; it passes unless
+    told otherwise."""
+    made_up = Probe(0)
+    monkeypatch.delenv(ONEDNN_LIMIT, raising=False)
+    monkeypatch.setattr(machine.subprocess, "run", made_up)
+    monkeypatch.setattr(machine, "_may_have_onednn", lambda: True)
+    return made_up
+
+
+def test_onednn_is_trusted_where_it_passes(probe: Probe, tmp_path: Path) -> None:
+    assert find_engines(CPU, "float32", tmp_path / "new") == BOTH
+    ((command, options),) = probe.begun
+    assert command[1:] == [
+        "-c",
+        "from pipeline.models.lowerings.formulas.onednn import probe; probe('float32')",
+    ]
+    assert options["env"] == {**os.environ, "JAX_PLATFORMS": "cpu"}
+    assert options["timeout"] > 0
+
+
+@pytest.mark.parametrize("status", [-4, -6, 1])
+def test_without_onednn_if_the_probe_ends_badly(status: int, probe: Probe, tmp_path: Path) -> None:
+    """Killed by a signal, or by an assertion that did not hold."""
+    probe.end = status
+    assert find_engines(CPU, "float32", tmp_path) == XLA
+
+
+def test_without_onednn_if_the_probe_never_ends(probe: Probe, tmp_path: Path) -> None:
+    probe.end = subprocess.TimeoutExpired("python", machine.PROBE_TIMEOUT_S)
+    assert find_engines(CPU, "float32", tmp_path) == XLA
+
+
+@pytest.mark.parametrize(("status", "engines"), [(0, BOTH), (-4, XLA)])
+def test_what_was_asked_once_is_kept(
+    status: int, engines: frozenset[str], probe: Probe, tmp_path: Path
+) -> None:
+    probe.end = status
+    for _ in range(3):
+        assert find_engines(CPU, "float32", tmp_path) == engines
+    assert len(probe.begun) == 1
+
+
+def test_every_type_and_every_version_is_asked_for_itself(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_engines(CPU, "float32", tmp_path) == BOTH
+    probe.end = -4
+    assert find_engines(CPU, "bfloat16", tmp_path) == XLA
+    version = machine.jaxlib.__version__
+    monkeypatch.setattr(machine.jaxlib, "__version__", "99.0")
+    assert find_engines(CPU, "float32", tmp_path) == XLA
+    assert len(probe.begun) == 3
+    monkeypatch.setattr(machine.jaxlib, "__version__", version)
+    assert find_engines(CPU, "float32", tmp_path) == BOTH
+
+
+def test_another_processor_is_asked_for_itself(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a home directory is shared by machines."""
+    find_engines(CPU, "float32", tmp_path)
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(("of another kind",)))
+    find_engines(CPU, "float32", tmp_path)
+    assert len(probe.begun) == 2
+
+
+def test_onednn_is_asked_again_under_a_limit(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual machine may report AMX and no size of its tiles: oneDNN ends by SIGILL."""
+    probe.end, probe.limited_end = -4, 0
+    assert find_engines(CPU, "bfloat16", tmp_path) == XLA
+    monkeypatch.setenv(ONEDNN_LIMIT, "AVX512_CORE_BF16")
+    assert find_engines(CPU, "bfloat16", tmp_path) == BOTH
+    monkeypatch.delenv(ONEDNN_LIMIT)
+    assert find_engines(CPU, "bfloat16", tmp_path) == XLA
+    assert len(probe.begun) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe"])
+def test_an_unreadable_file_costs_only_another_probe(
+    content: bytes, probe: Probe, tmp_path: Path
+) -> None:
+    file = tmp_path / "engines.json"
+    file.write_bytes(content)
+    assert find_engines(CPU, "float32", tmp_path) == BOTH
+    assert list(json.loads(file.read_text()).values()) == [True]
+    assert find_engines(CPU, "float32", tmp_path) == BOTH
+    assert len(probe.begun) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("machine", "aarch64"), ("system", "darwin"), ("device", GPU)]
+)
+def test_where_there_is_no_onednn_nobody_asks(
+    name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(platform, "machine", lambda: value if name == "machine" else "x86_64")
+    monkeypatch.setattr(machine.sys, "platform", value if name == "system" else "linux")
+    assert find_engines(value if name == "device" else CPU, "float32", tmp_path) == XLA
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ({"sse2", "avx2", "avx512f", "avx512_bf16", "amx_bf16"}, "amx_bf16"),
+        ({"avx2", "avx512f", "avx512_bf16"}, "avx512_bf16"),
+        ({"avx2", "avx512f"}, "avx512f"),
+        ({"sse2", "avx2"}, "avx2"),
+        (set(), "made_up64"),
+    ],
+)
+def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
+    flags: set[str], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(platform, "machine", lambda: "made_up64")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert describe_device(CPU) == f"cpu {level} x3"
+    known = [each for each in machine._LEVELS if each in flags] or [level]
+    assert scopes_from(CPU) == tuple(f"cpu {each} x3" for each in known)
+
+
+def test_timings_on_an_accelerator_hold_for_its_kind() -> None:
+    assert describe_device(GPU) == "gpu made up"
+    assert scopes_from(GPU) == ("gpu made up",)

@@ -1,0 +1,152 @@
+"""The rule for shapes that no bank knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.models.lowerings.candidates import can_compute, candidates
+from pipeline.models.lowerings.dense import FEW_FEATURES
+from pipeline.models.lowerings.problem.lowering import DEFAULT, ROLES, Engine, Lowering, Role
+from pipeline.models.lowerings.problem.problems import DenseProblem
+from pipeline.models.lowerings.tune.rule import LARGE_FLOPS, usual_lowering
+from tests.models.lowerings.tune.made_up import BOTH, XLA, convolution
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_candidates_alone_are_taken(role: Role, stride: int) -> None:
+    for channels, size in ((3, 32), (16, 32), (64, 32), (64, 4)):
+        problem = convolution(role, channels, size, stride=stride, batch=64)
+        for engines in (XLA, BOTH):
+            lowering = usual_lowering(problem, engines)
+            assert lowering == DEFAULT or lowering in candidates(problem, engines)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_onednn_is_for_what_is_large_and_has_channels(role: Role) -> None:
+    large = convolution(role, channels=32, size=32, batch=16)
+    small = convolution(role, channels=32, size=4, batch=1)
+    narrow = convolution(role, channels=8, size=64, batch=64)
+    assert small.flops < LARGE_FLOPS < min(large.flops, narrow.flops)
+    assert usual_lowering(large, BOTH).engine == "onednn"
+    assert usual_lowering(large, XLA) == DEFAULT
+    assert usual_lowering(small, BOTH) == usual_lowering(narrow, BOTH) == DEFAULT
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_winograd_is_for_3x3_kernels_whose_tiles_are_full(role: Role) -> None:
+    full, half_empty = convolution(role, 64, 32, batch=32), convolution(role, 256, 4, batch=32)
+    strided = convolution(role, 64, 32, stride=2, batch=32)
+    assert usual_lowering(full, BOTH).family == "winograd4"
+    assert usual_lowering(half_empty, BOTH).family == "convolution"
+    assert usual_lowering(strided, BOTH).family in ("convolution", "phases")
+
+
+def test_winograd_multiplies_in_float32_alone() -> None:
+    """The gradient of the kernel, which is summed in float32 in any case, excepted."""
+    families = {
+        role: usual_lowering(convolution(role, 64, 32, batch=32, dtype="bfloat16"), BOTH).family
+        for role in ROLES
+    }
+    assert families == {
+        "forward": "convolution",
+        "images_gradient": "convolution",
+        "kernel_gradient": "winograd4",
+    }
+
+
+def test_strided_gradients_are_taken_apart_into_phases() -> None:
+    problem = convolution("images_gradient", 64, 32, stride=2, batch=32)
+    assert usual_lowering(problem, BOTH).family == "phases"
+
+
+@pytest.mark.parametrize(("stride", "family"), [(1, "winograd4"), (2, "convolution")])
+def test_the_kernels_gradient_looks_at_what_fits_into_the_cache(stride: int, family: str) -> None:
+    """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
+    problem = convolution("kernel_gradient", 64, 32 * stride, stride=stride, batch=64)
+    assert str(usual_lowering(problem, BOTH)) == f"{family}/onednn/4"
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_a_pixel_wide_kernel_are_products_of_matrices(stride: int) -> None:
+    """oneDNN's convolution takes 5 to 40 times as long for the kernel's."""
+    families = {
+        role: str(usual_lowering(convolution(role, 64, 56, 1, stride, batch=32), BOTH))
+        for role in ROLES
+    }
+    assert families == {
+        "forward": "convolution/onednn",
+        "images_gradient": "pixels/onednn",
+        "kernel_gradient": "positions/onednn",
+    }
+
+
+@pytest.mark.parametrize("role", ["forward", "kernel_gradient"])
+def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> None:
+    wide, narrow = (
+        replace(convolution(role, 3, 224, kernel, stride=2), features=64) for kernel in (7, 3)
+    )
+    assert usual_lowering(wide, BOTH).engine == "onednn"
+    assert usual_lowering(narrow, BOTH) == DEFAULT
+
+
+@pytest.mark.parametrize(("groups", "images"), [(32, 1), (8, 4)])
+def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
+    lowerings = {
+        role: str(usual_lowering(convolution(role, 32, 16, batch=16, groups=groups), BOTH))
+        for role in ROLES
+    }
+    assert lowerings == {
+        "forward": "convolution/onednn",
+        "images_gradient": "convolution/onednn",
+        "kernel_gradient": f"convolution/onednn/{images}",
+    }
+
+
+@pytest.mark.parametrize("groups", [2, 8, 32])
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_taken_for_groups_can_be_computed(role: Role, batch: int, groups: int) -> None:
+    for size in (4, 32):
+        problem = convolution(role, 32, size, batch=batch, groups=groups)
+        for engines in (XLA, BOTH):
+            lowering = usual_lowering(problem, engines)
+            assert lowering == DEFAULT or can_compute(problem, lowering, engines)
+
+
+def test_channels_alone_are_summed_without_onednn() -> None:
+    lowerings = {
+        role: str(usual_lowering(convolution(role, 32, 16, batch=8, groups=32), XLA))
+        for role in ROLES
+    }
+    assert lowerings == {
+        "forward": "multiply_adds/xla",
+        "images_gradient": "multiply_adds/xla",
+        "kernel_gradient": "blocks/xla/1",
+    }
+    assert usual_lowering(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT
+
+
+def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> None:
+    def usual(role: Role, rows: int, dtype: str, engines: frozenset[Engine] = BOTH) -> Lowering:
+        return usual_lowering(DenseProblem(role, rows, 256, 256, dtype), engines)
+
+    onednn = Lowering("product", "onednn")
+    assert usual("kernel_gradient", 2048, "float32") == onednn
+    assert usual("forward", 2048, "float32") == DEFAULT
+    assert usual("images_gradient", 2048, "float32") == DEFAULT
+    assert {usual(role, 2048, "bfloat16") for role in ROLES} == {onednn}
+    assert {usual(role, 64, "float32") for role in ROLES} == {DEFAULT}
+
+
+def test_the_gradient_of_a_dense_kernel_in_bfloat16_is_not_turned_around() -> None:
+    def usual(role: Role, features: int, dtype: str = "bfloat16") -> Lowering:
+        return usual_lowering(DenseProblem(role, 2048, 256, features, dtype), XLA)
+
+    assert usual("kernel_gradient", 256) == Lowering("product")
+    assert usual("kernel_gradient", 256, "float32") == DEFAULT
+    assert usual("forward", 256) == usual("images_gradient", 256) == DEFAULT
+    # With few features the default computes it transposed.
+    assert usual("kernel_gradient", FEW_FEATURES) == DEFAULT

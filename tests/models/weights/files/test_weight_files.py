@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from pipeline.core.errors import DataError, RunError
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from tests.conftest import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "weights"
+SUFFIXES = [".safetensors", ".ckpt", ".npz"]
+DTYPES = ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "bool"]
+
+
+def as_numbers(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def complaint(path: Path) -> str | None:
+    """The message with which a file is refused; None where it is read."""
+    try:
+        read_weights(path)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def rejected(path: Path) -> str:
+    """The message that reading a file ends in, without its path."""
+    with pytest.raises(DataError) as error:
+        read_weights(path)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{path}: ")
+    return lines[0].removeprefix(f"{path}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_what_is_written_is_read(
+    suffix: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    arrays = data.draw(
+        st.dictionaries(
+            st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1),
+            st.sampled_from(DTYPES).flatmap(
+                lambda dtype: st_numpy.arrays(dtype, st_numpy.array_shapes(min_dims=1))
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    path = tmp_path_factory.mktemp("weights") / f"weights{suffix}"
+    write_weights(path, arrays)
+    read = read_weights(path)
+    assert read.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_scalar_and_an_empty_array_keep_their_shapes(suffix: str, tmp_path: Path) -> None:
+    arrays = {"scalar": np.array(2.5, np.float32), "empty": np.zeros((2, 0), np.float32)}
+    write_weights(tmp_path / f"w{suffix}", arrays)
+    read = read_weights(tmp_path / f"w{suffix}")
+    assert {name: array.shape for name, array in read.items()} == {"scalar": (), "empty": (2, 0)}
+    assert read["scalar"] == 2.5
+
+
+def test_safetensors_are_those_of_the_package(tmp_path: Path) -> None:
+    arrays = {"b": np.arange(6.0).reshape(2, 3), "a": np.ones(2, np.int16)}
+    safetensors.numpy.save_file(arrays, tmp_path / "w.safetensors")
+    read = read_weights(tmp_path / "w.safetensors")
+    assert list(read) == ["a", "b"]
+    np.testing.assert_array_equal(read["b"], arrays["b"])
+
+
+def test_bfloat16_is_read_from_safetensors(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    values = np.array([1.5, -3.0], ml_dtypes.bfloat16)
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + values.tobytes())
+    assert read_weights(path)["w"].astype(np.float32).tolist() == [1.5, -3.0]
+
+
+@pytest.mark.parametrize("name", ["mindspore_tiny.ckpt", "mindspore_tiny_crc.ckpt"])
+def test_golden_files_of_mindspore_are_read(name: str) -> None:
+    read = read_weights(GOLDEN / name)
+    with np.load(GOLDEN / "mindspore_tiny.npz") as expected:
+        assert sorted(read) == sorted(expected)
+        for entry in expected:
+            assert read[entry].dtype == np.float32
+            np.testing.assert_array_equal(read[entry], expected[entry])
+
+
+def test_golden_dtypes_of_mindspore_are_read() -> None:
+    read = read_weights(GOLDEN / "mindspore_dtypes.ckpt")
+    assert read.pop("scalar") == np.float32(2.5)
+    assert {name: array.dtype.name for name, array in read.items()} == {
+        **{name: name for name in ("float16", "float64", "bfloat16", "int8", "int32", "int64")},
+        "uint8": "uint8",
+        "bool_": "bool",
+    }
+    for name, array in read.items():
+        assert as_numbers(array).tolist() == [[1, 0, 1 if name == "bool_" else 3]]
+
+
+def test_what_is_written_equals_a_golden_file_of_mindspore(tmp_path: Path) -> None:
+    golden = GOLDEN / "mindspore_tiny.ckpt"
+    write_weights(tmp_path / "w.ckpt", read_weights(golden))
+    assert (tmp_path / "w.ckpt").read_bytes() == golden.read_bytes()
+
+
+def test_a_large_array_comes_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pipeline.models.weights.files.mindspore_file._PART_BYTES", 40)
+    array = np.arange(60, dtype=np.float32).reshape(6, 10)
+    write_weights(tmp_path / "w.ckpt", {"w": array})
+    assert (tmp_path / "w.ckpt").read_bytes().count(b"Float32") == 6
+    np.testing.assert_array_equal(read_weights(tmp_path / "w.ckpt")["w"], array)
+
+
+def test_golden_tensors_of_torch_are_read() -> None:
+    read = read_weights(GOLDEN / "torch_tiny.pth")
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(read.pop("whole"), base)
+    np.testing.assert_array_equal(read.pop("transposed"), base.T)
+    np.testing.assert_array_equal(read.pop("part"), base[1:, 2:])
+    assert read.pop("parameter").tolist() == [0.5, -0.5]
+    assert (read["scalar"].shape, read.pop("scalar")) == ((), 2.5)
+    assert [(name, array.dtype.name) for name, array in read.items()] == [
+        (name, name)
+        for name in (
+            *("float16", "float64", "bfloat16", "int8", "int16", "int32", "int64"),
+            *("uint8", "bool"),
+        )
+    ]
+    for name, array in read.items():
+        assert as_numbers(array).tolist() == [[1, 0, 1 if name == "bool" else 3]]
+
+
+def test_golden_training_checkpoint_of_torch_gives_its_state_dict() -> None:
+    read = read_weights(GOLDEN / "torch_training.pt")
+    assert {name: array.shape for name, array in read.items()} == {
+        "fc.weight": (3, 4),
+        "fc.bias": (4,),
+    }
+
+
+def test_a_ckpt_that_is_a_zip_is_read_as_torch_wrote_it(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes((GOLDEN / "torch_training.pt").read_bytes())
+    assert list(read_weights(tmp_path / "last.ckpt")) == ["fc.weight", "fc.bias"]
+
+
+def test_the_old_format_of_torch_is_named(tmp_path: Path) -> None:
+    magic = 0x1950A86A20F9469CFC6C  # what torch.save(..., _use_new_zipfile_serialization=False) has
+    (tmp_path / "w.pth").write_bytes(pickle.dumps(magic, 2) + pickle.dumps(1001, 2))
+    assert "in the format before torch 1.6; load and save it again" in rejected(tmp_path / "w.pth")
+
+
+class Evil:
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self._mark),)
+
+
+def as_torch(path: Path, content: bytes, **parts: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("w/data.pkl", content)
+        for name, data in parts.items():
+            archive.writestr(f"w/{name}", data)
+    return path
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_no_code_in_a_file_is_run(protocol: int, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    content = pickle.dumps({"w": Evil(mark)}, protocol)
+    message = rejected(as_torch(tmp_path / "evil.pth", content))
+    assert "it holds more than a dictionary of tensors; save model.state_dict() alone" in message
+    assert "mkdir" in message or "opcode" in message
+    assert not mark.exists()
+
+
+def storage(kind: str = "torch\nFloatStorage", count: int = 4, key: str = "0") -> bytes:
+    """The opcodes of a storage as torch names it."""
+    fields = (
+        b"X\x07\x00\x00\x00storage",
+        b"c" + kind.encode() + b"\n",
+        b"V" + key.encode() + b"\n",
+    )
+    return b"(" + b"".join(fields) + b"Vcpu\nI%d\ntQ" % count
+
+
+def one_tensor(
+    of: bytes | None = None,
+    offset: int = 0,
+    shape: bytes = b"(I2\nI2\nt",
+    strides: bytes = b"(I2\nI1\nt",
+) -> bytes:
+    """A pickle of one tensor `w`, 2x2 unless it says otherwise."""
+    arguments = (of or storage()) + b"I%d\n" % offset + shape + strides + b"I00\n}"
+    call = b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
+    return b"\x80\x02}(Vw\n" + call + b"u."
+
+
+FOUR = np.arange(4, dtype=np.float32).tobytes()
+
+
+def test_a_tensor_written_by_hand_is_read(tmp_path: Path) -> None:
+    path = as_torch(tmp_path / "w.pt", one_tensor(), **{"data/0": FOUR, "byteorder": b"little"})
+    assert read_weights(path)["w"].tolist() == [[0, 1], [2, 3]]
+
+
+HUGE = b"(I1000000\nI1000000\nt"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (one_tensor(offset=1), "w does not fit into its storage"),
+        (one_tensor(offset=-1), "w does not fit into its storage"),
+        (one_tensor(strides=b"(I-2\nI1\nt"), "w does not fit into its storage"),
+        (one_tensor(shape=HUGE, strides=b"(I0\nI0\nt"), "w does not fit into its storage"),
+        (one_tensor(shape=b"(I-2\nI-2\nt"), "w has no possible shape; the file is damaged"),
+        (one_tensor(strides=b"(I1\nt"), "w is no tensor of numbers"),
+        (one_tensor(storage(count=5)), "storage 0 should hold 5 values and does not"),
+        (one_tensor(storage(key="../../x")), "a tensor lies in no storage that can be read"),
+        (one_tensor(storage(key="1")), "it lacks its part data/1"),
+        (one_tensor(storage("torch\nQInt8Storage")), "it names torch.QInt8Storage"),
+        (one_tensor(storage("builtins\neval")), "it names builtins.eval"),
+        (b"\x80\x02}(Vw\nI1\nu.", "it holds a dictionary of w; must be a state dict, or have one"),
+        (b"\x80\x02I1\n.", "it holds no dictionary of tensors"),
+        (b"\x80\x02}(", "its table of contents is damaged"),
+        (b"\x80\x02u.", "its table of contents is damaged"),
+        (b"\x80\x02}}I1\ns.", "its table of contents is damaged"),
+        (b"\x80\x02h\x05.", "its table of contents is damaged"),
+        (b"\x80\x02ccollections\nOrderedDict\n(I1\ntR.", "its table of contents is damaged"),
+        (b"\x80\x02(lI1\nb.", "it sets attributes of an object"),
+    ],
+)
+def test_a_bad_torch_file_is_distinguished(content: bytes, message: str, tmp_path: Path) -> None:
+    path = as_torch(tmp_path / "w.pt", content, **{"data/0": FOUR})
+    assert message in rejected(path)
+
+
+def test_tensors_that_share_too_much_are_refused(tmp_path: Path) -> None:
+    """A small file must not become much memory: many transposed views of one storage."""
+    view = one_tensor(storage(count=10_000), shape=b"(I100\nI100\nt", strides=b"(I1\nI100\nt")
+    call = view[len(b"\x80\x02}(Vw\n") : -len(b"u.")]
+    names = b"".join(b"Vw%d\n" % index + call for index in range(40))
+    path = as_torch(tmp_path / "w.pt", b"\x80\x02}(" + names + b"u.", **{"data/0": bytes(40_000)})
+    assert "its tensors are more than 16 times what it holds" in rejected(path)
+
+
+def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = as_torch(tmp_path / "w.pt", one_tensor(), **{"data/0": FOUR})
+    content = bytearray(path.read_bytes())
+    at = content.rindex(b"PK\x01\x02")  # the directory's entry of data/0: its sizes
+    content[at + 20 : at + 28] = struct.pack("<II", 4000, 4000)
+    path.write_bytes(content)
+    assert "its parts overlap" in rejected(path)
+
+
+def test_torch_files_that_torch_would_not_write(tmp_path: Path) -> None:
+    big = as_torch(tmp_path / "a.pt", one_tensor(), **{"data/0": FOUR, "byteorder": b"big"})
+    assert "its bytes are in big-endian order" in rejected(big)
+    with zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("w/data.pkl", one_tensor())
+    assert "its part data.pkl is compressed, which torch does not do" in rejected(tmp_path / "b.pt")
+    with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
+        archive.writestr("readme", "")
+    assert "it is a zip file, but none that torch.save wrote" in rejected(tmp_path / "c.pt")
+    (tmp_path / "d.pth").write_bytes(b"hello")
+    assert "it is not a file that torch.save wrote" in rejected(tmp_path / "d.pth")
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".pth"])
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"\xff" * 64, b"hello, I am no weights"])
+def test_rubbish_has_one_line(suffix: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"w{suffix}"
+    path.write_bytes(content)
+    assert "can't read these weights: " in rejected(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["mindspore_tiny.ckpt", "mindspore_tiny_crc.ckpt", "torch_tiny.pth", "mindspore_tiny.npz"],
+)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_refused_or_read(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever is changed or cut off, nothing but DataError comes of it."""
+    content = bytearray((GOLDEN / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = content[: data.draw(st.integers(1, len(content)))]
+    path = tmp_path_factory.mktemp("damaged") / name
+    path.write_bytes(content)
+    message = complaint(path)
+    assert message is None or len(message.splitlines()) == 1
+
+
+def test_a_crc_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    content = bytearray((GOLDEN / "mindspore_tiny_crc.ckpt").read_bytes())
+    content[60] ^= 1
+    (tmp_path / "w.ckpt").write_bytes(content)
+    assert "its CRC is another; the file is damaged" in rejected(tmp_path / "w.ckpt")
+
+
+def entry(tag: bytes, tensor: bytes, field: int = 2) -> bytes:
+    """A value of a MindSpore checkpoint."""
+    value = b"\x0a" + bytes([len(tag)]) + tag + bytes([field << 3 | 2, len(tensor)]) + tensor
+    return b"\x0a" + bytes([len(value)]) + value
+
+
+FLOAT = b"\x08\x01\x12\x07Float32\x1a\x04\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            entry(b"w", b"\x08\x02" + FLOAT[2:]),
+            "w has shape (2,) of float32, 8 bytes; the file has 4",
+        ),
+        (entry(b"w", b"\x08" + b"\xff" * 9 + b"\x01" + FLOAT[2:]), "w has no possible shape"),
+        (entry(b"w", FLOAT.replace(b"Float32", b"Qloat32")), "w is Qloat32; must be one of Bool,"),
+        (entry(b"", FLOAT), "an entry has no name or no array"),
+        (entry(b"w", FLOAT, field=3), "w is a map tensor; only plain arrays can be read"),
+        (entry(b"w", FLOAT)[:-1], "it ends in the middle of an entry"),
+        (entry(b"a\n\x1b[31m", b"\x08\x02" + FLOAT[2:]), r"a\n\x1b[31m has shape"),
+        (b"\x12\x01a", "it is not a MindSpore checkpoint (or an encrypted one)"),
+        (b"\x0b", "it is not a MindSpore checkpoint"),
+    ],
+)
+def test_a_bad_mindspore_file_is_distinguished(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "w.ckpt").write_bytes(content)
+    assert message in rejected(tmp_path / "w.ckpt")
+
+
+def test_a_text_in_a_mindspore_file_is_passed_over(tmp_path: Path) -> None:
+    text = entry(b"note", b"\x08\x01\x12\x03str\x1a\x04a\0\0\0")
+    (tmp_path / "w.ckpt").write_bytes(text + entry(b"w", FLOAT))
+    assert list(read_weights(tmp_path / "w.ckpt")) == ["w"]
+
+
+def test_an_archive_must_hold_as_much_as_its_headers_say(tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", w=np.zeros(4))
+    with zipfile.ZipFile(tmp_path / "w.npz") as archive:
+        content = archive.read("w.npy")
+    short, long = b"(4,), }     ", b"(400000,), }"
+    assert short in content
+    with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+        archive.writestr("w.npy", content.replace(short, long.ljust(len(short))))
+    assert "w has shape (400000,) and the file has another size" in rejected(tmp_path / "w.npz")
+
+
+def test_an_archive_of_objects_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", w=np.array([{}], object))
+    assert "w holds objects; must be plain numbers" in rejected(tmp_path / "w.npz")
+
+
+def test_an_archive_too_large_to_be_true_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 30_000)
+    np.savez_compressed(tmp_path / "w.npz", w=np.zeros(10_000))
+    assert "w would take 0.0 GB of memory, 0.0 GB are available" in rejected(tmp_path / "w.npz")
+
+
+def test_a_file_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 2 * 10**9)
+    with (tmp_path / "w.ckpt").open("wb") as file:
+        file.truncate(3 * 10**9)
+    assert "reading it would take 6.0 GB of memory, 2.0 GB are available here" in rejected(
+        tmp_path / "w.ckpt"
+    )
+
+
+def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:
+    assert rejected(tmp_path / "w.onnx") == (
+        "is no kind of weight file; must end in one of .safetensors, .ckpt, .pt, .pth, .npz"
+    )
+    assert rejected(tmp_path / "w.npz") == "there is no such file"
+    (tmp_path / "d.npz").mkdir()
+    assert rejected(tmp_path / "d.npz") == "there is no such file"
+
+
+def test_paths_that_are_not_written(tmp_path: Path) -> None:
+    arrays = {"w": np.zeros(1, np.float32)}
+    with pytest.raises(DataError, match=r"w.pth: is not written; .* PyTorch reads .safetensors"):
+        write_weights(tmp_path / "w.pth", arrays)
+    with pytest.raises(RunError, match=r"can't be written: [A-Z][a-z ]+$"):
+        write_weights(tmp_path / "nowhere" / "w.npz", arrays)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_zip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    content = bytearray((GOLDEN / "torch_tiny.pth").read_bytes())
+    at = content.index(np.arange(12, dtype=np.float32).tobytes())
+    content[at + 1] ^= 0xFF
+    (tmp_path / "w.pth").write_bytes(content)
+    assert "Bad CRC-32" in rejected(tmp_path / "w.pth")

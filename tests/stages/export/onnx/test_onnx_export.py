@@ -1,0 +1,265 @@
+"""Networks in ONNX Runtime, against the same networks in JAX."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from pipeline import load_recipe
+from pipeline.cli.export import main as export
+from pipeline.cli.infer import main as infer
+from pipeline.core.errors import RecipeError, UsageError
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.table import FittedTable, TableFormat
+from pipeline.data.targets import Targets
+from pipeline.data.transform import column_specs
+from pipeline.stages.build import typed_network
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.trained_run import Samples, TrainedRun
+from pipeline.training.step import image_shape
+from tests.conftest import compose_tiny
+from tests.outcome import read_summary
+from tests.whole_run import run
+
+onnx = pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
+ort = pytest.importorskip(
+    "onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'"
+)
+
+QUICK = ["lenet5", "mlp", "resnet20", "mobilenet_v3_small"]
+SLOW = ["googlenet", "layers", "repvgg_a0", "shufflenet_v2_x0_5", "squeezenet_residual", "unet"]
+"""Networks of different layers; 15 others were within 1e-5 when they were compared."""
+SIZES = {"lenet5": 32, "mlp": 16, "resnet20": 32, "layers": 32}
+
+
+def fresh(
+    overrides: list[str],
+    shape: tuple[int, int, int],
+    *,
+    ops: str = "",
+    dtype: str = "float32",
+) -> TrainedRun:
+    """A run of fresh weights, and statistics and scales that are not those of the beginning."""
+    data = ["dataset=numpy", "dataset.root=none.npz"]
+    data += [f"dataset.{split}.ops=[{ops}]" for split in ("train", "eval")]
+    recipe = load_recipe("lenet5_digits", [*data, *overrides])
+    network = typed_network(recipe, 10)
+    key = jax.random.key(0)
+    mapped = column_specs(recipe.dataset.eval.ops, {"image": ColumnSpec(shape, dtype)})["image"]
+    images = np.zeros((1, *image_shape(mapped)), np.float32)
+    variables = jax.jit(lambda key: network.init(key, images, train=False))(key)
+    random = np.random.default_rng(0)
+    arrays = {}
+    for path, array in flatten_dict(variables, sep="/").items():
+        value = np.asarray(array)
+        if path.endswith(("/var", "/scale")):
+            value = random.uniform(0.5, 1.5, value.shape).astype(np.float32)
+        elif path.endswith(("/mean", "/bias")):
+            value = random.normal(0, 0.2, value.shape).astype(np.float32)
+        arrays[path] = value
+    return TrainedRun(recipe, arrays, 0, Samples(shape, dtype, Targets(tuple("0123456789"))))
+
+
+def difference(trained: TrainedRun, images: np.ndarray) -> float:
+    """The greatest difference of the two programs, in units of the largest logit."""
+    from pipeline.stages.export.onnx.onnx_export import onnx_model
+
+    session = ort.InferenceSession(onnx_model(trained).SerializeToString())
+    found = session.run(None, {"images": images})[0]
+    expected = np.asarray(jax.jit(make_predict(trained))(trained.arrays, images))
+    assert found.shape == expected.shape
+    assert found.dtype == np.float32
+    assert expected.std() > 0
+    return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+def some(quick: int, *names: str) -> list[Any]:
+    """The first few cases, and the others as slow ones: each compiles a network."""
+    others = (pytest.param(name, marks=pytest.mark.slow) for name in names[quick:])
+    return [*names[:quick], *others]
+
+
+@pytest.mark.parametrize("model", some(1, *QUICK, *SLOW))
+def test_a_network_gives_the_same_logits(model: str) -> None:
+    size = SIZES.get(model, 64)
+    shape = (size, size, 1 if model in ("lenet5", "mlp", "unet") else 3)
+    run = fresh([f"model={model}"], shape)
+    images = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
+    assert difference(run, images) < 1e-5
+
+
+LAYERS: dict[str, list[str]] = {
+    "convolutions": [
+        "{name: conv, features: 8, kernel: [3,5], stride: [2,1], dilation: [1,2], bias: true}",
+        "{name: conv, features: 8, kernel: 4, stride: 2, padding: symmetric, groups: 4}",
+        "{name: conv, features: 6, kernel: 3, padding: [[0,2],[1,0]]}",
+    ],
+    "transposed same": ["{name: conv_transpose, features: 5, kernel: 3, stride: 2, bias: true}"],
+    "transposed valid": [
+        "{name: conv_transpose, features: 5, kernel: 2, stride: 3, padding: valid}"
+    ],
+    "transposed wide": ["{name: conv_transpose, features: 5, kernel: 4, stride: 2}"],
+    "transposed once": ["{name: conv_transpose, features: 5, kernel: 3}"],
+    "pools": [
+        "{name: max_pool, kernel: 3, stride: 2, padding: same}",
+        "{name: avg_pool, kernel: [2,3], stride: 1, padding: same}",
+    ],
+    "norms": [
+        "{name: conv, features: 8, kernel: 1}",
+        "{name: group_norm, groups: 4}",
+        "layer_norm",
+        "batch_norm",
+        "{name: dropout, rate: 0.5}",
+    ],
+    "activations": ["relu6", "gelu", "tanh", "sigmoid", "swish", "hard_sigmoid", "hard_swish"],
+    "upsample": ["{name: upsample, factor: 2}"],
+    "shuffle": ["{name: conv, features: 6, kernel: 1}", "{name: channel_shuffle, groups: 3}"],
+    "branches": [
+        "{name: conv, features: 8, kernel: 1}",
+        "{name: branches, split: true, branches: [[], [{name: conv, features: 2, kernel: 3}]]}",
+        "{name: residual, body: [{name: conv, features: 6, kernel: 1}, relu]}",
+        "{name: gate, body: [global_avg_pool, {name: dense, features: 6}, sigmoid]}",
+        "{name: dual_path, added: 4, body: [{name: conv, features: 7, kernel: 1}]}",
+        "{name: sequence, repeat: 2, body: [{name: conv, features: 4, kernel: 1}, batch_norm]}",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", some(1, *LAYERS))
+def test_a_layer_gives_the_same_values(kind: str) -> None:
+    layers = ", ".join([*LAYERS[kind], "flatten", "{name: dense, features: $classes}"])
+    run = fresh(["model=layers", f"model.layers=[{layers}]"], (9, 12, 3))
+    images = np.random.default_rng(1).normal(size=(2, 9, 12, 3)).astype(np.float32)
+    assert difference(run, images) < 1e-5
+
+
+OPS = {
+    "bytes, linear": "{name: resize, size: [12, 10]}",
+    "bytes, smaller": "{name: resize, size: [5, 7]}",
+    "nearest": "{name: resize, size: [12, 10], interpolation: nearest}",
+    "floats, linear": "{name: rescale, factor: 0.01, shift: -1}, {name: resize, size: [12, 10]}",
+    "arithmetic": "{name: normalize, mean: [0.1, 2, 3], std: [1, 2, 0.5]}, "
+    "{name: type_cast, column: image, dtype: float32}",
+    "channels first": "hwc2chw, {name: rescale, factor: 0.5, shift: 1}",
+    "crop": "{name: center_crop, size: [5, 6]}",
+}
+
+
+@pytest.mark.parametrize("kind", some(1, *OPS))
+def test_map_ops_are_in_the_graph(kind: str) -> None:
+    """From bytes on: rounding is that of the op, to the bit."""
+    layers = "model.layers=[flatten, {name: dense, features: $classes}]"
+    run = fresh(["model=layers", layers], (9, 8, 3), ops=OPS[kind], dtype="uint8")
+    images = np.random.default_rng(1).integers(0, 256, (4, 9, 8, 3), np.uint8)
+    assert difference(run, images) < 1e-5
+
+
+@pytest.mark.slow
+def test_what_has_no_translation_is_named() -> None:
+    from pipeline.stages.export.onnx.onnx_export import onnx_model
+
+    vit = fresh(["model=vit_tiny"], (32, 32, 3))
+    with pytest.raises(RecipeError, match=r"model layer .*: has no translation to ONNX"):
+        onnx_model(vit)
+    ops = "{name: resize, size: [16, 16], interpolation: cubic}"
+    cubic = fresh(["model=mlp"], (16, 16, 1), ops=ops, dtype="uint8")
+    with pytest.raises(RecipeError, match=r"dataset\.eval\.ops\.0 \(resize\): has no translation"):
+        onnx_model(cubic)
+    rows = fresh(["model=mlp"], (16, 16, 1))
+    table = FittedTable(columns=(), format=TableFormat())
+    of_a_table = replace(rows, samples=replace(rows.samples, table=table))
+    with pytest.raises(RecipeError, match="the encoding of a table has no translation"):
+        onnx_model(of_a_table)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("onnx") / "run"
+    run(compose_tiny(cache, "train.steps=60", "train.optimizer.lr=0.02"), run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path) -> Path:
+    folder = trained.parent / "exported"
+    assert export([str(trained), str(folder), "to=onnx", "int8=true", "samples=64"]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
+    trained: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(trained), str(exported), "to=onnx", "int8=true", "samples=64"]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    accuracy = read_summary(trained)["metrics"]["accuracy"]
+    assert f"accuracy {accuracy:.4f}, in int8 " in said
+    assert abs(float(said.split("in int8 ")[1].split()[0]) - accuracy) < 0.06
+    about = json.loads((exported / "model.json").read_text())
+    assert about["onnx"]["program"] == "model.onnx"
+    np.save(tmp_path / "one.npy", np.zeros((8, 8, 1), np.uint8))
+    assert infer([str(exported), str(tmp_path / "one.npy")]) == 0
+
+
+@pytest.mark.slow
+def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
+    assert export([str(trained), str(tmp_path / "out"), "to=onnx"]) == 0
+    assert export([str(trained), str(tmp_path / "out")]) == 0
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"model.bin", "model.mlir", "weights.safetensors", "model.json"}
+
+
+def script(exported: Path, *arguments: str) -> list[dict[str, Any]]:
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", PATHS, str(exported / "predict.py"), *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [line.rsplit(": ", 1) for line in result.stdout.splitlines()]
+    return [{"file": file, "class": said.split()[0]} for file, said in rows]
+
+
+PATHS = (
+    "import sys, runpy; sys.path += " + repr(sys.path) + "; sys.modules['jax'] = None; "
+    "sys.modules['pipeline'] = None; sys.argv = sys.argv[1:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""The script where neither jax nor this package can be imported."""
+
+
+def test_the_script_classifies_as_infer_does(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = np.random.default_rng(0).integers(0, 16, (5, 8, 8, 1), np.uint8)
+    np.save(tmp_path / "five.npy", images)
+    capsys.readouterr()
+    assert infer([str(exported), str(tmp_path / "five.npy"), "--json"]) == 0
+    expected = [json.loads(line)["class"] for line in capsys.readouterr().out.splitlines()]
+    assert [row["class"] for row in script(exported, str(tmp_path / "five.npy"))] == expected
+    assert len(script(exported, "--int8", "--top=2", str(tmp_path))) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["to=onyx"], "must be one of onnx, ckpt"),
+        (["int8=true"], "export takes RUN_DIR FOLDER"),
+        (["to=onnx", "int8=yes"], "must be true or false"),
+        (["to=onnx", "samples=0"], "must be a whole number above 0"),
+        (["to=onnx", "prefix=a"], "export takes RUN_DIR FOLDER"),
+        (["to=ckpt", "prefix=../a"], "must be a name without folders"),
+    ],
+)
+def test_other_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        export([str(tmp_path / "run"), str(tmp_path / "out"), *options])

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pipeline.stages.export.alignment import align
+
+
+def worth(fits: np.ndarray, partners: list[int]) -> tuple[int, int]:
+    pairs = [(i, partner) for i, partner in enumerate(partners) if partner < fits.shape[1]]
+    return sum(int(fits[pair]) for pair in pairs), len(pairs)
+
+
+def best_by_trying_all(fits: np.ndarray) -> tuple[int, int]:
+    theirs, ours = fits.shape
+    return max(
+        (sum(int(fits[pair]) for pair in zip(left, right, strict=True)), count)
+        for count in range(min(theirs, ours) + 1)
+        for left in combinations(range(theirs), count)
+        for right in combinations(range(ours), count)
+    )
+
+
+sides = st.integers(0, 4)
+tables = st.tuples(sides, sides).flatmap(
+    lambda shape: arrays(np.int64, shape, elements=st.integers(0, 3))
+)
+
+
+@pytest.mark.slow
+@given(tables)
+def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
+    partners = align(fits)
+    assert len(partners) == len(fits)
+    paired = [partner for partner in partners if partner < fits.shape[1]]
+    assert paired == sorted(set(paired))
+    alone = [partner for partner in partners if partner >= fits.shape[1]]
+    assert alone == list(range(fits.shape[1], fits.shape[1] + len(alone)))
+    assert worth(fits, partners) == best_by_trying_all(fits)
+
+
+@pytest.mark.slow
+@given(sides, sides)
+def test_of_layers_alike_the_first_are_taken(theirs: int, ours: int) -> None:
+    assert align(np.ones((theirs, ours), np.int64)) == list(range(theirs))

@@ -1,0 +1,64 @@
+"""`infer` on folders, and its CSV files."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.cli.infer import main as infer
+from pipeline.core.errors import DataError, UsageError
+from tests.conftest import compose_tiny
+from tests.whole_run import run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("folders") / "run"
+    run(compose_tiny(cache, "model=mlp", "model.hidden=[8]", "train.steps=6"), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    for name in ("b.png", "a.png", "inner/c.jpg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(len(name)).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def test_a_folder_is_its_images_in_the_order_of_their_paths(
+    trained: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer([str(trained), str(images)]) == 0
+    said = [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == [str(images / name) for name in ("a.png", "b.png", "inner/c.jpg")]
+
+
+def test_a_csv_has_what_is_printed(
+    trained: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer([str(trained), str(images)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert infer([str(trained), str(images), f"--csv={tmp_path / 'out.csv'}", "--top=2"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out.csv'}: 3 lines\n"
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["file", "class", "probability", "class_2", "probability_2"]
+    for row, line in zip(rows, printed, strict=True):
+        assert line == f"{row['file']}: {row['class']} {float(row['probability']):.4f}"
+        assert float(row["probability"]) >= float(row["probability_2"])
+
+
+def test_a_folder_without_images_and_two_formats_are_refused(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no images; they end in one of \.png"):
+        infer([str(trained), str(tmp_path)])
+    for wrong in (["--csv="], ["--csv=a.csv", "--json"]):
+        with pytest.raises(UsageError, match="infer takes RUN_DIR"):
+            infer([str(trained), "x.png", *wrong])

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.cli.convert import main as convert
+from pipeline.core.errors import DataError, UsageError
+from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.models.weights.files.weight_files import read_weights, write_weights
+from pipeline.stages.export.foreign_names import under_foreign_names
+from pipeline.stages.export.matching import match_weights
+from pipeline.stages.export.network import NetworkArrays
+from tests.stages.export.test_matching import (
+    WIDTHS,
+    in_mindspore,
+    lenet,
+    lenet_needs,
+    needs,
+    rand,
+    resnet_names,
+    resnet_needs,
+    vgg_names,
+    vit_names,
+)
+
+VIT = {"features": 6, "hidden": 8, "heads": 2, "blocks": 2}
+VGG = {"convs": [1, 2], "widths": [4, 6], "hidden": 5, "batch_norm": True}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "network"),
+    [
+        (lenet(), lenet_needs()),
+        (resnet_names(WIDTHS), resnet_needs()),
+        (in_mindspore(resnet_names(WIDTHS)), resnet_needs()),
+        (vgg_names(batch_norm=True), needs("vgg16", **VGG)),
+        (vit_names("torchvision"), needs("vit_tiny", **VIT)),
+        (vit_names("timm"), needs("vit_tiny", **VIT)),
+    ],
+    ids=["lenet5", "resnet", "resnet in MindSpore", "vgg", "vit", "vit of timm"],
+)
+def test_there_and_back_is_where_it_began(theirs: Arrays, network: NetworkArrays) -> None:
+    """Weights read from a file and put into a file of other values make the first again."""
+    ours = match_weights("a.pth", theirs, network).arrays
+    counters = [name for name in theirs if "num_batches" in name]
+    model = {name: a if name in counters else rand(*a.shape) for name, a in theirs.items()}
+    back = under_foreign_names("b.pth", model, ours, network)
+    assert list(back) == list(theirs)
+    for name, array in theirs.items():
+        assert back[name].dtype == array.dtype
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_dtypes_are_those_of_the_file() -> None:
+    theirs = lenet()
+    ours = match_weights("a.pth", theirs, lenet_needs()).arrays
+    model = {name: array.astype(np.float16) for name, array in theirs.items()}
+    back = under_foreign_names("b.pth", model, ours, lenet_needs())
+    np.testing.assert_array_equal(back["fc1.weight"], theirs["fc1.weight"].astype(np.float16))
+
+
+def test_the_file_must_be_of_the_network() -> None:
+    ours = match_weights("a.pth", lenet(), lenet_needs()).arrays
+    with pytest.raises(DataError, match=r"b.pth: 7 of 8 arrays matched .*1 misshapen"):
+        under_foreign_names("b.pth", lenet() | {"fc3.bias": rand(9)}, ours, lenet_needs())
+    del ours["params/dense_2/bias"]
+    with pytest.raises(DataError, match=r"b.pth: has fc3.bias, for which there are no weights"):
+        under_foreign_names("b.pth", lenet(), ours, lenet_needs())
+
+
+def test_convert_writes_in_the_likeness_of_a_file(tmp_path: Path) -> None:
+    theirs, others = lenet(), lenet()
+    write_weights(tmp_path / "theirs.npz", theirs)
+    write_weights(tmp_path / "others.ckpt", others)
+    files = ["weights", str(tmp_path / "theirs.npz"), str(tmp_path / "out.ckpt")]
+    like = f"like={tmp_path / 'others.ckpt'}"
+    with pytest.raises(UsageError, match=r"like=.*: needs a recipe, whose network both files"):
+        convert([*files, like])
+    assert convert([*files, like, "+recipe=lenet5_digits"]) == 0
+    written = read_weights(tmp_path / "out.ckpt")
+    assert list(written) == list(others)
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(written[name], array)

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from pipeline.cli.export import main as export
+from pipeline.cli.infer import main as infer
+from pipeline.core.errors import DataError, PipelineError, RunError, UsageError
+from pipeline.models.weights.files.weight_files import write_weights
+from pipeline.stages.export.export import read_export
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from tests import outcome
+from tests.conftest import ROOT, compose_tiny
+from tests.whole_run import run
+
+OPS = (
+    "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.004, shift: 0.0}, {name: hwc2chw}]"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """LeNet-5 trained on made-up digits whose ops put channels first."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    ops = [f"dataset.train.ops={OPS}", f"dataset.eval.ops={OPS}"]
+    run(compose_tiny(cache, *ops, "train.steps=60", "train.optimizer.lr=0.02"), run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path) -> Path:
+    folder = trained.parent / "exported"
+    assert export([str(trained), str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def samples(trained: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The evaluation split as it is read."""
+    recipe = read_trained_run(trained).recipe
+    columns = recipe.dataset.read(Path()).eval.columns
+    return np.asarray(columns["image"][:]), np.asarray(columns["label"][:])
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def infer_json(
+    capsys: pytest.CaptureFixture[str], source: Path, *files: Path
+) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert infer([str(source), *map(str, files), "--json", "--top=10"]) == 0
+    return lines(capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_answers_are_those_of_the_runs_evaluation(
+    kind: str,
+    trained: Path,
+    exported: Path,
+    samples: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All evaluation images, in 64s padded at the end, give the accuracy of the run."""
+    images, labels = samples
+    many = np.concatenate([images, images])
+    np.save(tmp_path / "many.npy", many)
+    answers = infer_json(capsys, trained if kind == "run" else exported, tmp_path / "many.npy")
+    assert len(answers) == len(many) == 80
+    right = np.array([answer["label"] for answer in answers]) == np.concatenate([labels, labels])
+    metrics = outcome.read_summary(trained)["metrics"]
+    assert np.mean(right) == pytest.approx(metrics["accuracy"])
+    assert metrics["accuracy"] > 0.3
+    assert answers[0]["class"] == str(answers[0]["label"])
+    correct = [
+        next(top["probability"] for top in answer["top"] if top["label"] == label)
+        for answer, label in zip(answers, labels, strict=False)
+    ]
+    assert -np.mean(np.log(correct)) == pytest.approx(metrics["loss"], rel=1e-3)
+    assert answers[7]["file"] == f"{tmp_path / 'many.npy'}[7]"
+
+
+@pytest.mark.slow
+def test_run_and_export_agree_to_the_last_digits(
+    trained: Path, exported: Path, samples: tuple[np.ndarray, np.ndarray]
+) -> None:
+    network, images = read_trained_run(trained), samples[0]
+    expected = np.asarray(jax.jit(make_predict(network))(network.arrays, images))
+    program = read_export(exported)
+    for count in (1, 3, 40):
+        found = np.asarray(program.program.call(program.arrays, images[:count]))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-5, atol=1e-5)
+
+
+def test_the_export_says_what_it_is(exported: Path) -> None:
+    about = json.loads((exported / "model.json").read_text())
+    assert about["inputs"][-1] == {"name": "images", "shape": ["batch", 8, 8, 1], "dtype": "uint8"}
+    assert about["outputs"] == [{"name": "logits", "shape": ["batch", 10], "dtype": "float32"}]
+    assert (about["model"], about["step"], len(about["classes"])) == ("lenet5", 60, 10)
+    assert [entry["name"] for entry in about["inputs"][:-1]] == sorted(
+        name for name in outcome.arrays(exported.parent / "run") if name.startswith("params/")
+    )
+    assert "stablehlo.dot_general" in (exported / "model.mlir").read_text()
+
+
+@pytest.mark.slow
+def test_the_documents_example_runs(exported: Path) -> None:
+    document = (ROOT / "docs" / "weights.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    said = subprocess.run(
+        [sys.executable, "-c", f"{example}\nprint(logits.shape, logits.dtype)"],
+        cwd=exported.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert (said.returncode, said.stdout) == (0, "(5, 10) float32\n"), said.stderr
+
+
+@pytest.mark.slow
+def test_images_are_decoded_as_the_dataset_holds_them(
+    trained: Path,
+    samples: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    image = samples[0][0]
+    Image.fromarray(image[..., 0]).save(tmp_path / "grey.png")
+    Image.fromarray(np.repeat(image, 3, axis=-1)).save(tmp_path / "rgb.png")
+    np.save(tmp_path / "one.npy", image)
+    np.save(tmp_path / "flat.npy", image[..., 0])
+    np.savez(tmp_path / "one.npz", image=image[None])
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = Image.fromarray(np.rot90(image[..., 0]))
+    turned.save(tmp_path / "turned.webp", exif=exif, lossless=True)
+    names = ("grey.png", "rgb.png", "turned.webp", "one.npy", "flat.npy", "one.npz")
+    files = [tmp_path / name for name in names]
+    answers = infer_json(capsys, trained, *files)
+    assert [answer.pop("file") for answer in answers] == [str(file) for file in files]
+    assert answers == [answers[0]] * 6
+    larger = Image.fromarray(image[..., 0]).resize((16, 16), Image.Resampling.NEAREST)
+    larger.save(tmp_path / "large.bmp")
+    (answer,) = infer_json(capsys, trained, tmp_path / "large.bmp")
+    assert answer["label"] == answers[0]["label"]
+
+
+@pytest.mark.slow
+def test_the_answer_is_one_line(
+    trained: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
+) -> None:
+    np.save(tmp_path / "one.npy", samples[0][0])
+    capsys.readouterr()
+    infer([str(trained / "checkpoints"), str(tmp_path / "one.npy"), "--top=2"])
+    said = capsys.readouterr().out
+    name, _, told = said.partition(": ")
+    assert name == str(tmp_path / "one.npy")
+    first, second = (entry.split() for entry in told.split(", "))
+    assert float(first[1]) > float(second[1]) > 0
+    assert {first[0], second[0]} <= {str(label) for label in range(10)}
+
+
+STEERING = "\x1b[2Jcat\nb.png: dog 1.0000"
+
+
+@pytest.mark.slow
+def test_names_in_files_steer_no_terminal_and_forge_no_line(
+    exported: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
+) -> None:
+    folder = shutil.copytree(exported, tmp_path / "exported")
+    about = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**about, "classes": [STEERING] * 10}))
+    file = tmp_path / "a\x1b[31m\nb.npy"
+    np.save(file, samples[0][0])
+    capsys.readouterr()
+    infer([str(folder), str(file)])
+    said = capsys.readouterr().out
+    assert said.removesuffix("\n").isprintable()
+    assert said.startswith(f"{tmp_path}/a\\x1b[31m\\nb.npy: \\x1b[2Jcat\\nb.png: dog 1.0000 ")
+    (answer,) = infer_json(capsys, folder, file)
+    assert (answer["class"], answer["file"]) == (STEERING, str(file))
+
+
+def refused(source: Path, *files: Path | str) -> str:
+    with pytest.raises(PipelineError) as error:
+        infer([str(source), *map(str, files)])
+    assert isinstance(error.value, DataError | UsageError)
+    return str(error.value)
+
+
+@pytest.mark.slow
+def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
+    assert "is no kind of image file; must end in one of .png" in refused(
+        trained, tmp_path / "a.heic"
+    )
+    assert "there is no such file" in refused(trained, tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(b"no image")
+    assert "can't be read as images: cannot identify image file" in refused(
+        trained, tmp_path / "a.png"
+    )
+    for array, message in (
+        (np.zeros((9, 8, 1), np.uint8), "it has shape (9, 8, 1); must be (8, 8, 1) or n of these"),
+        (np.zeros((1, 2, 8, 8, 1), np.uint8), "it has shape (1, 2, 8, 8, 1); must be"),
+        (np.zeros((8, 8, 1), np.float32), "it is float32; must be uint8 as in training"),
+        (np.zeros((0, 8, 8, 1), np.uint8), "it holds no images"),
+        (np.zeros((8, 8, 1), object), "holds objects; must be plain numbers"),
+    ):
+        np.save(tmp_path / "a.npy", array)
+        assert message in refused(trained, tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", x=np.zeros(1), y=np.zeros(1))
+    assert "it holds 2 arrays, x, y; must be one" in refused(trained, tmp_path / "a.npz")
+
+
+def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
+    assert "infer takes RUN_DIR or EXPORT_DIR, FILE..." in refused(trained)
+    assert "--fast: infer takes" in refused(trained, "a.png", "--fast")
+    assert "--json=1: infer takes" in refused(trained, "a.png", "--json=1")
+    assert "--top=0: must be a whole number above 0" in refused(trained, "a.png", "--top=0")
+    assert "...: must be a whole" in refused(trained, "a.png", f"--top={5000 * '1'}")
+    assert "is no run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
+    with pytest.raises(UsageError, match="export takes RUN_DIR FOLDER"):
+        export([str(trained)])
+
+
+@pytest.mark.slow
+def test_a_network_of_rows_has_no_class_for_an_image(
+    monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path
+) -> None:
+    samples = read_trained_run(trained).samples
+    rows = (lambda images: np.zeros((len(images), 8, 3), np.float32), samples)
+    monkeypatch.setattr("pipeline.cli.infer._network", lambda source: rows)
+    np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
+    assert "gives logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
+
+
+def test_predictions_replace_no_file_that_is_read(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.npy"
+    np.save(file, np.zeros((8, 8, 1), np.uint8))
+    before = file.read_bytes()
+    with pytest.raises(DataError, match="is read as well; name another file"):
+        infer([str(trained), str(file), f"--csv={file}"])
+    assert file.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -> None:
+    """A folder called net.onnx is what nobody means."""
+    for name in ("net.onnx", "net.SAFETENSORS", "net.pt"):
+        with pytest.raises(UsageError, match=r"export writes a folder of .* name a folder"):
+            export([str(trained), str(tmp_path / name)])
+    assert not list(tmp_path.iterdir())
+    assert export([str(trained), str(tmp_path / "net.v2")]) == 0
+
+
+@pytest.mark.slow
+def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="holds something else than an export"):
+        export([str(trained), str(tmp_path)])
+    with pytest.raises(RunError, match="can't be written"):
+        export([str(trained), str(tmp_path / "notes.txt" / "deeper")])
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.slow
+def test_half_an_export_is_none_and_may_be_made_whole(
+    trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written over another, it must not pass for it: program and weights may be of two runs."""
+    folder = shutil.copytree(exported, tmp_path / "exported")
+
+    def refuse(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.stages.export.export.write_weights", refuse)
+        with pytest.raises(RunError, match="disk is full"):
+            export([str(trained), str(folder)])
+    assert "is no run directory" in refused(folder, "a.png")
+    assert export([str(trained), str(folder)]) == 0
+    assert {file.name for file in folder.iterdir()} == {file.name for file in exported.iterdir()}
+
+
+def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
+    for name in ("model.bin", "model.json", "weights.safetensors"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in exported.iterdir():
+            (folder / file.name).write_bytes(b"?" * 99 if file.name == name else file.read_bytes())
+        assert str(folder / name) in refused(folder, "a.png")
+    write_weights(tmp_path / "model.bin" / "weights.safetensors", {"w": np.zeros(1, np.float32)})
+    (tmp_path / "model.bin" / "model.bin").write_bytes((exported / "model.bin").read_bytes())
+    assert "weights.safetensors is not of model.bin" in refused(tmp_path / "model.bin", "a.png")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_known_by_its_dataset(trained: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for name in ("recipe.yaml", "checkpoints"):
+        (run_dir / name).symlink_to(trained / name)
+    whole, killed = read_trained_run(trained), read_trained_run(run_dir)
+    assert isinstance(killed, TrainedRun)
+    assert killed.samples == whole.samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["export", "infer"])
+def test_the_commands_end_in_one_message(
+    name: str, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    said = command([name, "nowhere", "x.png"])
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "error: nowhere: is no run directory; it holds no recipe.yaml\n"
+
+
+@pytest.mark.slow
+def test_weights_of_another_recipe_than_the_directorys_are_not_passed_off_as_its_own(
+    trained: Path, tmp_path: Path
+) -> None:
+    """A new run in the directory of an earlier one, say, of which the checkpoints were left."""
+    shutil.copytree(trained, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("\nseed: 1\n", "\nseed: 5\n"))
+    with pytest.raises(DataError, match=r"of another recipe than .*recipe.yaml: seed = 5: was 1$"):
+        export([str(tmp_path / "run"), str(tmp_path / "exported")])
+    assert not (tmp_path / "exported").exists()

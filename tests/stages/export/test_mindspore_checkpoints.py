@@ -1,0 +1,67 @@
+"""Checkpoints of a run as `.ckpt` files: names, optimizer's state, prefixes that are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.cli.export import main as export
+from pipeline.core.errors import DataError
+from pipeline.models.weights.files.weight_files import read_weights
+from pipeline.stages.export.mindspore_checkpoints import free_prefix
+from tests import outcome
+from tests.conftest import compose_tiny
+from tests.whole_run import run
+
+MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """Sinks of 10 of 24 steps, saved at 10, 20 and 24."""
+    run_dir = tmp_path_factory.mktemp("ckpt") / "run"
+    saves = ("checkpoint.every_steps=10", "checkpoint.keep=5", "train.sink_size=10")
+    run(compose_tiny(cache, *MLP, *saves), run_dir)
+    return run_dir
+
+
+def test_every_checkpoint_has_epoch_and_step_in_its_name(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    for _ in range(2):
+        assert export([str(trained), str(folder), "to=ckpt"]) == 0
+    steps = ("1_10", "2_10", "3_4")
+    expected = [f"{prefix}-{step}.ckpt" for prefix in ("mlp", "mlp_1") for step in steps]
+    assert sorted(file.name for file in folder.iterdir()) == sorted(expected)
+
+
+def test_the_optimizers_state_follows_on_request(trained: Path, tmp_path: Path) -> None:
+    one = trained / "checkpoints" / "20"
+    assert export([str(one), str(tmp_path), "to=ckpt", "optimizer=true", "prefix=net"]) == 0
+    (file,) = tmp_path.iterdir()
+    assert file.name == "net-2_10.ckpt"
+    arrays, saved = read_weights(file), outcome.arrays(trained, 20)
+    params = [name.removeprefix("params/") for name in saved if name.startswith("params/")]
+    moments = [f"moments.{name}" for name in params]
+    assert sorted(arrays) == sorted([*params, *moments, "global_step"])
+    assert arrays["global_step"].tolist() == [20]
+    for name in params:
+        np.testing.assert_array_equal(arrays[name], saved[f"params/{name}"])
+        (trace,) = [a for path, a in saved.items() if path.endswith(f"trace/{name}")]
+        np.testing.assert_array_equal(arrays[f"moments.{name}"], trace)
+
+
+def test_a_prefix_is_taken_by_files_of_its_form_alone(tmp_path: Path) -> None:
+    for name in ("net-x.ckpt", "net-1_2.txt", "nets-1_2.ckpt", "net-1.ckpt"):
+        (tmp_path / name).touch()
+    assert free_prefix(tmp_path, "net") == "net"
+    (tmp_path / "net-1_2.ckpt").touch()
+    (tmp_path / "net_1-1_2.ckpt").touch()
+    assert free_prefix(tmp_path, "net") == "net_2"
+
+
+def test_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no run directory"):
+        export([str(tmp_path), str(tmp_path / "out"), "to=ckpt"])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,127 @@
+"""A run that writes MindSpore's files beside its checkpoints: prefix, directory, keep (K-01)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.engine.schedule import RunSchedule
+from pipeline.models.weights.files.weight_files import read_weights
+from pipeline.stages.export.mindspore_copies import MindSporeCopies
+from tests import outcome
+from tests.checkpoint.test_checkpointer import kept, state_of
+from tests.conftest import compose_tiny
+from tests.whole_run import run
+
+SCHEDULE = RunSchedule(100, 10, None)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -> None:
+    run_dir.mkdir(exist_ok=True)
+    copies = MindSporeCopies(run_dir, folder, prefix, SCHEDULE)
+    with Checkpoints(run_dir, kept(2, None), copies=copies) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state_of(step), {}, None)
+
+
+@pytest.mark.slow
+def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(cache: Path, tmp_path: Path) -> None:
+    mlp = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=10")
+    keys = ("checkpoint.every_steps=10", "checkpoint.keep=2", "checkpoint.prefix=resnet50")
+    out, run_dir = tmp_path / "out", tmp_path / "run"
+    run(compose_tiny(cache, *mlp, *keys, f"checkpoint.directory={out}"), run_dir)
+    assert names(out) == [".resnet50.claim", "resnet50-2_10.ckpt", "resnet50-3_4.ckpt"]
+    arrays, saved = read_weights(out / "resnet50-3_4.ckpt"), outcome.arrays(run_dir)
+    assert arrays
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, saved[f"params/{name}"])
+
+
+def test_as_many_files_are_kept_as_checkpoints(tmp_path: Path) -> None:
+    """Without a directory they lie in the run's."""
+    save(tmp_path, None, 5, 10, 15)
+    assert names(tmp_path / "ckpt") == ["net-1_10.ckpt", "net-2_5.ckpt"]
+
+
+def test_a_prefix_that_is_taken_gets_a_number_and_a_resumed_run_goes_on_with_its_own(
+    tmp_path: Path,
+) -> None:
+    shared = tmp_path / "shared"
+    for run_dir in ("one", "two"):
+        save(tmp_path / run_dir, shared, 5)
+    save(tmp_path / "two", shared, 10, 15)
+    assert [name for name in names(shared) if name.endswith(".ckpt")] == [
+        "net-1_5.ckpt",
+        "net_1-1_10.ckpt",
+        "net_1-2_5.ckpt",
+    ]
+
+
+def test_runs_that_start_together_have_files_of_their_own(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    both = [MindSporeCopies(tmp_path / name, shared, "net", SCHEDULE) for name in made(tmp_path)]
+    for run_dir, copies in zip(made(tmp_path), both, strict=True):
+        with Checkpoints(tmp_path / run_dir, kept(2, None), copies=copies) as checkpoints:
+            checkpoints.save(5, state_of(5), {}, None)
+    assert names(shared) == [".net.claim", ".net_1.claim", "net-1_5.ckpt", "net_1-1_5.ckpt"]
+
+
+def made(folder: Path) -> tuple[str, str]:
+    for name in ("one", "two"):
+        (folder / name).mkdir(exist_ok=True)
+    return "one", "two"
+
+
+def test_a_kill_between_a_checkpoint_and_its_file_is_made_good(tmp_path: Path) -> None:
+    save(tmp_path, None, 5, 10)
+    (tmp_path / "ckpt" / "net-1_5.ckpt").unlink()
+    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    save(tmp_path, None)
+    assert names(tmp_path / "ckpt") == ["net-1_5.ckpt"]
+
+
+def test_a_run_that_was_moved_goes_on_with_its_own_names(tmp_path: Path) -> None:
+    save(tmp_path / "one", None, 5)
+    (tmp_path / "one").rename(tmp_path / "two")
+    save(tmp_path / "two", None, 10)
+    assert names(tmp_path / "two" / "ckpt") == ["net-1_10.ckpt", "net-1_5.ckpt"]
+
+
+def test_a_list_that_names_other_files_removes_none(tmp_path: Path) -> None:
+    mine = tmp_path / "ckpt" / "mine.ckpt"
+    mine.parent.mkdir()
+    mine.touch()
+    files = {"5": "mine.ckpt", "6": "../net-1_1.ckpt", "9" * 5000: "net-1_1.ckpt"}
+    kept_names = {"folder": None, "prefix": "net", "files": files}
+    (tmp_path / "ckpt.json").write_text(json.dumps(kept_names))
+    MindSporeCopies(tmp_path, None, "net", SCHEDULE).remove(5)
+    assert mine.exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"files": 3}'])
+def test_a_list_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ckpt.json").write_text(text)
+    with pytest.raises(RunError, match=r"ckpt\.json: "):
+        MindSporeCopies(tmp_path, None, "net", SCHEDULE)
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"checkpoint\.directory = .*file/in: can't be written: Not"):
+        MindSporeCopies(tmp_path, tmp_path / "file" / "in", "net", SCHEDULE)
+
+
+def test_a_prefix_has_no_folders() -> None:
+    with pytest.raises(RecipeError, match="prefix = a/b: must be the beginning of a file's"):
+        load_recipe("lenet5_digits", ["checkpoint.prefix=a/b"])

@@ -1,0 +1,208 @@
+"""Several processes on this machine: the bits of one, and an end for all where one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess as Process
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from tests import outcome
+from tests.forked import start_forked
+from tests.whole_run import run
+
+pytestmark = pytest.mark.slow
+
+TINY = (
+    "+recipe=lenet5_digits",
+    "model=mlp",
+    "model.hidden=[12]",
+    "train.optimizer.lr=0.001",
+    "monitor.tensorboard=false",
+    "eval.every_passes=null",
+    "checkpoint.every_steps=200",
+    "train.sink_size=50",
+    "parallel.mode=data",
+)
+TWO = ("launch=local", "launch.processes=2", "launch.heartbeat_seconds=10")
+LONG = "train.steps=20000"
+END_S = 5.0
+"""Time within which all processes have ended once one was killed."""
+
+
+@pytest.fixture
+def start(cache: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start the command in the test's folder; it is killed when the test ends."""
+    started = []
+
+    def go(*arguments: str, run_dir: str = "run") -> Process:
+        process = start_forked(
+            [*TINY, *arguments, f"hydra.run.dir={run_dir}"],
+            tmp_path,
+            {**os.environ, "XDG_CACHE_HOME": str(cache.parent)},
+            [tmp_path / "said"] * 2,
+        )
+        started.append(process)
+        return process
+
+    yield go
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def wait(process: Process, seconds: float) -> int:
+    """Return the exit status of a command, which must have ended within so many seconds."""
+    process.join(seconds)
+    assert process.exitcode is not None, f"no end within {seconds:g} s"
+    return process.exitcode
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.05)
+
+
+def workers_of(process: Process) -> list[int]:
+    """The process IDs of a run's processes, the first one's first."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(map(int, children))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet reaped doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether a checkpoint has been written."""
+    return (folder / "run/checkpoints/200/manifest.json").exists()
+
+
+def normal(folder: Path) -> list[object]:
+    return [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
+
+
+@pytest.mark.usefixtures("optimized_programs")
+def test_two_processes_have_the_bits_of_one(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From Python; tests/core/plugins/test_runs.py does it by the command."""
+    own = [*TINY[1:], "train.steps=60", f"cache.root={cache}"]
+    summary = run(load_recipe("lenet5_digits", [*own, *TWO]), tmp_path / "run")
+    assert (summary.status, summary.steps) == ("done", 60)
+    run(load_recipe("lenet5_digits", [*own, "parallel.devices=1"]), tmp_path / "one")
+    assert normal(tmp_path / "run") == normal(tmp_path / "one")
+    assert "Gloo" not in "".join(capfd.readouterr())
+    assert "Rank 1 is connected" in (tmp_path / "run/ranks/1.log").read_text()
+    assert outcome.read_summary(tmp_path / "run")["status"] == "done"
+
+
+@contextmanager
+def training(
+    start: Callable[..., Process], folder: Path, *more: str
+) -> Iterator[tuple[Process, list[int]]]:
+    """A run of two processes that has saved; afterwards none of them is left."""
+    process = start(LONG, *TWO, *more)
+    wait_for(lambda: has_trained(folder))
+    workers = workers_of(process)
+    assert len(workers) == 2
+    yield process, workers
+    wait_for(lambda: not any(map(is_alive, workers)), END_S)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_all(
+    start: Callable[..., Process], tmp_path: Path, rank: int
+) -> None:
+    with training(start, tmp_path) as (process, workers):
+        os.kill(workers[rank], signal.SIGKILL)
+        assert wait(process, END_S) == 1
+    said = (tmp_path / "said").read_text()
+    assert f"error: process {rank} of 2 was ended by SIGKILL; log: run/ranks/{rank}.log" in said
+    assert said.count("error:") == 1
+    assert re.search(r"^resume .*launch.processes=2.* train.resume=./run$", said, re.MULTILINE)
+
+
+def test_a_process_that_does_not_answer_ends_all(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Within the time without a heartbeat, 6 s here, and that of an end."""
+    with training(start, tmp_path, "launch.heartbeat_seconds=6") as (process, workers):
+        os.kill(workers[1], signal.SIGSTOP)
+        assert wait(process, 6 + 2 * END_S) == 1
+    assert (
+        "error: process 1 of 2 did not answer; log: run/ranks/1.log"
+        in (tmp_path / "said").read_text()
+    )
+
+
+def test_nothing_is_left_where_the_command_itself_is_killed(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    with training(start, tmp_path) as (process, _):
+        process.kill()
+        assert wait(process, END_S) == -signal.SIGKILL
+    assert "error:" not in (tmp_path / "said").read_text()
+
+
+@pytest.mark.usefixtures("optimized_programs")
+def test_a_stopped_run_goes_on_with_one_process(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Stopped in order by a signal, resumed alone: equal to a run that was not stopped."""
+    length = ("train.steps=1000", "train.dispatch_seconds=0.2")
+    process = start(*length, *TWO)
+    wait_for(lambda: has_trained(tmp_path))
+    process.terminate()
+    assert wait(process, 60) == 1
+    summary = outcome.read_summary(tmp_path / "run")
+    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
+    assert summary["steps"] < 1000
+    assert wait(start(*length, "train.resume=run"), 120) == 0
+    assert wait(start(*length, run_dir="whole"), 120) == 0
+    assert normal(tmp_path / "run") == normal(tmp_path / "whole")
+
+
+def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:
+    process = start(*TWO, "dataset=mnist", "dataset.root=/nowhere", "train.steps=10")
+    assert wait(process, 120) == 2
+    said = (tmp_path / "said").read_text()
+    assert said.count("error:") == 1
+    assert "/nowhere lacks train-images-idx3-ubyte.gz" in said
+
+
+def test_an_error_of_another_process_is_said_with_its_log(
+    start: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that finds another data set than the first one."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import pipeline.stages.build as build\n"
+        "    from pipeline.core.errors import RunError\n"
+        "    def fail(*_): raise RunError('the disk of this node is full')\n"
+        "    build.parts_of = fail\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started_at = time.monotonic()
+    process = start(*TWO, LONG)
+    assert wait(process, 120) == 1
+    assert time.monotonic() - started_at < 60
+    said = (tmp_path / "said").read_text()
+    assert (
+        "error: process 1 of 2 has failed: the disk of this node is full; log: run/ranks/1.log"
+        in said
+    )

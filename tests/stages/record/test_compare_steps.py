@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.stages.record.compare_steps import compare_steps
+
+
+def line(step: int, **numbers: Any) -> dict[str, Any]:
+    plain = {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.5, "loss_scale": 1.0}
+    return {"step": step, "pass": 1, "sink": 1, **plain, **numbers}
+
+
+def write(file: Path, lines: Sequence[Mapping[str, Any]], tail: str = "") -> Path:
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in lines) + tail)
+    return file
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Any:
+    def compare(one: Sequence[Any], other: Sequence[Any]) -> Any:
+        return compare_steps(write(tmp_path / "one", one), write(tmp_path / "other", other))
+
+    return compare
+
+
+STEPS = [line(step) for step in range(1, 6)]
+
+
+def test_equal_logs_are_equal(pair: Any) -> None:
+    found = pair(STEPS, STEPS)
+    assert (found.steps, found.differing, found.first, found.largest_loss) == (5, 0, None, None)
+    assert (found.only_one, found.only_other) == (0, 0)
+
+
+def test_sinks_of_another_length_are_no_difference(pair: Any) -> None:
+    assert pair(STEPS, [line(step, sink=step) for step in range(1, 6)]).differing == 0
+
+
+def test_the_first_and_the_largest_difference_are_shown(pair: Any) -> None:
+    loss = np.nextafter(np.float32(1.5), np.float32(2))
+    other = [*STEPS[:2], line(3, loss=float(str(loss))), line(4, loss=1.25), STEPS[4]]
+    found = pair(STEPS, other)
+    assert (found.steps, found.differing) == (5, 2)
+    assert str(found.first) == (
+        "step 3: loss 1.5 and 1.5000001, 1e-07 apart (1 in the last place of float32)"
+    )
+    assert (found.largest_loss.step, found.largest_loss.distance) == (4, 0.25)
+
+
+def test_any_number_of_a_step_counts(pair: Any) -> None:
+    for name, value in (("learning_rate", 0.2), ("grad_norm", 1.0), ("loss_scale", 2.0)):
+        found = pair(STEPS, [*STEPS[:4], line(5, **{name: value})])
+        assert (found.first.step, found.first.name, found.first_loss) == (5, name, None)
+    assert pair(STEPS, [*STEPS[:4], line(5, skipped=True)]).first.name == "skipped"
+
+
+def test_what_is_not_finite_equals_itself_alone(pair: Any) -> None:
+    bad = [*STEPS[:4], line(5, loss=None)]
+    assert pair(bad, bad).first is None
+    found = pair(STEPS, bad).first
+    assert (found.step, found.distance) == (5, math.inf)
+    assert str(found) == "step 5: loss 1.5 and not finite"
+
+
+def test_numbers_of_both_signs_are_some_places_apart(pair: Any) -> None:
+    """There are two zeros between the smallest numbers of either sign."""
+    tiny = float(np.finfo(np.float32).smallest_subnormal)
+    found = pair([line(1, loss=-tiny)], [line(1, loss=tiny)])
+    assert "2 in the last place" in str(found.first)
+
+
+def test_steps_that_one_log_lacks_are_counted(pair: Any) -> None:
+    found = pair(STEPS, STEPS[:3])
+    assert (found.steps, found.only_one, found.only_other) == (3, 2, 0)
+    found = pair(STEPS[3:], STEPS)
+    assert (found.steps, found.only_one, found.only_other, found.first) == (2, 0, 3, None)
+
+
+def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", STEPS)
+    cut = write(tmp_path / "cut", STEPS[:3], tail='{"step": 4, "lo')
+    assert compare_steps(whole, cut).only_one == 2
+
+
+def test_a_line_that_is_no_step_is_not_counted_as_one(tmp_path: Path) -> None:
+    """Also where the other log has come to its end before."""
+    whole = write(tmp_path / "whole", STEPS)
+    longer = write(tmp_path / "longer", STEPS, tail="nothing\n")
+    with pytest.raises(DataError, match="longer, line 6: is not a step of a run"):
+        compare_steps(whole, longer)

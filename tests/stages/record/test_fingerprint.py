@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pipeline.data.blank_data import blank_data
+from pipeline.data.columns import Column, Facts, Split
+from pipeline.data.padding.buckets import ragged_array
+from pipeline.data.padding.pad_images import pad_split
+from pipeline.stages.record.fingerprint import SAMPLED, Fingerprint, fingerprint
+from tests.backends.feed.feeding import CountedColumn, make_split
+
+IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
+
+
+def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
+    found = fingerprint(make_split())
+    images = make_split().columns["image"][:]
+    assert found["image"].sha256 == hashlib.sha256(images.tobytes()).hexdigest()
+    assert (found["image"].shape, found["image"].dtype) == ((11, 2, 2, 1), "uint8")
+    assert {column.of for column in found.values()} == {"all"}
+
+
+def test_samples_that_are_not_there_are_not_hashed() -> None:
+    (image, label) = fingerprint(blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train).values()
+    assert image == Fingerprint((60, 8, 8, 1), "uint8", sha256="", of="none")
+    assert label == Fingerprint((60,), "int32", sha256="", of="none")
+
+
+@pytest.mark.parametrize("changed", [(0, 0, 0, 0), (299, 1, 1, 0), (150, 0, 1, 0)])
+def test_one_value_changes_it(changed: tuple[int, ...]) -> None:
+    other = IMAGES.copy()
+    other[changed] += 1
+    first, second = (fingerprint(Split({"image": images})) for images in (IMAGES, other))
+    assert first["image"].sha256 != second["image"].sha256
+
+
+def test_the_order_of_samples_and_of_bytes_in_memory() -> None:
+    """The first is part of the data, the second is not."""
+    strided = np.asfortranarray(IMAGES)
+    swapped = IMAGES.astype(">f4")
+    ones = [fingerprint(Split({"image": images}))["image"] for images in (IMAGES, strided, swapped)]
+    assert len({found.sha256 for found in ones}) == 1
+    reordered = fingerprint(Split({"image": IMAGES[::-1]}))["image"]
+    assert reordered.sha256 != ones[0].sha256
+
+
+def test_of_what_is_read_on_demand_evenly_spread_samples_are_read() -> None:
+    column = CountedColumn(IMAGES)
+    found = fingerprint(Split({"image": column}))["image"]
+    assert column.reads[0] == 0
+    assert column.reads[-1] == 299
+    assert len(column.reads) == SAMPLED
+    assert set(np.diff(column.reads)) <= {9, 10}
+    assert found.of == "32 of 300"
+    assert found.sha256 == hashlib.sha256(IMAGES[column.reads].tobytes()).hexdigest()
+
+
+def test_a_column_of_few_samples_is_read_whole() -> None:
+    column = CountedColumn(IMAGES[:5])
+    assert fingerprint(Split({"image": column}))["image"].of == "5 of 5"
+    assert column.reads == [0, 1, 2, 3, 4]
+
+
+def _fingerprint_of(column: Column) -> Fingerprint:
+    return fingerprint(Split({"image": column}))["image"]
+
+
+def _padded(images: Column) -> Column:
+    labels = np.zeros(images.shape[0], np.int32)
+    return pad_split(Split({"image": images, "label": labels}), [(8, 8)]).columns["image"]
+
+
+def _ragged(changed: int | None = None, *, reordered: bool = False) -> Column:
+    """100 images of 2 x 3, or of 3 x 2, which have the same values in the same order."""
+    flat = np.arange(600, dtype=np.uint16)
+    if changed is not None:
+        flat[changed] += 1
+    sizes = np.full((100, 2), (3, 2) if reordered else (2, 3), np.int32)
+    return ragged_array(flat, sizes, (1,))
+
+
+@pytest.mark.parametrize("pad", [lambda column: column, _padded], ids=["ragged", "padded"])
+def test_values_of_several_sizes_in_memory_are_hashed_as_a_whole(
+    pad: Callable[[Column], Column],
+) -> None:
+    found = _fingerprint_of(pad(_ragged()))
+    assert found.of == "all"
+    sizes = np.full((100, 2), (2, 3), np.int32)
+    expected = hashlib.sha256(sizes.tobytes() + np.arange(600, dtype=np.uint16).tobytes())
+    assert found.sha256 == expected.hexdigest()
+    others = [_fingerprint_of(pad(_ragged(place))).sha256 for place in (0, 7, 300, 599)]
+    others.append(_fingerprint_of(pad(_ragged(reordered=True))).sha256)
+    assert found.sha256 not in others
+
+
+def test_images_of_one_size_that_are_padded_are_hashed_as_they_were_read() -> None:
+    plain, padded = _fingerprint_of(IMAGES), _fingerprint_of(_padded(IMAGES))
+    assert (padded.sha256, padded.of) == (plain.sha256, "all")
+    assert (plain.shape, padded.shape) == ((300, 2, 2, 1), (300, 8, 8, 1))
+
+
+def test_what_is_padded_on_demand_is_read_in_samples() -> None:
+    assert _fingerprint_of(_padded(CountedColumn(IMAGES))).of == "32 of 300"

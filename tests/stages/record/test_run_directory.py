@@ -1,0 +1,505 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import yaml
+
+from pipeline.backends.ascend.estimate import PICTURE, PRICE, TRACE
+from pipeline.checkpoint.restore import FOLDER as CHECKPOINTS
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.stages.record.provenance import PROVENANCE
+from pipeline.stages.record.run_directory import (
+    APPENDED,
+    FOLDERS,
+    FREE_TO_CHANGE,
+    PRICES,
+    REPLACED,
+    SUMMARY,
+    changed_keys,
+    create,
+    make,
+    make_unique,
+    owned,
+    run_of,
+    to_resume,
+    write_recipe,
+)
+from tests.conftest import ROOT
+
+Compose = Callable[..., Recipe]
+
+
+def test_the_name_has_day_time_and_recipe(tmp_path: Path) -> None:
+    made = create("lenet5_mnist", tmp_path)
+    assert made.is_dir()
+    day, clock = made.relative_to(tmp_path).parts
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
+    assert re.fullmatch(r"\d\d-\d\d-\d\d_lenet5_mnist", clock)
+
+
+def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
+    made = [make_unique(tmp_path / "run") for _ in range(3)]
+    assert [path.name for path in made] == ["run", "run_1", "run_2"]
+
+
+def test_threads_never_share_a_directory(tmp_path: Path) -> None:
+    start = Barrier(8)
+
+    def make(_: int) -> list[Path]:
+        start.wait()
+        return [make_unique(tmp_path / "day" / "run") for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        made = [path for paths in pool.map(make, range(8)) for path in paths]
+    assert len(set(made)) == 80
+    assert all(path.is_dir() for path in made)
+
+
+@pytest.mark.slow
+def test_processes_never_share_a_directory(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path;"
+        "from pipeline.stages.record.run_directory import make_unique;"
+        "print('ready', flush=True); sys.stdin.readline();"
+        "print(*[make_unique(Path('day/run')) for _ in range(50)])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    made = [path for process in processes for path in process.communicate()[0].split()]
+    assert len(made) == len(set(made)) == 100
+
+
+def test_a_name_that_was_taken_too_often_is_refused(tmp_path: Path) -> None:
+    for attempt in range(1000):
+        (tmp_path / (f"run_{attempt}" if attempt else "run")).mkdir()
+    with pytest.raises(RunError, match="run: a thousand directories of that name are there"):
+        make_unique(tmp_path / "run")
+
+
+def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file")
+    with pytest.raises(RunError, match="can't make the run directory: Not a directory") as caught:
+        create("lenet5", tmp_path / "outputs")
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(RunError, match="can't make the run directory: Not a directory"):
+        make(tmp_path / "outputs" / "run")
+
+
+def test_a_directory_that_the_user_names_is_made_or_taken_empty(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
+        assert (tmp_path / "deep" / "run").is_dir()
+
+
+def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    with pytest.raises(RunError) as caught:
+        make(run_dir)
+    assert str(caught.value) == (
+        f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+        f"train.resume={run_dir}"
+    )
+
+
+def leave(run_dir: Path, recipe: Recipe, status: str | None = None, age_s: int = 0) -> Path:
+    """Write the files of a run that matter to one that resumes it."""
+    run_dir.mkdir(parents=True)
+    write_recipe(run_dir, recipe)
+    if status is not None:
+        (run_dir / "summary.json").write_text(json.dumps({"status": status}))
+    os.utime(run_dir / "recipe.yaml", (2e9 - age_s, 2e9 - age_s))
+    return run_dir
+
+
+def test_a_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
+    leave(tmp_path / "day" / "run", tiny())
+    assert to_resume(tiny(), tmp_path) is None
+
+
+@pytest.mark.slow
+def test_the_kept_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny("train.steps=7")
+    leave(tmp_path / "run", recipe)
+    kept = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert kept == recipe.model_dump(mode="json")
+
+
+@pytest.mark.slow
+def test_auto_takes_the_newest_unfinished_run_of_the_same_recipe(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    day = tmp_path / "2026-01-01"
+    leave(day / "older", tiny(), None, age_s=50)
+    wanted = leave(day / "wanted", tiny(), None, age_s=40)
+    leave(day / "other_seed", tiny("seed=5"), None, age_s=30)
+    leave(day / "done", tiny(), "done", age_s=20)
+    (day / "no_run").mkdir()
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed", None])
+def test_a_run_is_unfinished_whatever_stopped_it(
+    status: str | None, tiny: Compose, tmp_path: Path
+) -> None:
+    wanted = leave(tmp_path / "day" / "run", tiny(), status)
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_a_summary_that_was_cut_short_is_none(tiny: Compose, tmp_path: Path) -> None:
+    wanted = leave(tmp_path / "day" / "run", tiny())
+    (wanted / "summary.json").write_text('{"status": "do')
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_auto_parses_no_recipe_of_a_run_that_is_done(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        done = make(tmp_path / "2026-01-01" / f"{number}_done")
+        write_recipe(done, tiny())
+        (done / SUMMARY).write_text('{"status": "done"}')
+    parsed: list[Path] = []
+    monkeypatch.setattr(
+        "pipeline.stages.record.run_directory.changed_keys",
+        lambda recipe, run_dir: parsed.append(run_dir) or ["another"],
+    )
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert parsed == []
+    (done / SUMMARY).write_text('{"status": "failed"}')
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert parsed == [done]
+
+
+def test_auto_without_such_a_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
+    leave(tmp_path / "day" / "done", tiny(), "done")
+    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert to_resume(tiny("train.resume=auto"), tmp_path / "nowhere") is None
+
+
+def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: Path) -> None:
+    """A run killed while it wrote its recipe, or a stranger's folder, is no reason to fail."""
+    wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
+    for name, text in (("half", "name: [unclosed"), ("empty", ""), ("list", "- 1")):
+        broken = leave(tmp_path / "day" / name, tiny())
+        (broken / "recipe.yaml").write_text(text)
+        os.utime(broken / "recipe.yaml", (2e9, 2e9))
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+@pytest.mark.slow
+def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: Path) -> None:
+    """To train it longer."""
+    run_dir = leave(tmp_path / "run", tiny("train.steps=5"), "done")
+    assert to_resume(tiny("train.steps=9", f"train.resume={run_dir}")) == run_dir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_run_from_before_devices_were_of_the_training_is_resumed(
+    devices: int, tiny: Compose, tmp_path: Path
+) -> None:
+    """`device.devices` was of the price alone, so the losses go on as they were."""
+    run_dir = leave(tmp_path / "run", tiny("device=ascend910"))
+    kept = yaml.safe_load((run_dir / "recipe.yaml").read_text())
+    kept["device"]["devices"] = devices
+    del kept["parallel"], kept["launch"]
+    (run_dir / "recipe.yaml").write_text(yaml.safe_dump(kept))
+    recipe = tiny("device=ascend910", f"train.resume={run_dir}")
+    assert to_resume(recipe) == run_dir
+    recipe = tiny("device=ascend910", "parallel.mode=data", f"train.resume={run_dir}")
+    with pytest.raises(RecipeError, match=r"parallel.mode = data: was none in the run to resume"):
+        to_resume(recipe)
+
+
+@pytest.mark.slow
+def test_what_would_change_the_losses_is_listed_with_both_values(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    changed = ["seed=2", "train.batch_size=8", "train.clip.norm=1.0", "dataset.eval.ops=[hwc2chw]"]
+    ops = "dataset.train.ops=[hwc2chw]"
+    recipe = tiny(*changed, ops, "model.name=mlp", "+model.hidden=[4]", f"train.resume={run_dir}")
+    with pytest.raises(RecipeError) as caught:
+        to_resume(recipe)
+    problems = {problem.split(" = ")[0]: problem for problem in caught.value.problems}
+    advice = "in the run to resume; keep it, or start a new run with checkpoint.restore"
+    assert problems["seed"] == f"seed = 2: was 1 {advice}"
+    assert problems["train.batch_size"] == f"train.batch_size = 8: was 16 {advice}"
+    assert problems["train.clip.norm"] == f"train.clip.norm = 1.0: was null {advice}"
+    assert problems["model.name"] == f"model.name = mlp: was lenet5 {advice}"
+    assert problems["model.hidden.0"] == f"model.hidden.0 = 4: was null {advice}"
+    assert problems["dataset.train.ops.0.name"].startswith("dataset.train.ops.0.name = hwc2chw: ")
+    assert caught.value.exit_status == 2
+
+
+FREE = {
+    "train.epochs": "train.epochs=3",
+    "train.passes": "train.passes=3",
+    "train.steps": "train.steps=3",
+    "train.sink": "train.sink=false",
+    "train.sink_size": "train.sink_size=3",
+    "train.mechanism": "train.mechanism=soft",
+    "train.dispatch_seconds": "train.dispatch_seconds=3.0",
+    "train.feed": "train.feed=stream",
+    "train.resume": None,
+    "train.resume_changed": "train.resume_changed=allow",
+    "dataset.root": "dataset.root=elsewhere",
+    "dataset.mirrors": "dataset.mirrors=['https://elsewhere/']",
+    "stages": "stages=[data,build,compile,train,checkpoint]",
+    "autotune": "autotune=tune",
+    "autotune_search": "autotune_search=ga",
+    "debug": "debug=true",
+    "checkpoint": "checkpoint.keep=3",
+    "eval": "eval.every_steps=3",
+    "monitor": "monitor.loss_every=3",
+    "dump": "dump.steps=3",
+    "cache": "cache.compiled=false",
+    "profile": "profile.steps=20",
+    # Both with parallel.mode=data: tests/training/parallel/test_layouts.py.
+    "parallel.devices": None,
+    "parallel.mesh": None,
+    "launch": "launch=none",
+}
+
+
+def test_every_free_key_has_a_case() -> None:
+    assert list(FREE) == [".".join(key) for key in FREE_TO_CHANGE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("override", [value for value in FREE.values() if value])
+def test_what_does_not_change_the_losses_may_change(
+    override: str, tiny: Compose, tmp_path: Path
+) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    assert to_resume(tiny(override, f"train.resume={run_dir}")) == run_dir
+
+
+@pytest.mark.slow
+def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None:
+    run_dir = leave(tmp_path / "run", tiny("model=mlp", "model.hidden=[4]"))
+    longer = tiny("model=mlp", "model.hidden=[4,5]", f"train.resume={run_dir}")
+    with pytest.raises(RecipeError, match=r"model\.hidden\.1 = 5: was null in the run to resume"):
+        to_resume(longer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [None, "name: [unclosed", b"\xff\xfe\x00"])
+def test_what_is_no_run_directory_is_named(
+    content: str | bytes | None, tiny: Compose, tmp_path: Path
+) -> None:
+    if content is not None:
+        data = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / "recipe.yaml").write_bytes(data)
+    with pytest.raises(RecipeError) as caught:
+        to_resume(tiny(f"train.resume={tmp_path}"))
+    assert caught.value.problems == (
+        f"train.resume = {tmp_path}: no run directory, recipe.yaml can't be read from it",
+    )
+
+
+def test_outputs_lie_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert create("x").relative_to("outputs").parts
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
+    """A second process neither joins a run that is being written, nor finds it to resume."""
+    run_dir = leave(tmp_path / "day" / "run", tiny())
+    message = re.escape(f"{run_dir}: another process is writing this run")
+    with owned(run_dir):
+        assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+        with pytest.raises(RunError, match=message), owned(run_dir):
+            pass
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == run_dir
+
+
+@pytest.mark.slow
+def test_auto_takes_no_run_of_another_length(tiny: Compose, tmp_path: Path) -> None:
+    """Its schedule was another one, so it could not go on as if unbroken."""
+    leave(tmp_path / "day" / "run", tiny("train.steps=50"))
+    assert to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None
+
+
+def test_a_directory_that_two_new_runs_were_given_goes_to_one(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """Both found it empty; the second is at its lock when the first is done."""
+    first, second = make(tmp_path / "run"), make(tmp_path / "run")
+    with owned(first, new=True):
+        write_recipe(first, tiny())
+    with pytest.raises(RunError, match="holds a run already"), owned(second, new=True):
+        pass
+    with owned(first):
+        pass
+
+
+def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without a summary may be alive; one that has ended is free."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("pipeline.core.files.folder_lock.fcntl.flock", refuse)
+    ended = leave(tmp_path / "day" / "ended", tiny(), "stopped", age_s=10)
+    alive = leave(tmp_path / "day" / "alive", tiny(), None)
+    with owned(alive) as lock:
+        assert not lock.is_certain
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == ended
+
+
+def test_runs_of_others_that_may_not_be_written_are_passed_over(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
+    others = leave(tmp_path / "day" / "others", tiny())
+    (others / ".lock").mkdir()
+    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+
+
+def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
+    run_dir = leave(tmp_path / "run", tiny())
+    for path in (run_dir, run_dir / "checkpoints", run_dir / "checkpoints" / "40"):
+        assert run_of(path) == run_dir
+    assert run_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["notes.txt"], "no run, and is not empty: notes.txt"),
+        (["a", "b", "c", "d", "e"], "no run, and is not empty: a, b, c and 2 more"),
+        (["metrics.jsonl"], "what is left of a run without its recipe.yaml: metrics.jsonl"),
+        (["checkpoints/"], "what is left of a run without its recipe.yaml: checkpoints"),
+        (["8.orbax-checkpoint-tmp/"], "no run, and is not empty: 8.orbax-checkpoint-tmp"),
+        ([".lock", "run.log", "x"], "what is left of a run without its recipe.yaml: run.log, x"),
+        (["2019/", "2020/"], "no run, and is not empty: 2019, 2020"),
+        (["x\ny"], r"no run, and is not empty: x\\ny"),
+    ],
+)
+def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
+    names: list[str], text: str, tmp_path: Path
+) -> None:
+    for name in names:
+        path = tmp_path / name
+        path.mkdir() if name.endswith("/") else path.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError) as caught:
+        make(tmp_path)
+    advice = "name a directory that is empty or not there yet"
+    assert str(caught.value) == f"{tmp_path}: holds {text}; {advice}".replace(r"\\n", r"\n")
+    assert caught.value.exit_status == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_prepares_a_run_may_be_in_its_directory(tmp_path: Path) -> None:
+    """The notes of a sweep and of Hydra, lowerings to be used again, what a killed run has left."""
+    own = [".lock", ".claim", "overrides.yaml", "lowerings.json", "recipe.yaml.host.7.part"]
+    for name in own:
+        (tmp_path / name).touch()
+    (tmp_path / ".hydra").mkdir()
+    for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+        (tmp_path / ".hydra" / name).touch()
+    assert make(tmp_path) == tmp_path
+    (tmp_path / ".hydra" / "notes").touch()
+    with pytest.raises(DataError, match=r"is not empty: \.hydra;"):
+        make(tmp_path)
+
+
+FILES = (*APPENDED, *REPLACED, *PRICES, ".lock", ".claim")
+DEEP = ("checkpoints/40/host", "tensorboard/x", "reproducer/step.json", "earlier_autopsy/x")
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS, *DEEP])
+def test_a_link_where_a_run_writes_is_refused_before_anything_is_written(
+    name: str, tiny: Compose, tmp_path: Path
+) -> None:
+    """Run directories are strangers' files too."""
+    run_dir = leave(tmp_path / "run", tiny())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir() if name in FOLDERS else elsewhere.write_text("mine")
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere)
+    before = sorted(run_dir.rglob("*"))
+    text = re.escape(f"{path}: is a link to {elsewhere}; ")
+    with pytest.raises(DataError, match=text), owned(run_dir):
+        pass
+    assert {path.name for path in {*run_dir.rglob("*")} - set(before)} <= {".lock"}
+    assert elsewhere.is_dir() or elsewhere.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_a_log_that_is_a_hard_link_is_refused(name: str, tiny: Compose, tmp_path: Path) -> None:
+    """`cp -al run backup`: what is appended to the run would be in the backup."""
+    run_dir = leave(tmp_path / "run", tiny())
+    (tmp_path / "backup").touch()
+    (run_dir / name).hardlink_to(tmp_path / "backup")
+    with pytest.raises(DataError, match=f"{name}: is a hard link: its file has 2 names"):
+        owned(run_dir).__enter__()
+
+
+def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) -> None:
+    """And so is one that leads to the run."""
+    run_dir = leave(tmp_path / "run", tiny())
+    (run_dir / "notes").symlink_to("/etc")
+    (tmp_path / "latest").symlink_to(run_dir)
+    with owned(tmp_path / "latest") as lock:
+        assert lock.keep()
+    assert (run_dir / "notes").is_symlink()
+
+
+def test_every_name_that_a_run_writes_is_looked_at() -> None:
+    """They are made in modules that this one may not import."""
+    assert {METRICS, EVALS} < {*APPENDED}
+    assert {PROVENANCE, SUMMARY} < {*REPLACED}
+    assert {CHECKPOINTS} < {*FOLDERS}
+    assert {PRICE, TRACE, PICTURE} == {*PRICES}
+
+
+def test_an_equal_recipe_is_compared_without_defaults(
+    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that is done already asks this of every job."""
+    write_recipe(tmp_path, tiny("train.resume=auto"))
+    filled: list[object] = []
+    module = "pipeline.stages.record.run_directory"
+    monkeypatch.setattr(f"{module}.normalised", lambda tree: filled.append(tree) or tree)
+    assert changed_keys(tiny(), tmp_path) == []
+    assert filled == []
+    (line,) = changed_keys(tiny("seed=3"), tmp_path)
+    assert line.startswith("seed = 3: was 1")
+    assert filled != []

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.reporter import Reporter
+from pipeline.engine.monitors.bad_steps import BadStepMonitor
+from pipeline.engine.monitors.best_effort import BestEffortMonitor
+from pipeline.engine.monitors.metrics_log import MetricsLog
+from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, MonitorBase, TimeMonitor
+from pipeline.engine.schedule import RunSchedule
+from pipeline.stages.runner.observers import Observers, open_observers
+from tests.engine.monitors.test_monitors import EVALUATION
+
+Compose = Callable[..., Recipe]
+
+
+def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observers:
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    return open_observers(recipe, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
+
+
+def kinds(observers: Observers) -> list[type]:
+    return [type(monitor) for monitor in observers.monitor.monitors]
+
+
+ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, BadStepMonitor]
+
+
+def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny(), tmp_path) as observers:
+        assert kinds(observers) == ALWAYS
+    with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
+        assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
+
+
+def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny(), tmp_path, terminal=True) as observers:
+        assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
+    stages = "stages=[data,build,compile,eval]"
+    evaluates = tiny(stages, "checkpoint.restore=somewhere")
+    with opened(evaluates, tmp_path, terminal=True) as observers:
+        assert kinds(observers) == ALWAYS
+
+
+def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
+    closed = []
+
+    class Watcher(MonitorBase):
+        def close(self) -> None:
+            closed.append(self)
+
+    def fail() -> None:
+        with Observers([Watcher(), Watcher()], None):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(closed) == 2
+
+
+def test_tensorboard_gets_samples_recipe_and_hparams(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
+        observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
+        observers.monitor.on_eval(3, EVALUATION)
+        observers.add_hparams({"seed": 2}, EVALUATION)
+    accumulated = EventAccumulator(str(tmp_path)).Reload()
+    assert set(accumulated.Tags()["images"]) == {"train/images", "eval/confusion"}
+    assert accumulated.Tags()["tensors"] == ["recipe/text_summary", "custom_scalars__config__"]
+    assert accumulated.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.plugin_name == "hparams"
+    assert '"step": 3' in (tmp_path / "evals.jsonl").read_text()
+
+
+def test_tensorboard_names_a_run_by_its_directory(tiny: Compose, tmp_path: Path) -> None:
+    """And goes on in the folder where an older version has begun."""
+    runs = {"2026-11-21/14-46-29_one": "", "2026-11-22/09-00-00_two": "tensorboard"}
+    for name, older in runs.items():
+        run_dir = tmp_path / name
+        run_dir.mkdir(parents=True)
+        if older:
+            (run_dir / older).mkdir()
+            (run_dir / older / "events.out.tfevents.1.host.0").touch()
+        with opened(tiny("monitor.tensorboard=true"), run_dir):
+            pass
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    assert set(multiplexer.Runs()) == {str(Path(name) / older) for name, older in runs.items()}
+
+
+def test_without_parameters_and_samples_there_are_none(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
+        observers.show_samples(np.zeros((0, 4, 4, 1), np.float32))
+        observers.add_hparams({}, EVALUATION)
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()
+    assert (tags["images"], tags["tensors"]) == ([], ["recipe/text_summary"])
+
+
+def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: Path) -> None:
+    with opened(tiny(), tmp_path) as observers:
+        observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
+        observers.add_hparams({"seed": 2}, EVALUATION)
+    assert not list(tmp_path.glob("events.*"))

@@ -1,0 +1,200 @@
+"""Runs that are resumed in the directory of a finished one: what they leave of it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import PipelineError, RunError
+from pipeline.stages import run as run_module
+from pipeline.stages.runner import initial_state
+from tests import outcome
+from tests.conftest import TINY
+from tests.whole_run import run
+
+Patch = pytest.MonkeyPatch
+
+pytestmark = pytest.mark.slow
+
+STEPS = 24
+DATA = ["dataset=numpy", *(line for line in TINY if not line.lstrip("+").startswith("dataset."))]
+
+
+def write_data(file: Path, seed: int = 1) -> Path:
+    """Write images of four classes."""
+    draw = np.random.default_rng(seed)
+    splits = {}
+    for name, size in (("train", 96), ("test", 40)):
+        splits[f"x_{name}"] = draw.integers(0, 255, (size, 32, 32, 1), np.uint8)
+        splits[f"y_{name}"] = np.arange(size) % 4
+    np.savez(file, **splits)
+    return file
+
+
+@pytest.fixture(scope="module")
+def compose(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recipe]:
+    """Compose the recipe of the finished run with further overrides."""
+    root = write_data(tmp_path_factory.mktemp("data") / "data.npz")
+
+    def make(*overrides: str) -> Recipe:
+        common = [f"dataset.root={root}", "checkpoint.every_steps=8", f"cache.root={cache}"]
+        return load_recipe("lenet5_digits", [*DATA, *common, *overrides])
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def finished(compose: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    run(compose(f"train.steps={STEPS}"), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def done(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """All files by path."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise RunError("it can't be done")
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def damage_checkpoints(run_dir: Path, patch: Patch) -> None:
+    for step in outcome.checkpoints(run_dir):
+        (run_dir / "checkpoints" / str(step) / "host" / "metadata").write_bytes(b"{}")
+
+
+def damage_log(run_dir: Path, patch: Patch) -> None:
+    """Without the marks of a checkpoint nothing says what a log has lost."""
+    restore = initial_state.restore_state
+
+    def without_marks(*args: Any) -> Any:
+        state, host = restore(*args)
+        return state, host.model_copy(update={"logs": {}})
+
+    patch.setattr(initial_state, "restore_state", without_marks)
+    lines = (run_dir / "metrics.jsonl").read_bytes() + b'{"step": 30}\n'
+    (run_dir / "metrics.jsonl").write_bytes(lines)
+    (run_dir / "evals.jsonl").write_text("not a step\n")
+
+
+REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
+    "fewer steps": (["train.steps=16"], lambda *_: None, "and .* has done 24"),
+    "another recipe": (["train.optimizer.lr=0.5"], lambda *_: None, "train.optimizer.lr = 0.5"),
+    "a mistyped root": (["dataset.root=/nowhere.npz"], lambda *_: None, "/nowhere.npz"),
+    "other data": ([], lambda run_dir, _: None, "are not those that the run was trained on"),
+    "damaged checkpoints": ([], damage_checkpoints, "none of its checkpoints can be read"),
+    "a damaged log": ([], damage_log, "evals.jsonl, line 1: is not a step of a run"),
+    "no lowerings": (
+        [],
+        lambda run_dir, _: (run_dir / "lowerings.json").write_text("{"),
+        "not the lowerings of a run",
+    ),
+    "a dump of no layer": (["dump.steps=30", "dump.layers=[nowhere]"], lambda *_: None, "nowhere"),
+    "a profile of too few steps": (["profile.mode=only"], lambda *_: None, "profile"),
+    "no memory": (
+        [],
+        lambda _, patch: patch.setattr(initial_state, "_require_room", fail),
+        "it can't be done",
+    ),
+    "a program that can't be compiled": (
+        [],
+        lambda _, patch: patch.setattr(run_module, "compile_programs", fail),
+        "it can't be done",
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_resumed_run_that_is_refused_leaves_the_finished_one_as_it_was(
+    reason: str, done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
+) -> None:
+    overrides, prepare, message = REFUSED[reason]
+    prepare(done, monkeypatch)
+    if reason == "other data":
+        overrides = [f"dataset.root={write_data(done.parent / 'other.npz', seed=2)}"]
+    before = files_of(done)
+    recipe = compose("train.steps=48", f"train.resume={done}", *overrides)
+    with pytest.raises(PipelineError, match=message):
+        run(recipe)
+    assert files_of(done) == before
+
+
+def test_a_callback_that_can_not_be_made_leaves_the_finished_run_as_it_was(
+    done: Path, compose: Callable[..., Recipe]
+) -> None:
+    before = files_of(done)
+    callbacks: Any = [object()]
+    with pytest.raises(PipelineError, match="callbacks: "):
+        run(compose("train.steps=48", f"train.resume={done}"), callbacks=callbacks)
+    assert files_of(done) == before
+
+
+def test_a_signal_before_the_first_new_step_leaves_the_finished_run_as_it_was(
+    done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
+) -> None:
+    before = files_of(done)
+    monkeypatch.setattr(run_module, "compile_programs", interrupt)
+    summary = run(compose("train.steps=48", f"train.resume={done}"))
+    assert (summary.status, summary.exit_status) == ("stopped", 1)
+    assert files_of(done) == before
+
+
+def test_a_run_is_done_until_its_first_new_step(
+    done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
+) -> None:
+    """What a process finds there that is killed meanwhile."""
+    seen: dict[str, dict[str, bytes]] = {}
+    open_training = run_module.open_training
+
+    @contextmanager
+    def watch_first_step(*args: Any) -> Iterator[Any]:
+        with open_training(*args) as training:
+            dispatch = training.executable.run
+
+            def run_steps(*args: Any) -> Any:
+                seen.setdefault("before", files_of(done))
+                seen["later"] = files_of(done)
+                return dispatch(*args)
+
+            monkeypatch.setattr(training.executable, "run", run_steps)
+            yield training
+
+    before = files_of(done)
+    monkeypatch.setattr(run_module, "open_training", watch_first_step)
+    run(compose("train.steps=48", "train.sink_size=8", f"train.resume={done}"))
+    for name in ("summary.json", "recipe.yaml", "metrics.jsonl", "evals.jsonl"):
+        assert seen["before"][name] == before[name]
+    assert "summary.json" not in seen["later"]
+    assert b"steps: 48" in seen["later"]["recipe.yaml"]
+    assert outcome.read_summary(done)["steps"] == 48
+
+
+def test_a_process_without_a_new_step_keeps_the_metrics(
+    done: Path, compose: Callable[..., Recipe]
+) -> None:
+    before = outcome.read_summary(done)
+    stages = "stages=[data,build,compile,train,checkpoint]"
+    run(compose(f"train.steps={STEPS}", f"train.resume={done}", stages))
+    after = outcome.read_summary(done)
+    for name in ("status", "steps", "passes", "sinks", "metrics"):
+        assert after[name] == before[name]

@@ -1,0 +1,75 @@
+"""Recipes that share a program, and the keys that keep others apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.study.population.groups import apart, grouped, program_of, require_population
+
+Tiny = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=7",
+        "train.optimizer.lr=0.2",
+        "schedule=cosine",
+        "train.optimizer.momentum=0.5",
+        "train.loss.smoothing=0.2",
+        "model.init.rules=[{pattern: '*/bias', init: {name: constant, value: 1.0}}]",
+        "monitor.loss_every=0",
+        "checkpoint.every_steps=5",
+        "name=another",
+    ],
+)
+def test_numbers_and_what_the_host_does_share_a_program(tiny: Tiny, override: str) -> None:
+    base = ("train.loss.smoothing=0.1", "train.optimizer.momentum=0.9")
+    assert program_of(tiny(*base)) == program_of(tiny(*base, override))
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("train.batch_size=8", ["train.batch_size"]),
+        ("train.loss.smoothing=0", ["train.loss.smoothing"]),
+        ("train.optimizer.nesterov=true", ["train.optimizer.nesterov"]),
+        ("train.clip.norm=1.0", ["train.clip.norm"]),
+        ("train.steps=50", ["train.steps"]),
+    ],
+)
+def test_what_is_compiled_keeps_apart(tiny: Tiny, override: str, keys: list[str]) -> None:
+    base = ("train.loss.smoothing=0.1",)
+    recipes = {"0": tiny(*base), "1": tiny(*base, "seed=5"), "2": tiny(*base, override)}
+    groups = grouped(recipes)
+    assert list(groups.values()) == [["0", "1"], ["2"]]
+    assert apart(groups) == keys
+    require_population(recipes, groups)
+
+
+def test_a_number_that_turned_out_to_be_compiled_keeps_apart(tiny: Tiny) -> None:
+    key = "train.optimizer.momentum"
+    recipes = {str(m): tiny(f"{key}={m}") for m in (0.9, 0.8)}
+    assert len(grouped(recipes)) == 1
+    assert len(grouped(recipes, [key])) == 2
+
+
+def test_a_sweep_in_which_nothing_is_shared_is_refused(tiny: Tiny) -> None:
+    recipes = {str(size): tiny(f"train.batch_size={size}") for size in (8, 16)}
+    with pytest.raises(RecipeError) as error:
+        require_population(recipes, grouped(recipes))
+    text = str(error.value)
+    assert "no two of 2 jobs can share a program: they differ in train.batch_size" in text
+    assert "what can vary within one: seed, train.optimizer.lr" in text
+    one = {"8": recipes["8"]}
+    require_population(one, grouped(one))
+
+
+def test_a_run_that_can_be_no_member_is_refused(tiny: Tiny) -> None:
+    recipes = {str(seed): tiny(f"seed={seed}", "train.mode=eager") for seed in (1, 2)}
+    with pytest.raises(RecipeError, match=r"train.mode = eager: must be graph with hydra.sweeper"):
+        require_population(recipes, grouped(recipes))

@@ -1,0 +1,45 @@
+"""The importance of keys finds the one that decides, and says how sure it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.study.runs.differing_keys import differing_keys
+from pipeline.study.runs.importance import importance_of_keys
+from pipeline.study.runs.kept_run import read_runs
+from tests.study.runs.made_up import make_study
+
+pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
+
+
+def test_the_key_that_decides_comes_first(tmp_path: Path) -> None:
+    """Accuracy hangs on the learning rate; the width is drawn beside it."""
+    make_study(tmp_path, 80, steps=2)
+    runs = read_runs(tmp_path, curves=False)
+    found = importance_of_keys(runs, differing_keys(runs), "accuracy", larger_is_better=True)
+    assert not isinstance(found, str)
+    first, second = found
+    assert (first.key, second.key) == ("train.optimizer.lr", "model.hidden")
+    assert first.low > second.high
+    assert 0 <= first.low <= first.median <= first.high <= 1
+
+
+def test_few_runs_have_none(tmp_path: Path) -> None:
+    make_study(tmp_path, 19, steps=2)
+    runs = read_runs(tmp_path, curves=False)
+    found = importance_of_keys(runs, differing_keys(runs), "accuracy", larger_is_better=True)
+    assert isinstance(found, str)
+    assert "needs 20 runs" in found
+    assert found.endswith("here are 19")
+
+
+def test_it_is_the_same_each_time(tmp_path: Path) -> None:
+    make_study(tmp_path, 30, steps=2)
+    runs = read_runs(tmp_path, curves=False)
+    keys = differing_keys(runs)
+    one, other = (
+        importance_of_keys(runs, keys, "accuracy", larger_is_better=True) for _ in range(2)
+    )
+    assert one == other

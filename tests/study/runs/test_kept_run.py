@@ -1,0 +1,122 @@
+"""Runs are found and read from what they left, whatever that is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.study.runs.differing_keys import common_keys, differing_keys
+from pipeline.study.runs.kept_run import find_runs, read_run, read_runs
+from pipeline.study.runs.lineage import links_of, uses_of_data
+from tests.study.runs.made_up import make_run
+
+
+def test_runs_are_found_at_any_depth_and_none_through_links(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "outputs", tmp_path / "elsewhere"
+    runs = [make_run(root / where) for where in ("a", "2026-11-22/b", "sweep/0/c")]
+    make_run(elsewhere / "d")
+    (root / "link").symlink_to(elsewhere, target_is_directory=True)
+    make_run(runs[0] / "checkpoints" / "inside")
+    assert find_runs(root) == sorted(runs)
+
+
+def test_a_run_is_what_its_files_tell(tmp_path: Path) -> None:
+    run = read_run(
+        make_run(tmp_path / "a", lr=0.25, hidden=8, accuracy=0.75), tmp_path, curves=True
+    )
+    assert (run.name, run.status, run.problem) == ("a", "done", "")
+    assert run.keys["train.optimizer.lr"] == 0.25
+    assert run.keys["model.hidden"] == "[8]"
+    assert run.figures["accuracy"] == 0.75
+    assert run.figures["f1"] == 0.5
+    assert run.curves["eval accuracy"].values == (0.75,)
+    assert run.curves["learning_rate"].values[0] == 0.25
+    assert (run.data, run.commits) == ("abababab", ("0123456789",))
+
+
+def test_a_killed_run_is_unfinished(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", status=None), tmp_path, curves=False)
+    assert (run.status, run.figures) == ("unfinished", {})
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "summary.json", "provenance.json"])
+@pytest.mark.parametrize("content", [b"[1, 2", b"\x00\xff\xfe", b"", b"[]", b"7"])
+def test_a_damaged_file_is_told_and_the_rest_is_read(
+    file: str, content: bytes, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / file).write_bytes(content)
+    run = read_run(folder, tmp_path, curves=True)
+    assert file in run.problem
+    assert run.curves["loss"].steps[0] == 1
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 400, "true", '"text"', "[1]"])
+def test_what_is_no_finite_number_is_no_figure(number: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=2)
+    (folder / "evals.jsonl").write_text(f'{{"step": 2, "accuracy": {number}, "loss": 0.5}}\n')
+    summary = f'{{"status": "done", "metrics": {{"accuracy": {number}, "loss": 0.5}}}}'
+    (folder / "summary.json").write_text(summary)
+    run = read_run(folder, tmp_path, curves=True)
+    assert "accuracy" not in run.figures
+    assert set(run.curves) == {"loss", "learning_rate", "eval loss"} or run.problem
+
+
+def test_lines_of_no_log_are_passed_over(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=3)
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write('nothing\n{"step": 4, "loss": 0.5}\n{"step": 5, "lo')
+    assert read_run(folder, tmp_path, curves=True).curves["loss"].steps == (1, 2, 3, 4)
+
+
+def test_a_long_log_is_sampled_with_both_its_ends(tmp_path: Path) -> None:
+    curve = read_run(make_run(tmp_path / "a", steps=20_000), tmp_path, curves=True).curves["loss"]
+    assert (curve.steps[0], curve.steps[-1]) == (1, 20_000)
+    assert 40 <= len(curve.steps) <= 60
+    gaps = [b - a for a, b in zip(curve.steps, curve.steps[1:], strict=False)]
+    assert max(gaps) < 2 * 20_000 / len(curve.steps)
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no run"):
+        read_runs(tmp_path, curves=False)
+    with pytest.raises(DataError, match="is no folder"):
+        read_runs(tmp_path / "missing", curves=False)
+
+
+def test_keys_that_differ_and_keys_that_are_shared(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", lr=0.1)
+    make_run(tmp_path / "b", lr=0.2, hidden=32)
+    folder = make_run(tmp_path / "c", lr=0.3)
+    recipe = json.loads(
+        json.dumps({"name": "made_up", "seed": 1, "train": {"optimizer": {"lr": 0.4}}})
+    )
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    runs = read_runs(tmp_path, curves=False)
+    assert differing_keys(runs) == ["train.optimizer.lr", "model.hidden"]
+    assert common_keys(runs) == {"name": "made_up", "seed": 1}
+
+
+def test_lineage_names_where_weights_came_from(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", restore="a/checkpoints/100")
+    make_run(tmp_path / "c", restore="/elsewhere/w.safetensors")
+    make_run(tmp_path / "10-00-00_made_up_reproduced")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    resumed = {**summary, "resumed_from": {"step": 40}}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(resumed))
+    runs = read_runs(tmp_path, curves=False)
+    found = links_of(runs)
+    links = {(link.source, link.target) for link in found}
+    assert ("a", "was resumed", "at step 40") in {(o.source, o.relation, o.target) for o in found}
+    assert links == {
+        ("a", "at step 40"),
+        ("a, checkpoints/100", "b"),
+        ("/elsewhere/w.safetensors", "c"),
+        ("made_up", "10-00-00_made_up_reproduced"),
+    }
+    (use,) = uses_of_data(runs)
+    assert (use.dataset, use.ops, len(use.runs)) == ("digits", "resize, rescale", 4)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.stages.record.run_directory import read_status
+from pipeline.study.sweep.command import read_command
+from pipeline.study.sweep.directory import read_overrides, values_of
+from pipeline.study.sweep.job_summary import read_summary
+
+FILES: dict[str, Callable[[Path], Any]] = {
+    "sweep.yaml": read_command,
+    "overrides.yaml": read_overrides,
+    "summary.json": read_summary,
+}
+
+
+@pytest.fixture(params=list(FILES))
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / request.param
+
+
+def test_what_is_not_there_is_none(file: Path) -> None:
+    assert FILES[file.name](file.parent) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"[1, 2]", "must hold a section of keys"),
+        (b"\xff\xfe", "can't be read: 'utf-8' codec can't decode"),
+        (b"[" * 100_000, "can't be read: "),
+        (b"{", "can't be read: "),
+    ],
+)
+def test_hostile_files_are_named_in_one_line(content: bytes, told: str, file: Path) -> None:
+    file.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        FILES[file.name](file.parent)
+    assert str(caught.value).startswith(f"{file}: {told}")
+    assert "\n" not in str(caught.value)
+    assert read_status(file.parent) is None
+
+
+def test_no_more_is_read_than_a_sweep_writes(file: Path) -> None:
+    """A hole of 8 GiB: nothing near that is allocated."""
+    with file.open("wb") as hole:
+        hole.truncate(8 * 2**30)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"can't be read: has more than .* bytes"):
+        FILES[file.name](file.parent)
+    assert read_status(file.parent) is None
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 200 * 2**20
+
+
+def test_a_pipe_does_not_hold_a_sweep_up(file: Path) -> None:
+    os.mkfifo(file)
+    with pytest.raises(DataError, match="can't be read: is no regular file"):
+        FILES[file.name](file.parent)
+    assert read_status(file.parent) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("sweep.yaml", "sweeper: {}", "overrides: missing; it needs a value"),
+        (
+            "sweep.yaml",
+            "{overrides: [], sweeper: {params: 3}}",
+            "sweeper.params = 3: must be a sec",
+        ),
+        ("summary.json", "{}", "status: missing; it needs a value"),
+        ("summary.json", '{"status": "done", "metrics": 3}', "metrics = 3: must be a section"),
+        ("summary.json", '{"status": "done", "steps": "x"}', "steps = x: must be a whole number"),
+        ("summary.json", '{"status": 1, "exit_status": []}', "status = 1: must be a text"),
+    ],
+)
+def test_files_of_another_shape_are_named_with_the_key(
+    name: str, content: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        FILES[name](tmp_path)
+    assert f"{tmp_path / name}: {told}" in str(caught.value)
+
+
+def test_values_are_read_as_the_file_of_overrides_will_be() -> None:
+    overrides = ["a=1e-3", "b='1e-3'", "c=[1,x]", "d=2026-11-21", "e=", "f=*x"]
+    values = [0.001, "1e-3", [1, "x"], "2026-11-21", None, "*x"]
+    assert values_of(overrides, list("abcdef")) == dict(zip("abcdef", values, strict=True))

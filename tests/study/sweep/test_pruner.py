@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Optuna")
+
+from pipeline.engine.monitors.monitors import SinkReport  # noqa: E402
+from pipeline.study.sweep.pruner import TrialPruner  # noqa: E402
+from pipeline.training.telemetry import Telemetry  # noqa: E402
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("loss", 1), ("accuracy", -1)])
+def test_the_mean_over_a_sink_leaves_out_steps_without_a_loss(metric: str, sign: int) -> None:
+    """A sink in two chunks; one in which no step has a loss says that."""
+    trial = optuna.create_study().ask()
+    pruner = TrialPruner(trial, metric, by_evaluations=False)
+    for stop, chunks in ((4, ([1.0, math.nan], [math.inf, 2.0])), (6, ([math.nan, math.nan],))):
+        for losses in chunks:
+            rows = np.array([[loss, 0.1, 1.0, 1.0, 0.0] for loss in losses])
+            pruner.on_steps(Telemetry.from_rows(stop - len(losses), rows), 0.1)
+        pruner.on_sink(SinkReport(stop, 0.0, 0.1, 0.1, stop))
+    reported = trial.study.trials[0].intermediate_values
+    assert reported[4] == sign * 1.5
+    assert math.isnan(reported[6])

@@ -1,0 +1,141 @@
+"""Sweeps whose jobs share a program: the files of each are those of the job alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.core.host.signals import Signals
+from pipeline.study.population import shared_program
+from pipeline.study.population.places import run_in_places
+from tests import outcome
+from tests.conftest import TINY
+
+OPS = "[{name: rescale, factor: 0.0625, shift: 0.0}]"
+MLP = [
+    *("model=mlp", "model.hidden=[8]", "train.steps=12", "eval.every_steps=8"),
+    *(f"dataset.train.ops={OPS}", f"dataset.eval.ops={OPS}"),
+]
+SWEPT = [
+    "train.optimizer.momentum=0.9,0.5",
+    "train.loss.smoothing=0.1,0.2",
+    "train.optimizer.lr=0.05,1e38",
+]
+"""Four jobs that train, and four that diverge at once."""
+
+
+@pytest.fixture(scope="module")
+def command(
+    cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Callable[..., int]]]:
+    """A folder, and the command of a sweep in it."""
+    folder = tmp_path_factory.mktemp("vectorized")
+    before = Path.cwd()
+    os.chdir(folder)
+
+    def run(*overrides: str) -> int:
+        given = [item for item in TINY if not item.startswith("dataset.train.ops")]
+        given = [item for item in given if not item.startswith("dataset.eval.ops")]
+        return main(["-m", *given, *MLP, f"cache.root={cache}", *overrides])
+
+    yield folder, run
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def swept(command: tuple[Path, Callable[..., int]]) -> Path:
+    """The directory of the sweep in one program."""
+    folder, run = command
+    assert run(*SWEPT, "hydra.sweeper.vectorize=true", "hydra.sweep.dir=one") == 1
+    return folder / "one"
+
+
+@pytest.mark.slow
+def test_a_member_writes_what_it_writes_alone(
+    swept: Path, command: tuple[Path, Callable[..., int]]
+) -> None:
+    """The same losses, evaluations and weights, bit for bit, and the same files."""
+    folder, run = command
+    alone = [item.replace("0.9,0.5", "0.5").replace("0.1,0.2", "0.2") for item in SWEPT[:2]]
+    assert run(*alone, "train.optimizer.lr=0.05", "hydra.sweep.dir=alone") == 0
+    one, other = swept / "3", folder / "alone" / "0"
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    assert (one / "evals.jsonl").read_bytes() == (other / "evals.jsonl").read_bytes()
+    found, expected = outcome.read_summary(one), outcome.read_summary(other)
+    assert found["metrics"] == expected["metrics"]
+    assert found.keys() == expected.keys()
+    assert {f.name for f in one.iterdir()} == {f.name for f in other.iterdir()}
+    manifests = [json.loads((d / "checkpoints/12/manifest.json").read_text()) for d in (one, other)]
+    assert manifests[0].keys() == manifests[1].keys()
+
+
+@pytest.mark.slow
+def test_a_member_that_diverges_leaves_its_place_to_others(swept: Path) -> None:
+    statuses = [outcome.read_summary(swept / str(job))["status"] for job in range(8)]
+    assert statuses == ["done"] * 4 + ["failed"] * 4
+    assert "Invalid loss" in outcome.read_summary(swept / "4")["reason"]
+    losses = [outcome.read_summary(swept / str(job))["metrics"]["loss"] for job in range(4)]
+    assert len(set(losses)) == 4, "each has numbers of its own"
+
+
+@pytest.mark.slow
+def test_an_interrupted_member_goes_on_and_finished_ones_stay(
+    swept: Path, command: tuple[Path, Callable[..., int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by a sweep that is not vectorized, which the same directory could go on with."""
+    _, run = command
+    before = (swept / "2" / "metrics.jsonl").read_bytes()
+    (swept / "2" / "summary.json").unlink()
+    assert run(*SWEPT, "hydra.sweeper.vectorize=1", "hydra.sweep.dir=one") == 1
+    output = capsys.readouterr().out
+    assert "5 jobs by one program, 1 at a time" in output, "what failed is tried once more"
+    assert outcome.read_summary(swept / "2")["status"] == "done"
+    assert (swept / "2" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_what_can_not_be_is_refused(
+    command: tuple[Path, Callable[..., int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, run = command
+    assert run("train.batch_size=8,16", "hydra.sweeper.vectorize=true") == 2
+    assert "no two of 2 jobs can share a program: they differ in train.batch_size" in (
+        capsys.readouterr().err
+    )
+    assert run("seed=1,2", "hydra.sweeper.vectorize=0") == 2
+    assert "hydra.sweeper.vectorize = 0: must be true, false or a whole number" in (
+        capsys.readouterr().err
+    )
+
+
+def test_too_little_memory_is_refused_with_the_number_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_program, "available_bytes", lambda: 7 * 10**9)
+    shared_program.Places(3, is_asked=True).require_room(2 * 10**9)
+    with pytest.raises(shared_program.RunError) as error:
+        shared_program.Places(8, is_asked=True).require_room(2 * 10**9)
+    text = str(error.value)
+    assert (
+        "hydra.sweeper.vectorize = 8: 8 runs at once would take 16.0 GB of memory, 7.0 GB" in text
+    )
+    assert text.endswith("3 at once fit: hydra.sweeper.vectorize=3")
+
+
+def test_a_signal_reaches_members_and_none_begins_after_it() -> None:
+    seen = []
+
+    def member(signals: Signals) -> None:
+        seen.append(signals)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while signals.stop is None:
+            pass
+
+    assert run_in_places([member] * 3, 1) == "SIGTERM received"
+    assert len(seen) == 1

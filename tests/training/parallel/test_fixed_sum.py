@@ -1,0 +1,68 @@
+"""Sums in a fixed order: the same bits as numpy's additions in that order, on any devices."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+from pipeline.training.parallel import fixed_sum
+from pipeline.training.parallel.fixed_sum import add_devices, sum_leaves
+from pipeline.training.parallel.parallel_spec import DATA
+from pipeline.training.parallel.placement import DevicePlacement
+
+
+def terms_of(count: int, seed: int) -> np.ndarray:
+    """Terms whose sum depends on the order of additions."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((count, 5)) * 10.0 ** rng.integers(-4, 4, (count, 1))).astype("f4")
+
+
+def add_by_hand(terms: list[np.ndarray]) -> np.ndarray:
+    """The halves, as long as their number is even; an odd number one after the other."""
+    if len(terms) % 2 == 0:
+        middle = len(terms) // 2
+        return add_by_hand(terms[:middle]) + add_by_hand(terms[middle:])
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 24), seed=st.integers(0, 2**16), stacked=st.booleans())
+def test_leaves_are_added_in_the_order_of_the_tree(count: int, seed: int, stacked: bool) -> None:
+    """Where terms are kept side by side, and where there is no room for that."""
+    terms = jnp.asarray(terms_of(count, seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixed_sum, "STACKED_BYTES", 1 << 30 if stacked else 0)
+        add = jax.jit(lambda: sum_leaves(lambda i, carry: (terms[i], carry + i), count, 0))
+        total, last = add()
+    assert np.asarray(total).tobytes() == add_by_hand(list(terms_of(count, seed))).tobytes()
+    assert last == sum(range(count))
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_devices_go_on_with_the_tree(devices: int) -> None:
+    """Each adds its own terms, then all together: as if one had added everything."""
+    terms, counts = terms_of(8, seed=3), np.arange(8, dtype=np.int32) + 2**30 // 8
+    own = 8 // devices
+
+    def add(mine: jax.Array, counted: jax.Array) -> Any:
+        local, _ = sum_leaves(lambda i, carry: ((mine[i], counted[i]), carry), own, None)
+        return add_devices(local, DATA, devices)
+
+    mesh = DevicePlacement(tuple(jax.devices("cpu")[:devices])).mesh
+    rows, whole = PartitionSpec(DATA), PartitionSpec()
+    spread = partial(jax.shard_map, mesh=mesh, in_specs=rows, out_specs=whole, check_vma=False)
+    total, count = jax.jit(spread(add))(terms, counts)
+    np.testing.assert_array_equal(total, add_by_hand(list(terms)))
+    assert count == counts.sum()

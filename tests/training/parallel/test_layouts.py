@@ -1,0 +1,207 @@
+"""The same bits on 1, 2, 4 and 8 devices: losses, weights, statistics and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.checkpoint.restore import read_saved
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from tests import outcome
+from tests.whole_run import run
+
+pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
+
+Compose = Callable[..., Recipe]
+MLP = ("model=mlp", "model.hidden=[12]", "train.optimizer.lr=0.05")
+SHORT = ("train.steps=20", "train.sink_size=7", "eval.every_steps=10", "parallel.mode=data")
+EVERYTHING = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 6, kernel: 3, stride: 2}, batch_norm, relu, flatten,"
+    "{name: dropout, rate: 0.3}, {name: dense, features: $classes}]",
+    "train.accumulate_steps=2",
+    "train.ema.decay=0.9",
+    "train.loss_scale={name: dynamic, init: 128.0, factor: 2.0, window: 6}",
+    "checkpoint.every_steps=10",
+)
+
+
+def train(
+    tiny: Compose, folder: Path, overrides: Sequence[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the records of a run, and the arrays of its last checkpoint by path."""
+    assert run(tiny(*overrides), folder).status == "done"
+    records = [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
+    return records, dict(read_saved(folder).arrays)
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """What of two results is not the same bits: the records, and arrays by path."""
+    found = ["records"] if one[0] != other[0] else []
+    paths = sorted(one[1].keys() | other[1].keys())
+    bits = (
+        [result[1][path].tobytes() if path in result[1] else None for path in paths]
+        for result in (one, other)
+    )
+    pairs = zip(paths, *bits, strict=True)
+    return found + [path for path, ours, theirs in pairs if ours != theirs]
+
+
+@pytest.mark.slow
+def test_one_and_four_devices_have_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
+    one, four = (
+        train(tiny, tmp_path / str(devices), [*MLP, *SHORT, f"parallel.devices={devices}"])
+        for devices in (1, 4)
+    )
+    assert differences(one, four) == []
+
+
+@pytest.mark.slow
+def test_shards_of_one_sample_have_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
+    """The norm of the gradients reads a sum of 16 terms here, of which devices add parts there."""
+    fixed = [*MLP, *SHORT, "train.batch_size=16", "parallel.shards=16", "optimizer=lion"]
+    one, two = (
+        train(tiny, tmp_path / str(devices), [*fixed, f"parallel.devices={devices}"])
+        for devices in (1, 2)
+    )
+    assert differences(one, two) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("feed", "numbers"), [("resident", (2, 4, 8)), ("stream", (8,))])
+def test_every_number_of_devices_has_the_same_bits(
+    tiny: Compose, tmp_path: Path, feed: str, numbers: tuple[int, ...]
+) -> None:
+    """With batch norm, dropout, accumulation, a dynamic loss scale and an average of weights."""
+    fixed = (*EVERYTHING, *SHORT, f"train.feed={feed}")
+    first = train(tiny, tmp_path / "1", [*fixed, "parallel.devices=1"])
+    for devices in numbers:
+        sink = f"train.sink_size={devices + 1}"
+        more = train(tiny, tmp_path / str(devices), [*fixed, sink, f"parallel.devices={devices}"])
+        assert differences(first, more) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", ["[]", "[1,3]"], ids=["one group", "three groups"])
+def test_curvature_has_the_same_bits(tiny: Compose, tmp_path: Path, groups: str) -> None:
+    """L-06: THOR's A and G are those of the whole batch, exchanged in groups or at once."""
+    thor = ("optimizer=thor", "train.optimizer.frequency=6", "train.accumulate_steps=2")
+    fixed = (*SHORT, *thor, "checkpoint.every_steps=10")
+    one = train(tiny, tmp_path / "1", [*fixed, "parallel.devices=1"])
+    four = [f"train.optimizer.split_indices={groups}", "parallel.devices=4", "train.sink_size=5"]
+    assert differences(one, train(tiny, tmp_path / "4", [*fixed, *four])) == []
+
+
+@pytest.mark.slow
+def test_curvature_of_devices_is_that_of_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+    """Inverses after a refresh at step 1, and losses of the steps that use them."""
+    fixed = (*SHORT[:-1], "optimizer=thor", "train.steps=3", "checkpoint.every_steps=3")
+    whole = train(tiny, tmp_path / "whole", fixed)
+    for number, how in enumerate(
+        (["parallel.devices=4"], ["parallel.devices=2", "parallel.reproducible=layout"])
+    ):
+        spread = train(tiny, tmp_path / str(number), [*fixed, "parallel.mode=data", *how])
+        inverses = [path for path in whole[1] if "inverses" in path]
+        assert len(inverses) == 10
+        for path in inverses:
+            largest = np.abs(whole[1][path]).max()
+            np.testing.assert_allclose(spread[1][path], whole[1][path], rtol=0, atol=1e-4 * largest)
+        ours, theirs = ([row["loss"] for row in rows[0]] for rows, _ in (spread, whole))
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices(tiny: Compose, tmp_path: Path) -> None:
+    """Stopped on two devices, resumed on eight: as one that was never stopped, on one."""
+    fixed = (*EVERYTHING, *SHORT)
+    whole = train(tiny, tmp_path / "whole", [*fixed, "parallel.devices=1"])
+    folder = tmp_path / "part"
+    run(tiny(*fixed, "parallel.devices=2", "train.steps=10"), folder)
+    resumed = [*fixed, "parallel.devices=8", f"train.resume={folder}"]
+    # The schedule is constant, so a shorter run is the beginning of the longer one.
+    assert run(tiny(*resumed)).status == "done"
+    other = (
+        [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")],
+        dict(read_saved(folder).arrays),
+    )
+    assert differences(whole, other) == []
+
+
+@pytest.mark.slow
+def test_labels_to_ignore_count_for_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+    """The mean is over the valid labels of all shards, not of each."""
+    fixed = (*MLP, *SHORT, "dataset.ignore_index=3")
+    sharded = train(tiny, tmp_path / "shards", [*fixed, "parallel.devices=2"])
+    whole = train(tiny, tmp_path / "whole", [*fixed[:-2], fixed[-1]])
+    ours, theirs = (records[0][0]["loss"] for records, _ in (sharded, whole))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_added_gradients_are_as_many_times_larger(tiny: Compose, tmp_path: Path) -> None:
+    """X-03: `mirror_mean` false adds the gradients of devices that averages would divide."""
+    fixed = (*MLP, *SHORT, "parallel.devices=4")
+    mean = train(tiny, tmp_path / "mean", fixed)[0][0][0]
+    added = train(tiny, tmp_path / "sum", [*fixed, "parallel.mirror_mean=false"])[0][0][0]
+    assert added["loss"] == mean["loss"]
+    assert added["grad_norm"] == pytest.approx(4 * mean["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_plain_sums_are_close(tiny: Compose, tmp_path: Path) -> None:
+    fixed = (*MLP, *SHORT, "parallel.devices=4")
+    exact = train(tiny, tmp_path / "exact", fixed)[0][0]
+    layout = train(tiny, tmp_path / "layout", [*fixed, "parallel.reproducible=layout"])[0][0]
+    ours, theirs = ([row["loss"] for row in rows] for rows in (exact, layout))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_devices_that_are_not_there(tiny: Compose, tmp_path: Path) -> None:
+    recipe = tiny(*MLP, *SHORT, "device=gpu", "parallel.devices=2", "train.precision=O0")
+    with pytest.raises(RunError, match=r"parallel.devices = 2: 2 devices are needed, and JAX sees"):
+        run(recipe, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_batch_norm_of_all_devices_is_that_of_the_whole_batch(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """Statistics, losses and gradients of four devices are those of one that has the batch."""
+    layers = (
+        "model=layers",
+        "model.layers=[{name: conv, features: 6, kernel: 3, stride: 2}, batch_norm, relu, flatten,"
+        "{name: dense, features: $classes}]",
+        "checkpoint.every_steps=10",
+    )
+    synced = ("parallel.devices=4", "parallel.reproducible=layout", "parallel.sync_batch_norm=true")
+    whole = train(tiny, tmp_path / "whole", [*layers, *SHORT[:-1]])
+    spread = train(tiny, tmp_path / "spread", [*layers, *SHORT, *synced])
+    for path, array in whole[1].items():
+        np.testing.assert_allclose(spread[1][path], array, rtol=2e-3, atol=2e-5, err_msg=path)
+    ours, theirs = ([row["grad_norm"] for row in rows[0][:5]] for rows, _ in (spread, whole))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_parameters_that_devices_share(tiny: Compose, tmp_path: Path) -> None:
+    """Two layers cut along a second axis, as Megatron cuts them, train as one device does."""
+    cut = (
+        "parallel.mode=semi_auto",
+        "parallel.reproducible=layout",
+        "parallel.mesh={data: 2, model: 4}",
+        "parallel.specs=[{pattern: dense_0/kernel, axes: [null, model]},"
+        "{pattern: dense_1/kernel, axes: [model, null]}]",
+        "parallel.constraints=[{pattern: dense_0, axes: [data, model]}]",
+    )
+    momentum = ("optimizer=momentum", "train.ema.decay=0.9", "checkpoint.every_steps=10")
+    whole = train(tiny, tmp_path / "whole", [*MLP, *SHORT[:-1], *momentum])
+    shared = train(tiny, tmp_path / "shared", [*MLP, *SHORT[:-1], *momentum, *cut])
+    for path, array in whole[1].items():
+        np.testing.assert_allclose(shared[1][path], array, rtol=1e-3, atol=1e-6, err_msg=path)
+    resumed = [*MLP, *SHORT[:-1], *momentum, *cut, f"train.resume={tmp_path / 'shared'}"]
+    assert run(tiny(*resumed, "train.steps=30")).status == "done"
