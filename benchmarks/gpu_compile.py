@@ -28,7 +28,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.measure import add_save, heading, publish, table
-from pipeline import load_recipe
+from pipeline import load_recipe, run
 from pipeline.backends.base import CompileInputs, Executable, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec
 from pipeline.backends.gpu.chip_target import ChipTarget
@@ -42,7 +42,6 @@ from pipeline.backends.gpu.step_programs import (
     train_spec,
 )
 from pipeline.backends.xla import in_blocks, train_loop
-from pipeline.stages.run import run
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 SYNTHETIC = ("dataset.name=synthetic", "+dataset.like=cifar10")

@@ -35,7 +35,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.stages.evaluate import evaluate
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.lower import lower
 from pipeline.study.sweep.history import sampler_named, suggest
 
@@ -83,7 +83,7 @@ def loss_of(params: Params) -> float:
     state, telemetry = run.run(run.init(), 0, task.steps, "loop")
     if telemetry.bad_step is not None:
         return 100.0
-    found = evaluate(run, state, task.dataset, task.recipe.train.dispatch_seconds)
+    found = evaluate(run, state, task.dataset, EvalOptions(task.recipe.train.dispatch_seconds))
     assert found is not None, "nobody gives it up"
     loss = float(found.metrics["loss"])
     return min(loss, 100.0) if math.isfinite(loss) else 100.0

@@ -39,12 +39,13 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
     of the recipe. Raises PipelineError where the run fails, and Interrupted, once the run is saved,
     where a signal to stop came.
     """
-    from pipeline.core.host.signals import Signals
+    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.run import run
+    from pipeline.stages.runner.context import RunOptions
 
-    signals = Signals()
-    summary = run(recipe, run_dir, signals=signals, callbacks=callbacks)
-    signals.check()
+    options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
+    summary = run(recipe, options)
+    options.signals.check()
     return summary
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipeline import load_recipe
 from pipeline.engine.monitors.log_lines import last_step
-from pipeline.stages.run import run
+from tests.whole_run import run
 
 LIMIT_MB = 50.0
 WARM_UP = 0.1

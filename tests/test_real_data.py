@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 
 @pytest.mark.usefixtures("long_runs")

@@ -14,10 +14,10 @@ from pipeline import load_recipe
 from pipeline.config.chosen import DEFAULT_RECIPE
 from pipeline.config.files import description
 from pipeline.core.files.package_paths import RECIPES
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import ROOT
 from tests.image_folders import save_images, save_masks
+from tests.whole_run import run
 
 GOLDEN = ROOT / "tests" / "golden"
 

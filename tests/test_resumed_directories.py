@@ -17,11 +17,11 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path, draft_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import kept_log
-from pipeline.stages.run import run
 from pipeline.stages.runner import initial_state
 from tests import outcome
 from tests.conftest import TINY
 from tests.test_shared_machines import At, log_of
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

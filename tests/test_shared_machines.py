@@ -23,12 +23,12 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.engine.callbacks.events import MonitorBase, SinkReport
 from pipeline.engine.monitors import metrics_log, tensorboard
 from pipeline.stages.record.summary import Summary
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import TINY
 from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_tensorboard import scalars
 from tests.image_folders import save_images
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

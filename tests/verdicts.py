@@ -21,8 +21,8 @@ from typing import Any
 from pipeline import load_recipe
 from pipeline.core.errors import PipelineError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.stages.run import run
 from tests.inspect.profiler import slow_parts
+from tests.whole_run import run
 
 ONLY = [
     *("profile.mode=only", "stages=[data,build,compile,train]", "monitor.tensorboard=false"),

@@ -29,12 +29,14 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.record.log_arrays import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.run import run, run_in_sinks
+from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState
 
 PREDICT_BATCH = 64
@@ -111,8 +113,13 @@ class Trainer:
         """
         given = None if self._given_dir is None else Path(self._given_dir)
         self._signals = Signals()
-        callbacks = (*self._callbacks, self._watch)
-        steps = run_in_sinks(self.recipe, given, signals=self._signals, callbacks=callbacks)
+        options = RunOptions(
+            given,
+            signals=self._signals,
+            callbacks=(*self._callbacks, self._watch),
+            inspection=RunInspection(),
+        )
+        steps = run_in_sinks(self.recipe, options)
         ended = exiting = False
 
         def end_with_process() -> None:
@@ -168,10 +175,10 @@ class Trainer:
         tree["checkpoint"] |= {"restore": str(self.run_dir), "rules": "none", "renames": []}
         tree["monitor"] |= {"tensorboard": False}
         with tempfile.TemporaryDirectory() as folder:
-            signals = Signals()
             recipe = check_tree(tree, length_replaced=True)
-            summary = run(recipe, Path(folder) / "run", signals=signals)
-            signals.check()
+            options = RunOptions(Path(folder) / "run", inspection=RunInspection())
+            summary = run(recipe, options)
+            options.signals.check()
         values = summary.metrics.items()
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
 

@@ -38,8 +38,9 @@ from pipeline.stages.autosink.choose_sink import (
     unmeasurable,
 )
 from pipeline.stages.autosink.dispatch_costs import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
     OFF,
-    ROUNDS,
     SINGLES,
     Measurement,
     error_of_gain,
@@ -252,8 +253,7 @@ def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
     sinks = max(3, round(1000 * ACHIEVING_S / (choice.size * choice.step_ms)) + 1)
     singles = max(SINGLES, round(1000 * ACHIEVING_S / choice.off_ms))
     round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3
-    min_rounds, max_rounds = ROUNDS
-    rounds = int(np.clip(BUDGET_S / round_s, min_rounds, max_rounds))
+    rounds = int(np.clip(BUDGET_S / round_s, LEAST_ROUNDS, MOST_ROUNDS))
     off, sunk = [], []
     for _ in range(rounds):
         off.append(trials.time(OFF, singles).step_ms)

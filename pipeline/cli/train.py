@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from argparse import ArgumentError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
+from pipeline.config.hydra_keys import require_hydra_keys
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy_help
 from pipeline.config.overrides import (
     expand_sweeps,
@@ -31,7 +34,6 @@ from pipeline.config.overrides import (
     quoted,
     swept_keys,
     value_of,
-    without_secret_values,
 )
 from pipeline.config.profile_spec import profiling_overrides
 from pipeline.core.errors import (
@@ -62,8 +64,21 @@ RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
 """Keys of one command about resuming, which are no part of the sweep's own command."""
 MULTIRUN = ("-m", "--multirun")
-HYDRA_GROUPS = ("hydra.sweeper", "hydra.launcher")
-RUN_DIR, OUTPUT_SUBDIR = "hydra.run.dir", "hydra.output_subdir"
+RUN_DIR = "hydra.run.dir"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a command that trains."""
+
+    words: Sequence[str]
+    """All of them, with those that the environment adds."""
+    flags: Sequence[str]
+    """Hydra's flags."""
+    typed: Sequence[str]
+    """The overrides."""
+    overrides: Sequence[str]
+    """The overrides that Hydra composes: a recipe file is registered under a name."""
 
 
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
@@ -80,13 +95,14 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
         _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
-    _require_sections(parsed.overrides)
-    _require_no_dump_of_secrets(args)
+    require_hydra_keys(args)
     if parsed.cfg == "job" and not parsed.package:
         return _show(parsed.overrides)
+    arguments = Arguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
-        return _sweep(args, flags, parsed.overrides)
-    return _single(args, flags, parsed.overrides, started_at, alone=alone)
+        return _sweep(arguments)
+    started_at = time.perf_counter() if started_at is None else started_at
+    return _single(arguments, started_at, alone=alone)
 
 
 def _parse(args: Sequence[str]) -> Namespace:
@@ -119,39 +135,34 @@ def _show(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _single(
-    args: Sequence[str],
-    flags: Sequence[str],
-    typed: Sequence[str],
-    started_at: float | None,
-    *,
-    alone: bool,
-) -> int:
+def _single(arguments: Arguments, started_at: float, *, alone: bool) -> int:
     """Run the recipe that Hydra composes, outside of Hydra, which prints the errors it catches."""
-    composed = _compose(flags, typed, resolve_recipe(typed))
+    composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
     if composed is None:
         return 0
     config, hydra_config = composed
     recipe = check(config, hydra_config.overrides.task)
     with _resolved():
         folder = hydra_config.run.dir
+    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.run import lower_and_compile, run
+    from pipeline.stages.runner.context import RunOptions
 
-    run_dir = None if folder == "." else Path(folder)
-    return run(
-        recipe,
-        run_dir,
+    options = RunOptions(
+        run_dir=None if folder == "." else Path(folder),
         started_at=started_at,
-        how_to_resume=partial(resume_run_command, args),
+        how_to_resume=partial(resume_run_command, arguments.words),
         programs=partial(lower_and_compile, keeps=alone),
-    ).exit_status
+        inspection=RunInspection(),
+    )
+    return run(recipe, options).exit_status
 
 
-def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> int:
+def _sweep(arguments: Arguments) -> int:
     """Run the unfinished jobs of a sweep, in the directory that is named, found or created."""
-    overrides = resolve_recipe(typed)
+    flags, overrides = arguments.flags, arguments.overrides
     on_changed = _on_changed(overrides)
-    typed = [override for override in typed if key_of(override) not in OF_ONE_COMMAND]
+    typed = [override for override in arguments.typed if key_of(override) not in OF_ONE_COMMAND]
     excluded = (*OF_ONE_COMMAND, SWEEP_DIR)
     own = [override for override in overrides if key_of(override) not in excluded]
     known = _known_directory(flags, typed, overrides)
@@ -161,10 +172,11 @@ def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> i
     placed = [*own, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
+    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.study.sweep.jobs import Job
 
     try:
-        job = Job(swept_keys(own), find_failures(sweep_dir), on_changed)
+        job = Job(swept_keys(own), find_failures(sweep_dir), on_changed, RunInspection())
         _hydra(flags, typed, placed, job)
     except RecipeError:
         if known is None and not find_jobs(sweep_dir):
@@ -175,7 +187,7 @@ def _sweep(args: Sequence[str], flags: Sequence[str], typed: Sequence[str]) -> i
         stopped = exit_status_of(interruption)
     status = max(stopped, conclude(sweep_dir))
     if stopped or status == RunError.exit_status:
-        print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(args, sweep_dir)}"))
+        print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(arguments.words, sweep_dir)}"))
     if known is None:
         _report_equal_sweep(sweep_dir)
     return status
@@ -202,27 +214,6 @@ def _report_equal_sweep(sweep_dir: Path) -> None:
     if earlier:
         name = printable(str(earlier))
         print(f"{name} is a sweep of the same command; {RESUME}=auto goes on with the newest")
-
-
-def _require_sections(typed: Sequence[str]) -> None:
-    """Raise RecipeError where an option's name stands in place of the section that it chooses."""
-    given = {key: value_of(typed, key) for key in HYDRA_GROUPS}
-    problems = [
-        f"{key} = {value}: is a section; an option of it is chosen by "
-        f"{key.replace('.', '/')}={value}"
-        for key, value in given.items()
-        if value is not None and not value.startswith("{")
-    ]
-    if problems:
-        raise RecipeError(problems)
-
-
-def _require_no_dump_of_secrets(args: Sequence[str]) -> None:
-    """Raise RecipeError where Hydra would write a password down with its own config."""
-    folder = value_of(args, OUTPUT_SUBDIR)
-    if folder not in (None, "null") and without_secret_values(args) != list(args):
-        problem = "Hydra would write a password of this command into files there; leave it out"
-        raise RecipeError([f"{OUTPUT_SUBDIR} = {folder}: {problem}"])
 
 
 def _known_directory(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -37,24 +37,29 @@ CALLS_ONEDNN = (
 )
 
 
+@dataclass(frozen=True)
+class CompileOptions:
+    """How programs are compiled: found again, and in which order."""
+
+    key: str | None = None
+    """Digest of all that the programs are made from, by which those of an earlier process are
+    found; None finds none."""
+    evaluates_later: bool = False
+    """Whether the evaluation may be compiled once training has begun."""
+
+
 def compile_programs(
     recipe: Recipe,
     dataset: Dataset,
     built: Built,
     backend: Backend,
     reporter: Reporter,
-    *,
-    key: str | None = None,
-    evaluates_later: bool = False,
+    options: CompileOptions = CompileOptions(),
 ) -> Executable:
-    """Compile everything a run needs. Raises RunError when the device can't take it.
-
-    `key` is a digest of all that the programs are made from, by which those of an earlier process
-    are found. With `evaluates_later` the evaluation may be compiled once training has begun.
-    """
+    """Compile everything a run needs. Raises RunError when the device can't take it."""
     inputs = compile_inputs(recipe, dataset, built, backend, reporter)
-    inputs = replace(inputs, key=key, state=built.state)
-    if evaluates_later:
+    inputs = replace(inputs, key=options.key, state=built.state)
+    if options.evaluates_later:
 
         def report_evaluation(program: Program) -> None:
             reporter.stage("compile", _line(program))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -20,29 +21,35 @@ from pipeline.training.part_specs import MetricSpec
 from pipeline.training.state import TrainState
 
 
+@dataclass(frozen=True)
+class EvalOptions:
+    """What an evaluation computes, and in which chunks."""
+
+    dispatch_s: float
+    """Seconds of a chunk of batches, about; changes no bit of the metrics."""
+    metrics: Sequence[MetricSpec] = ()
+    """The metrics that have sums of their own."""
+    on_train: bool = False
+    """Whether there are also the metrics of training samples, as `train_accuracy`."""
+
+
 def evaluate(
     executable: Executable,
     state: TrainState,
     dataset: Dataset,
-    dispatch_s: float,
+    options: EvalOptions,
     is_given_up: Callable[[], bool] = lambda: False,
     agree: Agree = decide_alone,
-    metrics: Sequence[MetricSpec] = (),
-    *,
-    on_train: bool = False,
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked.
 
-    The batches are dispatched in chunks of about `dispatch_s` seconds, which changes no bit of the
-    metrics. `is_given_up` is called before each chunk; where it is true, None is returned. `agree`
-    returns what all processes of the run do; `metrics` are the parts that have sums. With
-    `on_train` there are also the metrics of training samples, as `train_accuracy`. Raises RunError
-    where the number of samples is not that of the split, and where all labels are masked.
+    `is_given_up` is called before each chunk; where it is true, None is returned. `agree` returns
+    what all processes of the run do. Raises RunError where the number of samples is not that of the
+    split, and where all labels are masked.
     """
-    batches = dataset.eval_order.steps_per_pass
-    sums = _add_up(
-        executable.evaluate, state, batches, DispatchSize(dispatch_s), is_given_up, agree
-    )
+    batches, metrics = dataset.eval_order.steps_per_pass, options.metrics
+    size = DispatchSize(options.dispatch_s)
+    sums = _add_up(executable.evaluate, state, batches, size, is_given_up, agree)
     if sums is None:
         return None
     if int(sums.samples) != len(dataset.eval):
@@ -56,9 +63,9 @@ def evaluate(
     confusion = None if counted is None else np.asarray(counted)
     unit = dataset.unit.counted if dataset.unit.each > 1 else "samples"
     evaluation = Evaluation(summarize(sums, dataset.classes, metrics), confusion, unit)
-    if not on_train:
+    if not options.on_train:
         return evaluation
-    size = DispatchSize(dispatch_s)
+    size = DispatchSize(options.dispatch_s)
     add = partial(executable.evaluate, on_train=True)
     sums = _add_up(add, state, batches, size, is_given_up, agree)
     if sums is None:

@@ -62,13 +62,12 @@ def lower(
     backend: Backend,
     folder: RunFolder | None,
     reporter: Reporter,
-    ranks: Ranks | None = None,
 ) -> Built:
     """Return the same step with its layers computed as chosen for the device.
 
     A choice that is in the run's `folder` is used again; else the choice is made and written there,
-    with the result of tuning. Of several processes the first one chooses for all. Eager mode
-    changes nothing. Raises RunError for a choice or a bank that can't be read.
+    with the result of tuning. Of the processes that share it the first one chooses for all. Eager
+    mode changes nothing. Raises RunError for a choice or a bank that can't be read.
     """
     parts = built.parts
     if recipe.train.mode == "eager":
@@ -85,14 +84,21 @@ def lower(
 
     def choose() -> dict[str, Any]:
         kept = read_choice(file) if file is not None and file.exists() else None
-        chosen = _choose(recipe, dataset, built, backend, kept, folder, reporter)
+        banks = cache_root(recipe.cache) / "autotune"
+        lowerings = kept.lowerings if kept is not None else None
+        tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, lowerings)
+        request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
+        chosen = _in_best_layout(request) if kept is None else request.chosen_in(kept.layout)
         if kept is not None:
             reporter.stage("lower", f"as before: {file}")
-        elif folder is not None:
+            return choice_to_document(chosen)
+        _report(chosen, tuning, folder, reporter)
+        if folder is not None:
             folder.accepted.add(partial(write_choice, folder.path / LOWERINGS, chosen))
         return choice_to_document(chosen)
 
-    chosen = choice_of_document((ranks or Ranks()).agree(choose, TUNING_S))
+    ranks = folder.ranks if folder is not None else Ranks()
+    chosen = choice_of_document(ranks.agree(choose, TUNING_S))
     laid_out = replace(parts, network=_in_layout(parts.network, chosen.layout))
     return replace(built, parts=with_policy(laid_out, chosen.lowerings))
 
@@ -120,26 +126,6 @@ def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter:
 def _in_layout(network: nn.Module, layout: Layout) -> nn.Module:
     """Return the network with images in a layout, of which only lists of layers have a choice."""
     return network.clone(layout=layout) if isinstance(network, Network) else network
-
-
-def _choose(
-    recipe: Recipe,
-    dataset: Dataset,
-    built: Built,
-    backend: Backend,
-    kept: LoweringChoice | None,
-    folder: RunFolder | None,
-    reporter: Reporter,
-) -> LoweringChoice:
-    banks = cache_root(recipe.cache) / "autotune"
-    lowerings = kept.lowerings if kept is not None else None
-    tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, lowerings)
-    request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
-    if kept is not None:
-        return request.chosen_in(kept.layout)
-    chosen = _in_best_layout(request)
-    _report(chosen, tuning, folder, reporter)
-    return chosen
 
 
 @dataclass(frozen=True, eq=False)

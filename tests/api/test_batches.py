@@ -13,8 +13,8 @@ import pytest
 from pipeline import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
-from pipeline.stages.run import run
 from pipeline.training import step as stage
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 OPS = (

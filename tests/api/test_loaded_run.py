@@ -9,9 +9,9 @@ import pytest
 
 import pipeline
 from pipeline.core.errors import DataError
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
-from pipeline.stages.run import run
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=8", "eval.every_steps=8")

@@ -14,8 +14,8 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.modules import standard
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 SHORT = ["train.steps=6", "train.passes=null", "eval.every_passes=null"]

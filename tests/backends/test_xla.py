@@ -26,7 +26,6 @@ from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
 from pipeline.data.sources.synthetic import Synthetic
-from pipeline.stages.run import run
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
 from pipeline.training.parallel.placement import DevicePlacement
@@ -35,6 +34,7 @@ from pipeline.training.step import TrainStep
 from pipeline.training.step_record import Record
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 AUGMENTED = [
     "dataset.train.ops=[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]},"

@@ -26,11 +26,11 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.stages.record.saved_recipe import restore_state, restore_weights
-from pipeline.stages.run import run
 from pipeline.training.state import TrainState
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
 from tests.engine.monitors.disk import files_end_at
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -29,9 +29,9 @@ from pipeline.stages.record.saved_recipe import (
     recipe_digest,
     restore_state,
 )
-from pipeline.stages.run import run
 from tests import outcome
 from tests.checkpoint.test_checkpointer import EVAL_ONLY, kept, state_of
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

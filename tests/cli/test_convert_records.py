@@ -16,10 +16,10 @@ from pipeline.cli.convert_records import main as convert_records
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import OPS, STEPS
 from tests.image_folders import save_images, save_masks
+from tests.whole_run import run
 
 CROP = OPS.replace("[{", "[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]}, {", 1)
 SOURCE = [

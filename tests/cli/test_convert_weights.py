@@ -11,9 +11,9 @@ from pipeline.cli.convert import main as convert
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.run import run
 from tests import outcome
 from tests.stages.export.test_matching import lenet
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 LENET5 = "+recipe=lenet5_digits"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.stages.run import run
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 
 @pytest.fixture(scope="module")

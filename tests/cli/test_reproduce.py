@@ -22,10 +22,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
 from pipeline.stages.record.run_directory import to_resume
 from pipeline.stages.record.run_record import read_record
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.test_shared_machines import At
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.layer_table import LayerTable, layer_table
-from pipeline.stages.run import run
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -13,8 +13,8 @@ from pipeline.cli.convert_records import main as convert_records
 from pipeline.cli.export import main as export
 from pipeline.cli.infer import main as infer
 from pipeline.core.errors import DataError, RecipeError, UsageError
-from pipeline.stages.run import run
 from tests.stages.export.text_runs import bert, gpt
+from tests.whole_run import run
 
 TEXTS = ("Draw a circle with the pen.", "Return a string of the message header.")
 

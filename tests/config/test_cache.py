@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.cache import cache_root, program_folder
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.stages.run import run
+from tests.whole_run import run
 
 UNSAID = CacheSpec(root=None, compiled=True)
 

@@ -17,9 +17,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.data.columns import Split
 from pipeline.data.sources.synthetic import Synthetic
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

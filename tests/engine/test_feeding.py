@@ -14,9 +14,9 @@ from pipeline.backends.feed import feed as feeds
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.sources.image_columns import ImageFiles
-from pipeline.stages.run import run
 from tests import outcome
 from tests.image_folders import save_images
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -25,10 +25,10 @@ from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import OPS
 from tests.training.sampled_loss import SampledMse
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 QUIETLY = Reporter(console=Console(file=io.StringIO()))

@@ -39,10 +39,10 @@ from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.export.image_inputs import read_images
 from pipeline.stages.export.trained_run import Samples
-from pipeline.stages.run import run
 from tests.conftest import ROOT, TINY
 from tests.data.section import section
 from tests.fuzz.mutate import mutate_bytes, mutate_tree
+from tests.whole_run import run
 
 GOLDEN = ROOT / "tests" / "golden" / "weights"
 SMALL = Release("small", "small", {"a.bin": 3, "b.bin": 2}, {"t.bin": 2}, 1, 10)

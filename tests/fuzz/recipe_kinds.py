@@ -23,9 +23,9 @@ from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.package_paths import CONF, RECIPES
-from pipeline.stages.run import run
 from tests.conftest import ROOT, TINY
 from tests.fuzz.mutate import VALUES, mutate_bytes, mutate_tree, nudge_tree, walk
+from tests.whole_run import run
 
 PART_GROUPS = tuple(SECTIONS)
 

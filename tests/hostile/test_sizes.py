@@ -10,9 +10,9 @@ import pytest
 from pipeline.config.compose import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RunError
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import TINY
+from tests.whole_run import run
 
 LAYERS = "flatten, {name: dense, features: $classes}]"
 NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, body: [relu]}]}"

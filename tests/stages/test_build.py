@@ -52,6 +52,15 @@ def test_what_was_built_is_reported_in_a_line(
     ]
 
 
+def test_problems_that_are_independent_are_reported_together(tiny: Compose) -> None:
+    names = ["train.mode=eager", "train.jit_layers=[outside]"]
+    with pytest.raises(RecipeError) as caught:
+        built(tiny(*names, "train.to_float=[{pattern: nowhere, dtype: float16}]"))
+    first, second = caught.value.problems
+    assert first.startswith("train.to_float: pattern 'nowhere' matches none of the ")
+    assert second.startswith("train.jit_layers: pattern 'outside' matches none of the ")
+
+
 def test_no_weight_is_made(tiny: Compose) -> None:
     made = built(tiny())
     leaves = jax.tree.leaves(made.state)
@@ -137,7 +146,7 @@ def test_a_network_gives_as_many_outputs_as_there_are_classes(tiny: Compose) -> 
 def test_labels_beyond_what_evaluation_counts_are_refused(
     tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.build.MAX_LABELS", 10)
+    monkeypatch.setattr("pipeline.stages.build_checks.MAX_LABELS", 10)
     assert "labels, and 10 can be counted; set eval.samples" in problem(tiny())
 
 

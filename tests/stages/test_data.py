@@ -16,8 +16,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.stages.data import declare_data, load_data, sample_images
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.run import run
 from tests.image_folders import save_images
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

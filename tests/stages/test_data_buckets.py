@@ -24,10 +24,10 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.stages.run import run
 from pipeline.training.bucketing import with_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -21,8 +21,8 @@ from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost, propose
 from pipeline.stages.record.run_folder import RunFolder
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -19,7 +19,7 @@ from pipeline.stages import evaluate as stage
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.stages.evaluate import evaluate
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.state import TrainState
 
@@ -73,7 +73,7 @@ def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(40), labels]
     ranks = (logits > logits[np.arange(40), labels][:, None]).sum(axis=1)
 
-    evaluation = evaluate(executable, state, dataset, 1.0)
+    evaluation = evaluate(executable, state, dataset, EvalOptions(1.0))
     assert evaluation is not None
     assert evaluation.metrics["count"] == 40
     assert evaluation.metrics["accuracy"] == (predicted == labels).mean()
@@ -88,7 +88,9 @@ def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
 def test_metrics_are_the_same_bits_however_the_batches_are_dispatched(tiny: Compose) -> None:
     executable, dataset = prepare(tiny(*SMALL, "dataset.eval.batch_size=4"))
     state = executable.init()
-    one, other = (evaluate(executable, state, dataset, seconds) for seconds in (1e-9, 1e9))
+    one, other = (
+        evaluate(executable, state, dataset, EvalOptions(seconds)) for seconds in (1e-9, 1e9)
+    )
     assert one is not None
     assert other is not None
     assert one.metrics == other.metrics
@@ -131,12 +133,12 @@ def test_a_dispatch_lasts_no_longer_than_it_may(
     timed = Timed(batch_s)
     clock = SimpleNamespace(perf_counter=lambda: timed.now)
     monkeypatch.setattr(stage, "time", clock)
-    assert evaluate(timed, None, dataset, 1.0) is not None  # type: ignore[arg-type]
+    assert evaluate(timed, None, dataset, EvalOptions(1.0)) is not None  # type: ignore[arg-type]
     assert timed.dispatched == spans
     # Given up as soon as one of them is over.
     timed.dispatched = []
     answers = iter([False, True])
-    assert evaluate(timed, None, dataset, 1.0, lambda: next(answers)) is None  # type: ignore[arg-type]
+    assert evaluate(timed, None, dataset, EvalOptions(1.0), lambda: next(answers)) is None  # type: ignore[arg-type]
     assert timed.dispatched == spans[:1]
 
 
@@ -146,7 +148,7 @@ def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
     sums = of_classes(np.diag([39, *9 * [0]]), samples=np.int32(39))
     forgetful = SimpleNamespace(evaluate=lambda *_: sums)
     with pytest.raises(RunError, match=r"^evaluated 39 samples of 40$"):
-        evaluate(forgetful, None, dataset, 1.0)  # type: ignore[arg-type]
+        evaluate(forgetful, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]
 
 
 def test_an_evaluation_without_a_label_that_counts_is_an_error(tiny: Compose) -> None:
@@ -155,4 +157,4 @@ def test_an_evaluation_without_a_label_that_counts_is_an_error(tiny: Compose) ->
     blind = SimpleNamespace(evaluate=lambda *_: sums)
     expected = r"^none of the labels of 40 evaluation samples counts: all are dataset\.ignore_index"
     with pytest.raises(RunError, match=expected):
-        evaluate(blind, None, dataset, 1.0)  # type: ignore[arg-type]
+        evaluate(blind, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.backends.feed import feed as feeds
 from pipeline.config.recipe import Recipe
 from pipeline.data.order import SampleOrder
-from pipeline.stages.evaluate import evaluate
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from tests.stages.test_evaluate import SMALL, logits_by_hand, prepare
 
 Compose = Callable[..., Recipe]
@@ -57,7 +57,7 @@ def test_sums_are_those_of_single_samples(
     recipe = tiny(*SMALL, f"dataset.eval.batch_size={batch_size}", f"train.feed={feed}")
     executable, dataset = prepare(recipe)
     state = executable.init()
-    evaluation = evaluate(executable, state, dataset, 1.0)
+    evaluation = evaluate(executable, state, dataset, EvalOptions(1.0))
 
     labels = np.asarray(dataset.eval.columns["label"][:])
     predicted = logits_by_hand(state, dataset.eval.columns["image"][:]).argmax(axis=1)

@@ -15,9 +15,9 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
 

@@ -27,8 +27,8 @@ from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, chosen_ops, draw_choice
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

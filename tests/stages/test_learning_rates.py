@@ -15,8 +15,8 @@ from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.learning_rates import learning_rates
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -35,10 +35,10 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower, read_choice, write_choice
 from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
 from pipeline.stages.record.run_folder import RunFolder
-from pipeline.stages.run import run
 from pipeline.training.parallel.devices import find_device
 from pipeline.training.parallel.placement import DevicePlacement
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

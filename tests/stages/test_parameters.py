@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

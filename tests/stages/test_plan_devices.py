@@ -12,8 +12,8 @@ import yaml
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 AUTO = (

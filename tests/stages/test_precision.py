@@ -14,9 +14,9 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.stages.run import run
 from tests.conftest import OPS
+from tests.whole_run import run
 
 Tiny = Callable[..., Recipe]
 PLAIN = OPS.replace("{name: resize, size: [32, 32], interpolation: linear},", "")

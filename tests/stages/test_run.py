@@ -18,10 +18,10 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.stages import run as run_module
-from pipeline.stages.run import run
 from pipeline.stages.runner import initial_state
 from tests import outcome
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Patch = pytest.MonkeyPatch
 

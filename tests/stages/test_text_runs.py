@@ -19,9 +19,9 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import read_trained_run
-from pipeline.stages.run import run
 from tests import outcome
 from tests.stages.export.text_runs import bert, gpt
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
     killed = tmp_path / "killed"
     script = (
         "import sys; from pathlib import Path; from tests.stages.export.text_runs import bert;"
-        "from pipeline.stages.run import run;"
+        "from pipeline import run;"
         "run(bert(Path(sys.argv[1]), *sys.argv[3:]), Path(sys.argv[2]))"
     )
     process = subprocess.Popen(

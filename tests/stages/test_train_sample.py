@@ -15,10 +15,10 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
-from pipeline.stages.run import run
 from pipeline.stages.sample_pictures import label_text, sample_labels
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 MLP = ("model=mlp", "model.hidden=[8]", "eval.every_steps=15")
 

@@ -13,9 +13,9 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.stages.run import run
 from pipeline.training.gradient_rules import PlainGradients, SharpnessAware
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.stages.run import run
 from tests import outcome
 from tests.training.trajectory_cases import CASES, FOLDER, STEPS, recipe_of
+from tests.whole_run import run
 
 TOLERANCE = 1e-4
 """Relative. Sums in another order, 200 updates long."""

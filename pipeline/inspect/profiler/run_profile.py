@@ -23,7 +23,7 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.monitors import writing
-from pipeline.engine.schedule import Event
+from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.compilations import Compilation, Compilations, watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
@@ -100,17 +100,17 @@ class RunProfiler:
     def __init__(
         self,
         recipe: Recipe,
-        whole: Built,
+        schedule: RunSchedule,
         built: Built,
         executable: Executable,
         reporter: Reporter,
         done: int = 0,
     ) -> None:
-        """Choose the steps after the first `done`; `whole` is the run before it was shortened.
+        """Choose the steps after the first `done`; `schedule` is the run's before it was shortened.
 
         Raises RecipeError where it has too few steps.
         """
-        self._recipe, self._whole, self._reporter = recipe, whole, reporter
+        self._recipe, self._schedule, self._reporter = recipe, schedule, reporter
         self._raw = executable
         self._program: HloProgram = parse_program(executable.program_text)
         step_s = self._look() if recipe.profile.mode == "only" else None
@@ -220,7 +220,7 @@ class RunProfiler:
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
             feed=reported,
-            sink_steps=self._whole.run_schedule.sink_steps if recipe.train.sink else None,
+            sink_steps=self._schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
             compilations=tuple(one for one in found.compilations if first_s < one.ended_s < last_s),
             compiled_steps=timed[-1].stop - timed[0].stop,
@@ -249,7 +249,7 @@ class RunProfiler:
 
     def _sink_gain(self) -> SinkGain | None:
         """Measure which sink would be fastest, with a state that is thrown away."""
-        recipe, schedule = self._recipe, self._whole.run_schedule
+        recipe, schedule = self._recipe, self._schedule
         mechanisms = mechanisms_of(recipe, self._raw)
         if least_steps(mechanisms) > schedule.total:
             return None
@@ -276,7 +276,7 @@ class RunProfiler:
 
     def _event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
         """Return what evaluations cost by step of the whole run; a part of one is timed."""
-        recipe, schedule = self._recipe, self._whole.run_schedule
+        recipe, schedule = self._recipe, self._schedule
         periods = event_periods(recipe, schedule.steps_per_pass)[Event.EVALUATE]
         count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
         batches = dataset.eval_order.steps_per_pass

@@ -27,8 +27,10 @@ from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.autosink.dispatch_costs import LONGEST, first_look, least_steps, measure
 from pipeline.stages.autosink.timed_runs import TimedRuns
 
-BUDGET_SHARE, BUDGET_S = 0.05, (0.6, 3.0)
-"""Share of a run's time that measuring takes, and its bounds in seconds."""
+BUDGET_SHARE = 0.05
+"""Share of a run's time that measuring takes."""
+LEAST_BUDGET_S = 0.6
+MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
 """Most steps that are only timed, as a share of the run's steps."""
 
@@ -76,24 +78,32 @@ def choose_sink(
     executable: Executable,
     backend: Backend,
     estimate: Estimate | None,
-    before: SinkState | None,
     reporter: Reporter,
 ) -> SinkPlan:
     """Choose the sinks of a run: the recipe's, or the fastest where that is auto.
 
-    An emulated device has an `estimate`. `before` is what a checkpoint kept: a resumed run keeps
-    its sinks. Raises KeyboardInterrupt when a signal stops a measurement.
+    An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
+    measurement.
     """
     if not chooses_sink(recipe):
         mechanism, why = _mechanism(recipe, executable, backend)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
-    if before is not None:
-        plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
-    elif estimate is not None and estimate.choice is not None:
+    if estimate is not None and estimate.choice is not None:
         plan = _modelled(recipe, executable, backend, estimate.device, estimate.choice)
     else:
         with reporter.clock("measuring sinks"):
             plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
+    return _report(plan, reporter)
+
+
+def resume_sink(before: SinkState, reporter: Reporter) -> SinkPlan:
+    """Return the sinks that were chosen when a resumed run began, as its checkpoint has them."""
+    plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
+    return _report(plan, reporter)
+
+
+def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
+    """Report chosen sinks; return them with what checkpoints keep of the choice."""
     reporter.stage("sink", f"{plan}; {plan.why}")
     return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
 
@@ -140,7 +150,7 @@ def _choose(bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: Timed
         reason = f"not measured: that takes {least} steps, and the run has {total:,}"
     if reason is not None:
         return no_sink(single_ms, reason)
-    budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, *BUDGET_S)
+    budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from pipeline.backends.sink_choice import Cost, Costs, SinkMechanism
 from pipeline.stages.autosink.timed_runs import TimedRuns, Timing, Variant
 
-ROUNDS = 5, 15
-"""Least and most rounds; each times every variant once. What slows the machine for a while then
+LEAST_ROUNDS = 5
+MOST_ROUNDS = 15
+"""Rounds of a measurement; each times every variant once. What slows the machine for a while then
 slows all alike."""
 TRIAL_MS = 50.0
 """Wanted time of a trial, long enough to include the work of the threads that write logs."""
@@ -37,7 +38,7 @@ class Measurement:
 
 def least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
     """Return the least number of steps of a measurement."""
-    return ROUNDS[0] * (2 * SINGLES + 2 * SINKS * len(mechanisms))
+    return LEAST_ROUNDS * (2 * SINGLES + 2 * SINKS * len(mechanisms))
 
 
 def first_look(trials: TimedRuns) -> float:
@@ -54,7 +55,7 @@ def measure(
     Raises RunError where a step is not finite, KeyboardInterrupt when a signal stops it.
     """
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
-    count = int(np.clip(1000 * budget_s / round_ms, *ROUNDS))
+    count = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
     trial_ms = 1000 * budget_s / (count + 1) / (2 + len(mechanisms))
     guess = _long_sink(trial_ms, single_ms)
     step_ms = trials.time(Variant(guess, mechanisms[0]), SINKS * guess).step_ms

@@ -24,7 +24,7 @@ from pipeline.stages.record.summary import Summary, read_summary
 from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES, LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
 
-WORKER = "pipeline.stages.runner.worker"
+WORKER = "pipeline.cli.processes.worker"
 """Module that a process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05

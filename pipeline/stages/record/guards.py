@@ -9,11 +9,10 @@ from pathlib import Path
 
 from jax.errors import JaxRuntimeError
 
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError, exit_status_of, first_line, status_after
 from pipeline.core.host.signals import Interrupted
 from pipeline.stages.record.run_folder import RunFolder
-from pipeline.stages.record.summary import Summary, new_summary, read_metrics
+from pipeline.stages.record.summary import Summary, read_metrics
 
 
 @contextmanager
@@ -39,16 +38,16 @@ def oom_to_run_error() -> Iterator[None]:
 
 
 @contextmanager
-def write_summary(recipe: Recipe, folder: RunFolder) -> Iterator[Summary]:
-    """Yield the summary of a run and write it at the end, unless the process is killed.
+def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
+    """Write the summary of a run at its end, unless the process is killed.
 
     That of a run that is resumed stays as it is until the run has advanced: a run that is refused,
     or stopped or killed before its first new step, is what it was.
     """
-    summary, earlier = new_summary(recipe, folder.path), read_metrics(folder.path)
+    earlier = read_metrics(folder.path)
     started_at = time.perf_counter()
     try:
-        yield summary
+        yield
         if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
             # No step was trained, so the metrics still hold.
             new = {name: value for name, value in summary.metrics.items() if value is not None}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.training.parallel.ranks import Ranks
+
 Write = Callable[[], object]
 
 
@@ -44,8 +46,13 @@ class RunFolder:
     advanced: HeldWrites = field(default_factory=HeldWrites)
     """Writes that wait for the first new step, or the end of a run without one: they replace what
     the directory says of the run so far."""
+    resuming: bool = False
+    """Whether the run goes on in the directory of an earlier one."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that share the directory; only the first one writes."""
 
 
-def open_folder(run_dir: Path, *, resuming: bool) -> RunFolder:
+def open_folder(run_dir: Path, ranks: Ranks, *, resuming: bool) -> RunFolder:
     """Return the folder of a run, which holds the writes of one that is resumed."""
-    return RunFolder(run_dir, HeldWrites(held=resuming), HeldWrites(held=resuming))
+    accepted, advanced = HeldWrites(held=resuming), HeldWrites(held=resuming)
+    return RunFolder(run_dir, accepted, advanced, resuming, ranks)

@@ -1,22 +1,160 @@
-"""The services and settings of one run."""
+"""What a run is made with: its options, its services, its compiled programs, and what inspects it.
+
+`Inspection` is the one way in which a profile, dumps and the autopsy of a bad step reach a run. Who
+starts the run passes it; without one a run has none of these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from rich.console import Console
+
+from pipeline.backends.base import Backend, Estimate, Executable
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals
 from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.engine.bad_step import Examined
 from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.callbacks.events import Pruner
+from pipeline.engine.callbacks.events import Monitor, Pruner
+from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.record.summary import Summary
+from pipeline.stages.runner.resume_command import HowToResume, resume_overrides
 from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.state import TrainState
+
+
+class Profile(Protocol):
+    """A run with a profiler around its program, if its recipe has one."""
+
+    @property
+    def run(self) -> CompiledRun:
+        """The run to train: its executable is traced, its schedule may be shorter."""
+
+    def open(self) -> AbstractContextManager[None]:
+        """Watch the training in the body."""
+
+    def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
+        """Write the profile once training has ended with `state`."""
+
+
+class Dumps(Monitor, Protocol):
+    """The dumps of a run; called with a state and the number of steps done."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of steps done at which there is a dump."""
+
+    def __call__(self, state: TrainState, step: int) -> None:
+        """Dump the step after `step` steps; the state stays as it is."""
+
+
+Examine = Callable[[TrainState, int], Examined]
+"""Examines a step that ended a run, from the state before it."""
+
+
+class Inspection(Protocol):
+    """Looks into a run: its profile, its dumps, and the autopsy of a bad step."""
+
+    def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
+        """Return the run, no longer than its profile takes if it has no other purpose.
+
+        Raises RecipeError if it can't be profiled.
+        """
+
+    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
+        """Choose the steps to trace after the first `done`; without a profile, nothing changes.
+
+        `total_steps` is the run's length before `shorten`. Raises RecipeError if it is too short.
+        """
+
+    def open_dumps(self, run: CompiledRun) -> Dumps | None:
+        """Return the dumps of a run, None without any. Raises RecipeError if one can't be made."""
+
+    def open_autopsy(self, run: CompiledRun) -> Examine | None:
+        """Return what examines a bad step that ends the run, None if nothing does."""
+
+    def archive(self, run_dir: Path) -> Path | None:
+        """Set an earlier run's findings aside; return their folder, None without any."""
+
+
+@dataclass(frozen=True)
+class NoProfile:
+    """A run without a profile."""
+
+    run: CompiledRun
+
+    def open(self) -> AbstractContextManager[None]:
+        """Watch nothing."""
+        return nullcontext()
+
+    def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
+        """Write nothing."""
+
+
+class NoInspection:
+    """Looks into nothing. Refuses a recipe that asks for a profile or for dumps."""
+
+    def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
+        """Return the run as it is."""
+        mode = context.recipe.profile.mode
+        if mode != "off":
+            raise RecipeError([f"profile.mode = {mode}: must be off, nothing here can profile"])
+        return built
+
+    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
+        """Return the run as it is."""
+        return NoProfile(run)
+
+    def open_dumps(self, run: CompiledRun) -> Dumps | None:
+        """Return None."""
+        steps = run.context.recipe.dump.steps
+        if steps is not None:
+            raise RecipeError([f"dump.steps = {steps}: must be null, nothing here can dump"])
+        return None
+
+    def open_autopsy(self, run: CompiledRun) -> Examine | None:
+        """Return None."""
+        return None
+
+    def archive(self, run_dir: Path) -> Path | None:
+        """Leave everything where it is."""
+        return None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run a recipe: what is no part of the recipe."""
+
+    run_dir: Path | None = None
+    """Directory of a new run; None makes one under `outputs/`."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the keys in which the run differs from others of a sweep."""
+    started_at: float = field(default_factory=time.perf_counter)
+    """When the command started, by `time.perf_counter`."""
+    pruner: Pruner | None = None
+    """May end training at a boundary."""
+    signals: Signals = field(default_factory=Signals)
+    """Let a caller see a signal that came when the run had nothing left to stop."""
+    how_to_resume: HowToResume = resume_overrides
+    """A run that ends early prints it."""
+    callbacks: Sequence[Callback] = ()
+    """Called after those of the recipe."""
+    programs: OpenPrograms | None = None
+    """Lowers and compiles in place of `lower_and_compile`, if several runs share a program."""
+    inspection: Inspection = field(default_factory=NoInspection)
+    console: Console | None = None
+    """Where the run's lines go."""
 
 
 @dataclass(frozen=True)
@@ -24,21 +162,12 @@ class RunContext:
     """Recipe, directory and services of one run; what stages compute is passed apart from it."""
 
     recipe: Recipe
+    options: RunOptions
     folder: RunFolder
-    resuming: bool
     reporter: Reporter
     summary: Summary
-    changed: Mapping[str, Any]
-    started_at: float
-    """When the command started, by `time.perf_counter`."""
-    signals: Signals
-    pruner: Pruner | None = None
     lock: Lock | None = None
     """Lock on the directory against other processes."""
-    ranks: Ranks = field(default_factory=Ranks)
-    """The processes of the run; only the first one writes."""
-    callbacks: tuple[Callback, ...] = ()
-    """Callbacks that were given in Python, called after those of the recipe."""
     process: Provenance | None = None
     """The origin of what this process does, once its data are read; only the first one has it."""
 
@@ -48,6 +177,31 @@ class RunContext:
         return self.folder.path
 
     @property
+    def resuming(self) -> bool:
+        """Whether the run goes on in the directory of an earlier one."""
+        return self.folder.resuming
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes of the run; only the first one writes."""
+        return self.folder.ranks
+
+    @property
     def shows_pictures(self) -> bool:
         """Whether this process has a TensorBoard to show pictures of predictions in."""
         return self.recipe.monitor.tensorboard and self.ranks.is_first
+
+
+@dataclass(frozen=True)
+class CompiledRun:
+    """A run with its data, its step as it is lowered for a device, and the compiled programs."""
+
+    context: RunContext
+    dataset: Dataset
+    built: Built
+    backend: Backend
+    executable: Executable
+
+
+OpenPrograms = Callable[[RunContext, Recipe, Dataset, Built, Backend], CompiledRun]
+"""Lowers and compiles a run, whose recipe may have been planned for several devices."""

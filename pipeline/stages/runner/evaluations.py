@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
 from pipeline.data.dataset import Dataset
@@ -18,9 +17,9 @@ from pipeline.engine.history import History
 from pipeline.engine.monitors.class_table import class_table, never_predicted
 from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images
-from pipeline.stages.evaluate import evaluate
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.predicted_masks import mask_pictures
-from pipeline.stages.runner.context import RunContext
+from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.stages.runner.observers import Observers
 from pipeline.stages.sample_pictures import predict_samples, sample_labels
 from pipeline.training.parallel.ranks import Agree, decide_alone
@@ -31,11 +30,23 @@ from pipeline.training.state import TrainState
 class Evaluations:
     """The evaluations of a run's states, and the samples and predictions that it shows."""
 
-    context: RunContext
-    dataset: Dataset
-    built: Built
-    executable: Executable
+    run: CompiledRun
     observers: Observers
+
+    @property
+    def context(self) -> RunContext:
+        """The recipe, directory and services of the run."""
+        return self.run.context
+
+    @property
+    def dataset(self) -> Dataset:
+        """The splits of the run."""
+        return self.run.dataset
+
+    @property
+    def built(self) -> Built:
+        """The step of the run."""
+        return self.run.built
 
     @cached_property
     def _draw_masks(self) -> Callable[[TrainState], np.ndarray] | None:
@@ -44,7 +55,7 @@ class Evaluations:
 
     def unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None where a signal to stop comes first."""
-        agree, signals = self.context.ranks.agree, self.context.signals
+        agree, signals = self.context.ranks.agree, self.context.options.signals
         found = self._evaluate(state, agree, lambda: agree(lambda: signals.stop is not None))
         if found is not None:
             self._show_masks(state)
@@ -69,7 +80,7 @@ class Evaluations:
         self._show_classes(evaluation)
         # `train_loss` stays that of the last step.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
-        observers.add_hparams(context.changed or _main_parameters(recipe), evaluation)
+        observers.add_hparams(context.options.changed or _main_parameters(recipe), evaluation)
         if context.ranks.is_first and recipe.monitor.tensorboard:
             shown = predict_samples(recipe, self.built.parts, state, self.dataset)
             if shown is not None:
@@ -109,7 +120,12 @@ class Evaluations:
             return
         self.observers.show_embeddings(embedded.vectors, embedded.labels, embedded.images)
 
-    def show_graph(self) -> None:
+    def show_start(self) -> None:
+        """Show what training starts from: samples and classes, and the graph of the network."""
+        self._show_samples()
+        self._show_graph()
+
+    def _show_graph(self) -> None:
         """Show the graph of the network, where the recipe asks for it."""
         if not self.context.recipe.monitor.graph or not self.context.shows_pictures:
             return
@@ -123,7 +139,7 @@ class Evaluations:
             return
         self.observers.show_graph(nodes)
 
-    def show_samples(self) -> None:
+    def _show_samples(self) -> None:
         """Show the classes and the first training samples."""
         recipe, dataset = self.context.recipe, self.dataset
         self.observers.show_classes(dataset.classes)
@@ -133,16 +149,12 @@ class Evaluations:
         self, state: TrainState, agree: Agree, is_given_up: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
         recipe = self.context.recipe
-        return evaluate(
-            self.executable,
-            state,
-            self.dataset,
+        options = EvalOptions(
             recipe.train.dispatch_seconds,
-            is_given_up,
-            agree,
             self.built.parts.metrics,
             on_train=recipe.eval.on_train,
         )
+        return evaluate(self.run.executable, state, self.dataset, options, is_given_up, agree)
 
     def _show_masks(self, state: TrainState) -> None:
         if self._draw_masks is not None:

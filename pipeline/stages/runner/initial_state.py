@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from pipeline.backends.base import Executable
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import set_others_aside
 from pipeline.config.recipe import Recipe
@@ -22,7 +21,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, run_of
 from pipeline.stages.record.saved_recipe import restore_state
-from pipeline.stages.runner.context import RunContext
+from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
 
@@ -73,21 +72,15 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         )
 
 
-def initial_state(
-    context: RunContext,
-    built: Built,
-    executable: Executable,
-    restored: Restored | None,
-    free_bytes: int | None = None,
-) -> tuple[TrainState, HostState]:
+def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
     """Return fresh weights, restored ones, or the last checkpoint of the run to resume.
 
-    The state is on the device, the host's part of the checkpoint beside it. `free_bytes` are those
-    of a GPU; None: the host's memory counts. Raises RecipeError when
+    The state is on the device, the host's part of the checkpoint beside it. Raises RecipeError when
     the run to resume is longer than the recipe says, RunError where weights and optimizer don't fit
     into memory.
     """
-    _require_room(context.recipe, built, free_bytes)
+    context, built, executable = run.context, run.built, run.executable
+    _require_room(context.recipe, built, run.backend.placement.free_bytes)
     found = _resumed(context, built) if context.resuming and restored is None else None
     # Weights that are drawn only to be replaced, or are copied, would take as much memory again.
     if found is not None:

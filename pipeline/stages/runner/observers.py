@@ -129,6 +129,22 @@ class Observers:
         self.monitor.close()
 
 
+@dataclass(frozen=True)
+class ObserverOptions:
+    """What the observers of a run depend on beside its recipe and schedule."""
+
+    estimate: Estimate | None = None
+    """Shown beside the measured times, under names of its own."""
+    kept_logs: Mapping[str, Any] | None = None
+    """The marks of the logs in the checkpoint that the run goes on from; None if it begins."""
+    lock: Lock | None = None
+    """Keeps other processes out of the directory."""
+    scalars: bool = False
+    """Whether callbacks may log any."""
+    unit: SampleUnit = IMAGES
+    """What speed is counted in."""
+
+
 def open_observers(
     settings: ObserverSettings,
     run_dir: Path,

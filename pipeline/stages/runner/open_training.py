@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.backends.base import Backend, Executable
-from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.checkpoint.retention import Retention
@@ -18,7 +16,6 @@ from pipeline.config.run_length import event_periods, schedule_events
 from pipeline.core.errors import RecipeError, exit_status_of, first_line
 from pipeline.core.files.value_text import show
 from pipeline.data.columns import SampleUnit
-from pipeline.engine.bad_step import Examined
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, MonitorBase, Pruner
@@ -40,16 +37,13 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
 from pipeline.stages.record.run_folder import HeldWrites
 from pipeline.stages.record.saved_recipe import recipe_digest
-from pipeline.stages.runner.context import RunContext
+from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.observers import Observers
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.part_specs import metric_directions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from pipeline.inspect.dumps.run_dumps import RunDumps
 
 
 @dataclass(frozen=True)
@@ -60,15 +54,14 @@ class Extras:
     """
 
     callbacks: Sequence[Callback] = ()
-    dumps: RunDumps | None = None
+    dumps: Dumps | None = None
 
 
-def make_extras(
-    context: RunContext, built: Built, executable: Executable, backend: Backend
-) -> Extras:
+def make_extras(run: CompiledRun) -> Extras:
     """Make the additions of a recipe to training. Raises RecipeError where one can't be made."""
+    context = run.context
     callbacks = _make_callbacks(context) if context.ranks.is_first else ()
-    return Extras(callbacks, _dumps(context, built, executable, backend))
+    return Extras(callbacks, context.options.inspection.open_dumps(run))
 
 
 class AdvanceMonitor(MonitorBase):
@@ -93,8 +86,7 @@ class Training:
 
 @contextmanager
 def open_training(
-    context: RunContext,
-    backend: Backend,
+    run: CompiledRun,
     sink: SinkPlan,
     evaluations: Evaluations,
     history: History,
@@ -105,39 +97,30 @@ def open_training(
     Inside, the first signal to stop is noted instead of raised; it is raised by whoever checks
     after everything that is being written is on disk.
     """
+    context, built, executable = run.context, run.built, run.executable
     _warn_of_ignored_sink(context)
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_set_autopsy_aside, context))
-    recipe, signals = context.recipe, context.signals
-    built, executable = evaluations.built, evaluations.executable
-    observers = evaluations.observers
-
-    def examine_bad_step(state: TrainState, step: int) -> Examined:
-        # Few runs need it, and all would wait for its import.
-        from pipeline.inspect.autopsy.on_failure import Examination
-
-        about = built.parts, executable, backend.device, context.reporter, signals
-        return Examination(context.run_dir, *about)(state, step)
-
+    recipe, options, observers = context.recipe, context.options, evaluations.observers
+    signals, pruner = options.signals, options.pruner
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(context, built, save_periods, stack)
         dumps = extras.dumps
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
-        monitors += [monitor for monitor in (context.pruner, dumps) if monitor is not None]
+        monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         hooks = Hooks(
             monitors=monitors,
             evaluate=evaluations.unless_stopped,
             saves=_saves(context, sink, observers, checkpoints),
             callbacks=_callbacks(context, evaluations, extras.callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
-            prune=_prune(context.pruner),
+            prune=_prune(pruner),
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
             on_bad_step=recipe.train.on_nan.name,
-            # What an examination runs on one device is spread over several processes.
-            examine=examine_bad_step if context.ranks.size == 1 else nothing_examined,
+            examine=options.inspection.open_autopsy(run) or nothing_examined,
             dump=do_nothing if dumps is None else dumps,
-            collect=_collector(context, built, backend, evaluations),
+            collect=_collector(run, observers),
             signals=signals,
             agree=context.ranks.agree,
         )
@@ -148,7 +131,7 @@ def open_training(
             hooks,
         )
         stack.callback(executable.feed.close)
-        stack.callback(_record, context, history, training, evaluations.dataset.unit)
+        stack.callback(_record, context, history, training, run.dataset.unit)
         yield training
 
 
@@ -178,10 +161,9 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
-def _collector(
-    context: RunContext, built: Built, backend: Backend, evaluations: Evaluations
-) -> Callable[[TrainState, int], None]:
+def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
     """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
+    context, built = run.context, run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
         return do_nothing
     # Few runs need it, and all would wait for its import.
@@ -189,35 +171,14 @@ def _collector(
 
     return Collector(
         built.parts,
-        evaluations.executable.feed,
+        run.executable.feed,
         built.run_schedule.total,
-        backend.device,
-        evaluations.observers.show_histograms,
+        run.backend.device,
+        observers.show_histograms,
         context.reporter.warn,
         compiles=context.recipe.train.mode == "graph",
         of_gradients=context.ranks.size == 1,
     )
-
-
-def _dumps(
-    context: RunContext, built: Built, executable: Executable, backend: Backend
-) -> RunDumps | None:
-    """Return the dumps of a run; None without any, and in one of several processes."""
-    recipe = context.recipe
-    if recipe.dump.steps is None:
-        return None
-    if context.ranks.size > 1:
-        text = "none in a run of several processes; the command dump makes it from a checkpoint"
-        context.reporter.warn(f"dump.steps = {recipe.dump.steps}: {text}")
-        return None
-    # Few runs need it, and all would wait for its import.
-    from pipeline.inspect.dumps.run_dumps import RunDumps
-
-    name = backend.describe()["device"]
-    about = recipe, context.run_dir, built.parts, executable, backend.device, name
-    dumps = RunDumps(*about, context.reporter)
-    dumps.require_possible(built)
-    return dumps
 
 
 def _make_callbacks(context: RunContext) -> Sequence[Callback]:
@@ -232,7 +193,7 @@ def _make_callbacks(context: RunContext) -> Sequence[Callback]:
         except Exception as error:
             key = f"train.callbacks.{position} ({spec.name})"
             raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
-    for callback in context.callbacks:
+    for callback in context.options.callbacks:
         try:
             made.append(_require_callback(callback))
         except TypeError as error:
@@ -241,8 +202,10 @@ def _make_callbacks(context: RunContext) -> Sequence[Callback]:
 
 
 def require_ready_callbacks(recipe: Recipe) -> None:
-    """Raise RecipeError if a callback of the recipe can't work in this process."""
+    """Raise RecipeError if a callback that will be called can't work in this process."""
     problems = []
+    if "train" not in recipe.stages:
+        return
     for position, spec in enumerate(recipe.train.callbacks):
         try:
             spec.require_ready()
@@ -259,13 +222,18 @@ def _callbacks(
 
     Of several processes the first one has them, and the others do what they ask for.
     """
-    if not context.recipe.train.callbacks and not context.callbacks:
+    if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
     processes = context.ranks.size
     # One that was killed before it saved anything begins again.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
-    about = context.run_dir, evaluations.built.run_schedule, evaluations.at_once
-    view = RunView(*about, resumed=resumed, processes=processes)
+    view = RunView(
+        context.run_dir,
+        evaluations.built.run_schedule,
+        evaluations.at_once,
+        resumed=resumed,
+        processes=processes,
+    )
     monitor = evaluations.observers.monitor
     view.flush = monitor.flush
     return Callbacks(made, view, context.reporter.warn, monitor.on_scalars)
@@ -284,7 +252,7 @@ def _warn_of_ignored_sink(context: RunContext) -> None:
 
 
 def _set_autopsy_aside(context: RunContext) -> None:
-    folder = set_aside_autopsy(context.run_dir)
+    folder = context.options.inspection.archive(context.run_dir)
     if folder is not None:
         context.reporter.stage("autopsy", f"that of the run before is in {folder}")
 
@@ -365,10 +333,11 @@ def _bad_steps(history: History, hooks: Hooks) -> dict[str, Any]:
 
 def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str, float | None]:
     step_ms, first_step_at = history.step_ms, history.first_step_at
+    started_at = context.options.started_at
     per_step = context.recipe.train.batch_size * unit.each
     return {
         "first_dispatch_s": history.first_dispatch_s,
-        "first_step_s": None if first_step_at is None else first_step_at - context.started_at,
+        "first_step_s": None if first_step_at is None else first_step_at - started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
         "median_step_ms": history.median_step_ms,

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from pipeline.backends.base import Backend, CompileReport, Executable
+from pipeline.backends.base import Backend, CompileReport
 from pipeline.backends.initialisation import UNOPTIMIZED
 from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
@@ -35,7 +35,7 @@ from pipeline.stages.record.guards import timed
 from pipeline.stages.record.run_directory import LOWERINGS
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.run import lower_and_compile
-from pipeline.stages.runner.context import RunContext
+from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.study.population.groups import flat, numbers_of
 from pipeline.study.population.varied_number import CompiledInError, Values
 from pipeline.study.population.varied_step import VariedStep, varied_step, with_columns
@@ -118,7 +118,7 @@ class SharedProgram:
         dataset: Dataset,
         built: Built,
         backend: Backend,
-    ) -> tuple[Built, Built, Executable]:
+    ) -> CompiledRun:
         """Give a run its step as it is lowered, and its share of the program.
 
         A run that was lowered in another way before it is resumed, or that only compiles, has
@@ -134,7 +134,7 @@ class SharedProgram:
             line = "not as the other runs of the sweep: programs of its own"
             context.reporter.stage("lower", line)
             return lower_and_compile(context, recipe, dataset, built, backend)
-        return lowered, lowered, executable
+        return CompiledRun(context, dataset, lowered, backend, executable)
 
     def _open(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
@@ -171,8 +171,8 @@ class SharedProgram:
     ) -> _Compiled:
         recipe, reporter = context.recipe, context.reporter
         # Written at once: what the group keeps of the choice is read from there below.
-        folder = RunFolder(context.run_dir)
-        lowered = lower(recipe, dataset, built, backend, folder, reporter, context.ranks)
+        folder = RunFolder(context.run_dir, ranks=context.ranks)
+        lowered = lower(recipe, dataset, built, backend, folder, reporter)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
 
         def make(varied: Recipe) -> Any:

@@ -23,6 +23,7 @@ from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
+from pipeline.stages.runner.context import Inspection, RunOptions
 from pipeline.study.sweep.directory import (
     claimed,
     is_finished,
@@ -42,17 +43,22 @@ class Job:
     """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
 
     `swept` are the keys that the command line varies, `failures` the jobs that failed before this
-    command, and `on_changed` the reaction to jobs to resume whose data have changed. A study sets
-    `open_pruner`.
+    command, and `on_changed` the reaction to jobs to resume whose data have changed. `inspection`
+    looks into every job. A study sets `open_pruner`.
     """
 
     open_pruner: OpenPruner | None = None
 
     def __init__(
-        self, swept: Sequence[str], failures: Mapping[str, int], on_changed: OnChanged = "refuse"
+        self,
+        swept: Sequence[str],
+        failures: Mapping[str, int],
+        on_changed: OnChanged,
+        inspection: Inspection,
     ) -> None:
         self.swept, self.failures = tuple(swept), dict(failures)
         self.on_changed: OnChanged = on_changed
+        self.inspection = inspection
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
@@ -93,16 +99,16 @@ class Job:
 
         def attempt() -> int:
             recipe = resumable(check(config, overrides), job_dir, self.on_changed)
-            # Jobs are resumed by the sweep's command, which the sweep prints.
-            summary = run(
-                recipe,
-                job_dir,
-                changed,
+            options = RunOptions(
+                run_dir=job_dir,
+                changed=changed,
                 pruner=self._pruner(),
                 signals=signals,
+                # Jobs are resumed by the sweep's command, which the sweep prints.
                 how_to_resume=lambda *_: None,
+                inspection=self.inspection,
             )
-            return summary.exit_status
+            return run(recipe, options).exit_status
 
         report_errors(partial(with_summary, job_dir, attempt), debug=debug)
 

@@ -19,6 +19,7 @@ from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
+from pipeline.stages.runner.context import RunOptions
 from pipeline.study.population.groups import (
     ProgramKey,
     apart,
@@ -151,17 +152,17 @@ class Populations:
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as nowhere:
-                    summary = run(
-                        recipe,
-                        job.folder,
-                        job.changed,
+                    options = RunOptions(
+                        run_dir=job.folder,
+                        changed=job.changed,
                         pruner=self._pruner(job),
                         signals=signals,
                         how_to_resume=lambda *_: None,
                         programs=shared.open,
+                        inspection=self.task.inspection,
                         console=Console(file=nowhere),
                     )
-                    return summary.exit_status
+                    return run(recipe, options).exit_status
 
             def unless_refused() -> int:
                 try:

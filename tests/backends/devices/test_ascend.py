@@ -11,8 +11,8 @@ from pipeline import load_recipe
 from pipeline.backends.devices.ascend import Ascend
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

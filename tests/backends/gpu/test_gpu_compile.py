@@ -14,8 +14,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.cuda import plugin
 from pipeline.stages.record.run_directory import COMPILED
-from pipeline.stages.run import run
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 ABSENT = ("device=gpu", "device.target=h200", "stages=[data,build,compile]")

@@ -20,9 +20,9 @@ from pipeline.checkpoint.manifest import verify
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.signals import Interrupted, Signals, heard
 from pipeline.stages import run as run_module
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 STOP = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -24,9 +24,9 @@ from pipeline.data.columns import RawData
 from pipeline.data.records.tf_example import Feature, make_example, parse_example
 from pipeline.data.records.tfrecord_file import masked_checksum, scan
 from pipeline.data.sources.tfrecord import TFRecord
-from pipeline.stages.run import run
 from tests import outcome
 from tests.data.section import section
+from tests.whole_run import run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tfrecord"
 

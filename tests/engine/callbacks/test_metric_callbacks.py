@@ -17,8 +17,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -31,7 +31,7 @@ from pipeline.engine.callbacks.trackers import (
     TrackerCallback,
     Wandb,
 )
-from pipeline.stages.run import run
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -22,12 +22,12 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.bad_step import Examined
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.on_failure import Examination
-from pipeline.stages.run import run
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.engine.test_bad_steps import VICTIM, poisoned_data
 from tests.step_rows import telemetry_of
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.run import run
 from tests.conftest import TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 SHORT = "train.steps=90"

@@ -19,9 +19,9 @@ from pipeline.cli.infer import main as infer
 from pipeline.cli.report import main as report
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
-from pipeline.stages.run import run
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
+from tests.whole_run import run
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
 OPS = [

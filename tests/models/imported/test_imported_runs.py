@@ -19,9 +19,9 @@ from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.run import run
 from tests import outcome
 from tests.models.imported.conftest import OWN_NETWORKS
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -17,9 +17,9 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
 from pipeline.core.registry import parts
-from pipeline.stages.run import run
 from tests import outcome
 from tests.models.build import initialise, parameters, random
+from tests.whole_run import run
 
 IMAGES = random(4, 8, 8, 1)
 Build = Callable[..., Any]

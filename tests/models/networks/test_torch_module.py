@@ -15,9 +15,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.sources import ImportedModule, with_classes
-from pipeline.stages.run import run
 from tests.models.build import conf_model
 from tests.models.torch_graph.golden_graphs import FOLDER, golden_graph
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 NAME = "residual"

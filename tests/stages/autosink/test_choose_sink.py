@@ -15,10 +15,10 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink import choose_sink as choose_sink_module
-from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink
-from pipeline.stages.run import run
+from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, resume_sink
 from tests import outcome
 from tests.stages.clockwork import Clockwork
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 AUTO = "train.sink_size=auto"
@@ -39,13 +39,14 @@ def chosen(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sink
         run_schedule = RunSchedule(total, 6, 6 if recipe.train.sink else None)
         backend = recipe.device.open(recipe.parallel)
         before = parse_host_state(host or {}).sink
+        if before is not None:
+            return resume_sink(before, Reporter())
         return choose_sink(
             recipe,
             run_schedule,
             clockwork,  # type: ignore[arg-type]
             backend,
             None,
-            before,
             Reporter(),
         )
 
@@ -157,7 +158,8 @@ EVENTS = ["eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.keep=2
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure short runs too, though it takes longer than they do."""
     monkeypatch.setattr(choose_sink_module, "MOST_SHARE", 1e6)
-    monkeypatch.setattr(choose_sink_module, "BUDGET_S", (0.1, 0.1))
+    monkeypatch.setattr(choose_sink_module, "LEAST_BUDGET_S", 0.1)
+    monkeypatch.setattr(choose_sink_module, "MOST_BUDGET_S", 0.1)
 
 
 def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

@@ -11,8 +11,8 @@ from PIL import Image
 
 from pipeline.cli.infer import main as infer
 from pipeline.core.errors import DataError, UsageError
-from pipeline.stages.run import run
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.export.export import read_export
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import ROOT, compose_tiny
+from tests.whole_run import run
 
 OPS = (
     "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.004, shift: 0.0}, {name: hwc2chw}]"

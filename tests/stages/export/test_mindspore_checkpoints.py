@@ -12,9 +12,9 @@ from pipeline.cli.export import main as export
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.mindspore_names import free_prefix
-from pipeline.stages.run import run
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24")
 

@@ -15,10 +15,10 @@ from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.mindspore_copies import CopiesPlace, MindSporeCopies
-from pipeline.stages.run import run
 from tests import outcome
 from tests.checkpoint.test_checkpointer import kept, state_of
 from tests.conftest import compose_tiny
+from tests.whole_run import run
 
 STEPS_PER_EPOCH = 10
 

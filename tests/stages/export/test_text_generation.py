@@ -20,8 +20,8 @@ from pipeline.stages.export.text_generation import (
     whole_decoder,
 )
 from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
-from pipeline.stages.run import run
 from tests.stages.export.text_runs import GPT, RHYME, gpt
+from tests.whole_run import run
 
 PROMPT = "the dog"
 LENGTH = 12

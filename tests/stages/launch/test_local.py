@@ -15,9 +15,9 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.stages.run import run
 from tests import outcome
 from tests.forked import start_forked
+from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
 

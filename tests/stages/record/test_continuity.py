@@ -17,8 +17,8 @@ from pipeline.stages.record.continuity import (
     require_same_origin,
 )
 from pipeline.stages.record.provenance import Provenance, add_provenance, read_provenance
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

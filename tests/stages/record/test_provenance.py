@@ -15,8 +15,8 @@ from pipeline.core.errors import DataError
 from pipeline.stages.record.code_version import describe_code
 from pipeline.stages.record.environment import describe_settings
 from pipeline.stages.record.provenance import Provenance, add_provenance, read_provenance
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.stages.record.summary import Summary, start_up, versions
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

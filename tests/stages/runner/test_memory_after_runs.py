@@ -12,7 +12,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.data.columns import RawData
 from pipeline.data.sources import npz
-from pipeline.stages.run import run
+from tests.whole_run import run
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from pipeline.__main__ import main
 from pipeline.backends.xla import XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.stages.run import run
 from pipeline.stages.runner.resume_command import (
     resume_overrides,
     resume_run_command,
     resume_sweep_command,
 )
 from tests.conftest import STEPS, TINY
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 PYTHON = ["python", "-m", "pipeline"]

@@ -12,8 +12,8 @@ import pytest
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.stages.run import run
 from tests import outcome
+from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
 

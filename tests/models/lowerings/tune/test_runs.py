@@ -24,9 +24,9 @@ from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lowering_problems import list_problems
-from pipeline.stages.run import run
 from tests import outcome
 from tests.models.lowerings.engines import require
+from tests.whole_run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
 

@@ -25,10 +25,10 @@ from pipeline.data.transform import column_specs
 from pipeline.stages.build import typed_network
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
-from pipeline.stages.run import run
 from pipeline.training.step import image_shape
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
+from tests.whole_run import run
 
 onnx = pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
 ort = pytest.importorskip(

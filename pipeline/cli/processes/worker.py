@@ -1,4 +1,4 @@
-"""One of several processes of a run: `python -m pipeline.stages.runner.worker FOLDER`.
+"""One of several processes of a run: `python -m pipeline.cli.processes.worker FOLDER`.
 
 `pipeline.stages.launch.local` starts it. FOLDER has what to run, the environment its place.
 """
@@ -30,17 +30,20 @@ def main(folder: Path) -> int:
     _keep_stdout_for_python()
     # Imported under the guard above: it takes seconds.
     from pipeline.config.compose import check_tree
+    from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.launch.local import note_end, write_error
     from pipeline.stages.run import run
+    from pipeline.stages.runner.context import RunOptions
 
+    options = RunOptions(
+        run_dir=Path(request["run_dir"]),
+        changed=request["changed"],
+        started_at=request["started_at"],
+        how_to_resume=lambda recipe, run_dir: None,
+        inspection=RunInspection(),
+    )
     try:
-        summary = run(
-            check_tree(request["recipe"], length_replaced=True),
-            Path(request["run_dir"]),
-            changed=request["changed"],
-            started_at=request["started_at"],
-            how_to_resume=lambda recipe, run_dir: None,
-        )
+        summary = run(check_tree(request["recipe"], length_replaced=True), options)
     except PipelineError as error:
         write_error(folder, rank, error)
         return exit_status_of(error)

@@ -1,0 +1,95 @@
+"""The inspection of a run: a profile, dumps and the autopsy of a bad step, as its recipe has them.
+
+Few runs have any of these, and all would wait for their imports, so each is imported when it is
+needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.backends.base import Backend
+from pipeline.engine.bad_step import Examined
+from pipeline.stages.build import Built
+from pipeline.stages.runner.context import (
+    CompiledRun,
+    Dumps,
+    Examine,
+    NoProfile,
+    Profile,
+    RunContext,
+)
+from pipeline.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class RunInspection:
+    """The `Inspection` of runs from the command line and from Python."""
+
+    def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
+        """Return the run, no longer than its profile takes if it has no other purpose."""
+        if context.recipe.profile.mode == "off":
+            return built
+        from pipeline.inspect.profiler.open_profile import shorten_to_profile
+
+        return shorten_to_profile(context, built, backend)
+
+    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
+        """Choose the steps to trace after the first `done`."""
+        recipe = run.context.recipe
+        if recipe.profile.mode == "off" or "train" not in recipe.stages:
+            return NoProfile(run)
+        from pipeline.inspect.profiler.open_profile import open_profile
+
+        return open_profile(run, total_steps, done)
+
+    def open_dumps(self, run: CompiledRun) -> Dumps | None:
+        """Return the dumps of a run; None without any, and in one of several processes."""
+        context = run.context
+        steps = context.recipe.dump.steps
+        if steps is None:
+            return None
+        if context.ranks.size > 1:
+            text = "none in a run of several processes; the command dump makes it from a checkpoint"
+            context.reporter.warn(f"dump.steps = {steps}: {text}")
+            return None
+        from pipeline.inspect.dumps.run_dumps import RunDumps
+
+        dumps = RunDumps(
+            recipe=context.recipe,
+            run_dir=context.run_dir,
+            parts=run.built.parts,
+            executable=run.executable,
+            device=run.backend.device,
+            device_name=run.backend.describe()["device"],
+            reporter=context.reporter,
+        )
+        dumps.require_possible(run.built)
+        return dumps
+
+    def open_autopsy(self, run: CompiledRun) -> Examine | None:
+        """Return what examines a bad step on one device; several processes would spread it."""
+        if run.context.ranks.size > 1:
+            return None
+
+        def examine(state: TrainState, step: int) -> Examined:
+            from pipeline.inspect.autopsy.on_failure import Examination
+
+            examination = Examination(
+                run_dir=run.context.run_dir,
+                parts=run.built.parts,
+                executable=run.executable,
+                device=run.backend.device,
+                reporter=run.context.reporter,
+                signals=run.context.options.signals,
+            )
+            return examination(state, step)
+
+        return examine
+
+    def archive(self, run_dir: Path) -> Path | None:
+        """Move the autopsy of an earlier run aside; return its folder, None without any."""
+        from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
+
+        return set_aside_autopsy(run_dir)

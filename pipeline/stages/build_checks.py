@@ -1,0 +1,339 @@
+"""Checks of a step before it is compiled: whether network, data, loss and metrics fit each other.
+
+Each check raises RecipeError; `require_all` raises one for the problems of several checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from pipeline.config.checks import wanted_metrics
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import show
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset import Dataset
+from pipeline.data.dataset_spec import BatchOp
+from pipeline.models.imported.imported_network import ImportedNetwork
+from pipeline.models.layers.path_patterns import Path, require_covered
+from pipeline.models.layers.precision import PathListing
+from pipeline.models.layers.tokens import Lookup
+from pipeline.models.modules.jit_layers import list_layers
+from pipeline.models.modules.standard import Network
+from pipeline.stages.blame import blaming_key
+from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
+from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
+from pipeline.training.class_metrics import ClassCountMetric
+from pipeline.training.losses import label_mask, sample_losses
+from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
+from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
+from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
+from pipeline.training.state import StepConfig, TrainState, split
+from pipeline.training.step import initial_variables
+
+MAX_PARAMETERS = 10**13
+MAX_LABELS = 2**31 - 1
+"""Evaluation counts in int32."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepDraft:
+    """A step in shapes, before all of it is known to fit."""
+
+    recipe: Recipe
+    dataset: Dataset
+    parts: StepConfig
+    seed: np.ndarray
+    outputs: tuple[int, ...]
+    """Shape of a sample's logits."""
+    variables: Any
+    """Shapes and dtypes of the network's variables, as a tree."""
+    state: TrainState | None = None
+    """Shapes and dtypes; None until the rest is known to fit."""
+
+
+Check = Callable[[StepDraft], None]
+
+
+def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
+    """Raise RecipeError with the problems of all checks."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check(draft)
+        except RecipeError as error:
+            problems += error.problems
+    if problems:
+        raise RecipeError(problems)
+
+
+def check_outputs(draft: StepDraft) -> None:
+    """Require one logit for each class, once for each label of a sample; say what to end in."""
+    problem = _output_problem(draft.outputs, draft.dataset)
+    if problem is not None:
+        raise RecipeError([f"model {draft.recipe.model.name}: {problem}"])
+
+
+def _output_problem(outputs: tuple[int, ...], dataset: Dataset) -> str | None:
+    count = len(dataset.targets)
+    ends = f"the network ends in {outputs[-1]} outputs, and"
+    if outputs[-1] != count and dataset.targets.task == "classification":
+        return f"{ends} {count} classes are to be told apart"
+    if outputs[-1] != count:
+        return f"{ends} {dataset.targets} are to be predicted"
+    if len(outputs) > 1 and not dataset.label_positions:
+        return (
+            f"the network ends in shape {('batch', *outputs)}, not (batch, classes), and a label "
+            "is one class; end it in global_avg_pool or flatten, and dense"
+        )
+    labels = len(dataset.eval) * math.prod(outputs[:-1])
+    if labels > MAX_LABELS:
+        return (
+            f"the evaluation split has {labels:,} labels, and {MAX_LABELS:,} can be counted; "
+            "set eval.samples to evaluate fewer samples"
+        )
+    return None
+
+
+def check_labels(draft: StepDraft) -> None:
+    """Require that the loss takes the labels of both splits, for its outputs per sample."""
+    recipe, dataset, parts = draft.recipe, draft.dataset, draft.parts
+    batch = recipe.train.batch_size
+    logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
+    for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
+        with blaming_key(
+            f"dataset.{key}.ops", untraceable=f"train.loss = {recipe.train.loss.name}"
+        ):
+            _require_integer_labels_to_ignore(parts, label)
+            labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
+            jax.eval_shape(partial(sample_losses, parts), logits, labels)
+
+
+def check_vocabulary(draft: StepDraft) -> None:
+    """Require a row for each token of the texts: numbers of others would give NaN."""
+    dataset, network = draft.dataset, draft.parts.network
+    first = network.layers[0] if isinstance(network, Network) and network.layers else None
+    if dataset.text is None or not isinstance(first, Lookup):
+        return
+    wanted, rows = dataset.text.vocabulary, first.vocabulary
+    if isinstance(rows, int) and rows < wanted:
+        raise RecipeError(
+            [f"model.vocabulary = {rows}: must be {wanted} at least, the tokens of the texts"]
+        )
+
+
+def check_to_float(draft: StepDraft) -> None:
+    """Require that each pattern of `train.to_float` matches a layer."""
+    rules, parts = draft.recipe.train.to_float, draft.parts
+    if not rules:
+        return
+    listing = PathListing()
+    traced = replace(parts, network=parts.network.clone(rules=(listing,)))
+    with blaming_key("train.to_float"):
+        jax.eval_shape(lambda words: initial_variables(traced, words), draft.seed)
+        require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
+
+
+def check_jit_layers(draft: StepDraft) -> None:
+    """Require that each pattern of `train.jit_layers` matches a layer with a module."""
+    patterns, parts = draft.recipe.train.jit_layers, draft.parts
+    if not patterns:
+        return
+    paths: dict[Path, None] = {}
+    with blaming_key("train.jit_layers"):
+        with nn.intercept_methods(list_layers(paths)):
+            jax.eval_shape(lambda words: initial_variables(parts, words), draft.seed)
+        require_covered(patterns, list(paths), "layers")
+
+
+def check_curvature(draft: StepDraft) -> None:
+    """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
+    recipe, parts = draft.recipe, draft.parts
+    if parts.curvature is not None and isinstance(parts.network, ImportedNetwork):
+        optimizer = recipe.train.optimizer.name
+        raise RecipeError(
+            [
+                f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
+                f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
+            ]
+        )
+
+
+def check_specs(draft: StepDraft) -> None:
+    """Require that the cuts of parameters fit the mesh."""
+    parallel = draft.recipe.parallel
+    cuts = cuts_of(parallel)
+    if cuts is None or parallel.mode != "semi_auto":
+        return
+    with blaming_key("parallel.specs"):
+        cuts.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+
+
+def check_constraints(draft: StepDraft) -> None:
+    """Require that each constraint matches a layer, of as many axes."""
+    cuts = cuts_of(draft.recipe.parallel)
+    if cuts is None or draft.recipe.parallel.mode != "semi_auto" or not cuts.constraints:
+        return
+    with blaming_key("parallel.constraints"):
+        initial = partial(jax.eval_shape, partial(initial_variables, draft.parts))
+        cuts.require_layers(ranks_of_layers(partial(initial, draft.seed)))
+
+
+def check_task(draft: StepDraft) -> None:
+    """Require a loss for what is predicted, and metrics that evaluations of it have."""
+    recipe, dataset, metrics = draft.recipe, draft.dataset, draft.parts.metrics
+    task, loss = dataset.targets.task, recipe.train.loss
+    if (
+        recipe.model.two_outputs_are_classes
+        and task != "classification"
+        and len(dataset.targets) > 1
+    ):
+        problem = f"predicts classes, or one number or label, and not {dataset.targets}"
+        raise RecipeError([f"model {recipe.model.name}: {problem}"])
+    if task not in loss.tasks:
+        fitting = ", ".join(losses_for(task))
+        raise RecipeError([f"train.loss = {loss.name}: must be one for {task}: {fitting}"])
+    of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
+    if of_classes and task in ("regression", "multi_label"):
+        problem = f"{', '.join(of_classes)} is of classes, which {task} has not; leave it out"
+        raise RecipeError([f"eval.metrics: {problem}"])
+    names = [metric.name for metric in metrics]
+    standard = [*METRICS] if task == "classification" else ["loss"]
+    if task == "classification" and len(dataset.targets) <= ALL_IN_TOP5:
+        standard.remove("top5")
+    known_names = [*standard, *names]
+    doubled = sorted({name for name in known_names if known_names.count(name) > 1})
+    if doubled:
+        raise RecipeError([f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out"])
+    for key, metric in wanted_metrics(recipe).items():
+        if metric is not None and metric not in known_names:
+            raise RecipeError([f"{key} = {metric}: {task} has {', '.join(known_names)}"])
+
+
+def check_metrics(draft: StepDraft) -> None:
+    """Require that metric parts take what the network gives, and return sums like their zeros."""
+    parts, dataset = draft.parts, draft.dataset
+    batch = dataset.eval_order.batch_size
+    label = dataset.eval_label
+    logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
+    labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
+    mask = jax.ShapeDtypeStruct((batch,), np.bool_)
+    counted = jax.eval_shape(partial(label_mask, parts), labels)
+    for position, metric in enumerate(parts.metrics):
+        with blaming_key(f"eval.metrics.{position} ({metric.name})"):
+            sums = jax.eval_shape(partial(zero_sums, parts.classes, (metric,)))
+            add = partial(_add_metric, metric)
+            jax.eval_shape(add, sums, logits, labels, mask, counted)
+
+
+def _add_metric(
+    metric: MetricSpec, sums: Any, logits: Any, labels: Any, mask: Any, counted: Any
+) -> Any:
+    return add_own(sums, (metric,), logits, labels, mask, counted)
+
+
+def check_gradients(draft: StepDraft) -> None:
+    """Require that custom gradients are like the parameters, beside what one pass returns."""
+    rule = draft.parts.gradients
+    if rule is None:
+        return
+    state = _state_of(draft)
+    trained, _ = split(state.params, draft.parts.frozen)
+    result = state.loss_scale, state.batch_stats
+
+    def apply_rule(trained: Any, result: Any, key: jax.Array) -> Any:
+        return rule(lambda parameters: (parameters, result), trained, key)
+
+    with blaming_key(f"train.gradients = {draft.recipe.train.gradients.name}"):
+        gradients, passed = jax.eval_shape(apply_rule, trained, result, jax.random.key(0))
+        if jax.tree.map(np.shape, gradients) != jax.tree.map(np.shape, trained):
+            shapes = show(jax.tree.map(np.shape, gradients))
+            raise ValueError(f"gives gradients of shapes {shapes}; must be like the parameters")
+        if jax.tree.map(np.shape, passed) != jax.tree.map(np.shape, result):
+            raise ValueError("must return what else the backward pass gave, beside the gradients")
+
+
+def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> None:
+    ignored, dtype = parts.ignore_index, np.dtype(label.dtype)
+    if ignored is None or (
+        np.issubdtype(dtype, np.integer)
+        and np.iinfo(dtype).min <= ignored <= min(np.iinfo(dtype).max, MAX_LABELS)
+    ):
+        return
+    raise ValueError(
+        f"leave labels of {dtype}, among which there is no dataset.ignore_index = {ignored}; leave "
+        "them whole numbers that it is one of, or set it to null"
+    )
+
+
+def check_mixtures(draft: StepDraft) -> None:
+    """Refuse a short batch before an op that would mix its padding with its samples."""
+    recipe, dataset = draft.recipe, draft.dataset
+    short = dataset.train_order.short_batch
+    for position, op in enumerate(dataset.train_ops):
+        if short and isinstance(op, BatchOp):
+            raise RecipeError(
+                [
+                    f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
+                    f"{recipe.train.batch_size} samples, and dataset.train.ops.{position} "
+                    f"({op.name}) would mix its padding with them; must be true with this op"
+                ]
+            )
+
+
+def check_statistics(draft: StepDraft) -> None:
+    """Refuse a short batch with batch statistics: they would include its padding."""
+    recipe, short = draft.recipe, draft.dataset.train_order.short_batch
+    if _state_of(draft).batch_stats and short:
+        raise RecipeError(
+            [
+                f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
+                f"{recipe.train.batch_size} samples and its padding would enter the batch "
+                f"statistics of {recipe.model.name}; must be true for this network"
+            ]
+        )
+
+
+def check_buckets(draft: StepDraft) -> None:
+    """Refuse a network with weights that fit one bucket alone."""
+    refuse_buckets_that_do_not_fit(draft.parts, _state_of(draft), draft.dataset.eval)
+
+
+def check_drawn_sizes(draft: StepDraft) -> None:
+    """Refuse a network with weights that fit one size alone."""
+    refuse_sizes_that_do_not_fit(draft.parts, _state_of(draft), draft.dataset.train)
+
+
+def check_parameters(draft: StepDraft) -> None:
+    """Refuse more parameters than anything holds."""
+    if sum(leaf.size for leaf in jax.tree.leaves(_state_of(draft).params)) > MAX_PARAMETERS:
+        problem = f"has more than {MAX_PARAMETERS:,} parameters, which nothing holds"
+        raise RecipeError([f"model {draft.recipe.model.name}: {problem}"])
+
+
+def _state_of(draft: StepDraft) -> TrainState:
+    assert draft.state is not None, "these checks come last"
+    return draft.state
+
+
+OUTPUT_CHECKS = (check_outputs,)
+LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
+TASK_CHECKS = (check_curvature, check_specs, check_constraints, check_task)
+METRIC_CHECKS = (check_metrics,)
+STATE_CHECKS = (
+    check_gradients,
+    check_statistics,
+    check_mixtures,
+    check_buckets,
+    check_drawn_sizes,
+    check_parameters,
+)
+"""The groups in their order: a problem of one group would show again as others in later ones."""

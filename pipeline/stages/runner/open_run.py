@@ -1,0 +1,184 @@
+"""Opening a run: its directory and processes, its log and summary, and the lines at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.config.compose import for_processes
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.host.signals import heard
+from pipeline.core.reporter import Reporter
+from pipeline.engine.bad_step import BadStepError
+from pipeline.engine.monitors.log_levels import log_by_level
+from pipeline.stages.launch.local import run_locally
+from pipeline.stages.record import run_directory
+from pipeline.stages.record.guards import (
+    oom_to_run_error,
+    os_errors_to_run_errors,
+    stop_on_signal,
+    write_summary,
+)
+from pipeline.stages.record.run_folder import RunFolder, open_folder
+from pipeline.stages.record.summary import Summary, new_summary, start_up
+from pipeline.stages.runner.context import RunContext, RunOptions
+from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
+from pipeline.training.parallel.ranks import Ranks
+
+
+def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
+    """Run in several processes on this machine, which all call `run`; return the first's summary.
+
+    Raises the error of the process that failed first.
+    """
+    _require_launchable(options)
+    processes = recipe.launch.processes or DEFAULT_PROCESSES
+    recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
+    run_dir, signals = folder.path, options.signals
+    if folder.resuming:
+        with os_errors_to_run_errors(run_dir):
+            run_directory.require_own(run_dir)
+    tree = recipe.whole_tree()
+    tree["train"]["resume"] = str(run_dir) if folder.resuming else None
+    request = {
+        "recipe": tree,
+        "run_dir": str(run_dir),
+        "changed": dict(options.changed),
+        # The clock of all processes of the machine.
+        "started_at": options.started_at,
+        "parent": os.getpid(),
+    }
+    try:
+        with heard(signals):
+            summary = run_locally(recipe.launch, request, run_dir, signals)
+    except BaseException:
+        if saved_steps(run_dir / FOLDER):
+            _report_how_to_resume(recipe, options, run_dir, Reporter())
+        raise
+    if summary.status == "stopped":
+        _report_how_to_resume(recipe, options, run_dir, Reporter())
+    return summary
+
+
+def _require_launchable(options: RunOptions) -> None:
+    """Raise RecipeError if this process has parts that no other process could have."""
+    if options.pruner is not None:
+        raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
+    if options.callbacks:
+        problem = "must be none with callbacks from Python; name them in train.callbacks"
+        raise RecipeError([f"launch = local: {problem}"])
+
+
+@contextmanager
+def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunContext]:
+    """Open the directory of a run, and hear its signals; report how the run ended.
+
+    Raises RecipeError if the recipe can't be run by as many processes, or can't go on with the run
+    that it resumes.
+    """
+    recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
+    with heard(options.signals), _open_services(recipe, options, folder) as context:
+        yield context
+
+
+@contextmanager
+def conclude_run(context: RunContext) -> Iterator[None]:
+    """Report how the stages inside have ended, and how to resume them."""
+    summary, reporter = context.summary, context.reporter
+    # One of several processes leaves the others, who would wait for it.
+    stops = stop_on_signal(summary) if context.ranks.size == 1 else nullcontext()
+    with _report_resumable(context), stops:
+        yield
+    if summary.time.get("first_step_s") is not None:
+        reporter.stage("time", start_up(summary.time))
+    reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {context.run_dir}")
+
+
+def _place_run(
+    recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
+) -> tuple[Recipe, RunFolder]:
+    """Return the recipe for so many processes, and the run's directory, new or resumed.
+
+    The first process decides. Raises RecipeError if the recipe can't be run so.
+    """
+    recipe = for_processes(recipe, processes)
+
+    def choose() -> tuple[str, bool]:
+        resumed = run_directory.to_resume(recipe)
+        if resumed is not None:
+            return str(resumed), True
+        made = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
+        return str(made), False
+
+    path, resuming = ranks.agree(choose)
+    return recipe, open_folder(Path(path), ranks, resuming=resuming)
+
+
+@contextmanager
+def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> Iterator[RunContext]:
+    """Open a run directory, locked against other runs, with its log and its summary.
+
+    Only the first process does: the others report to their own output, and keep their summary.
+    """
+    run_dir, summary = folder.path, new_summary(recipe, folder.path)
+    with ExitStack() as stack:
+        stack.enter_context(os_errors_to_run_errors(run_dir))
+        if not folder.ranks.is_first:
+            stack.enter_context(oom_to_run_error())
+            yield RunContext(recipe, options, folder, Reporter(), summary)
+            return
+        lock = stack.enter_context(run_directory.owned(run_dir, new=not folder.resuming))
+        # A process that is killed from here on leaves no summary.
+        folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
+        folder.advanced.add(partial(run_directory.write_recipe, run_dir, recipe))
+        reporter = stack.enter_context(Reporter(run_dir, options.console, held=folder.resuming))
+        folder.accepted.add(reporter.write_held_lines)
+        stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
+        stack.enter_context(write_summary(summary, folder))
+        stack.enter_context(os_errors_to_run_errors(run_dir))
+        stack.enter_context(oom_to_run_error())
+        reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
+        if not lock.is_certain:
+            reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
+        if recipe.train.resume == "auto" and not folder.resuming:
+            reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
+        yield RunContext(recipe, options, folder, reporter, summary, lock)
+
+
+@contextmanager
+def _report_resumable(context: RunContext) -> Iterator[None]:
+    """Report how to resume, if the stages inside leave a run that can be resumed."""
+    recipe, run_dir, reporter = context.recipe, context.run_dir, context.reporter
+
+    def has_saved() -> bool:
+        # Not where training has not been reached: what was wrong then is wrong again.
+        return context.summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
+
+    try:
+        yield
+    except BadStepError as error:
+        if error.advice:
+            reporter.stage("resume", error.advice)
+        elif has_saved():
+            _report_how_to_resume(recipe, context.options, run_dir, reporter)
+        raise
+    except BaseException:
+        if has_saved():
+            _report_how_to_resume(recipe, context.options, run_dir, reporter)
+        raise
+    status = context.summary.status
+    if status == "stopped" or (status == "failed" and has_saved()):
+        _report_how_to_resume(recipe, context.options, run_dir, reporter)
+
+
+def _report_how_to_resume(
+    recipe: Recipe, options: RunOptions, run_dir: Path, reporter: Reporter
+) -> None:
+    line = options.how_to_resume(recipe, run_dir)
+    if line is not None and {"train", "checkpoint"} <= set(recipe.stages):
+        reporter.stage("resume", line)
