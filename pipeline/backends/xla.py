@@ -69,7 +69,7 @@ class LoopCarry:
     """Values that the training loop carries: the state, one row of telemetry per step, and whether
     no step has ended the loop."""
 
-    state: TrainState
+    state: Any
     telemetry_buffer: Array
     should_continue: Array
 
@@ -273,18 +273,18 @@ def _program_specs(
     train_args = (carry, train, rates, bound, bound)
     eval_args = (state, sums, evaluated, bound, bound)
     repeat = _python_loop if work.eager else jax.lax.while_loop
-    repeat = _once if work.single_steps else repeat
+    repeat = run_once if work.single_steps else repeat
     args = (seed,), train_args, eval_args
     if work.cuts is not None:
         # Layers' results are cut as the recipe says.
         cut_step = _intercepted(step, work.cuts.constrain(placement))
-        loops = train_loop(cut_step, repeat), _eval_loop(cut_step, repeat)
+        loops = train_loop(cut_step.step, repeat), _eval_loop(cut_step, repeat)
         whole: Any = placement.whole
         carried = LoopCarry(shardings, whole, whole)  # type: ignore[arg-type]
         return _specs_of_xla((step.init, *loops), args, shardings, carried, placement)
     if work.jit_layers:
         step = _intercepted(step, compile_layers(work.jit_layers))
-    loops = train_loop(step, repeat), _eval_loop(step, repeat)
+    loops = train_loop(step.step, repeat), _eval_loop(step, repeat)
     return _specs_on_mesh((step.init, *loops), args, train, evaluated, placement)
 
 
@@ -398,7 +398,7 @@ def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any],
     return carry
 
 
-def _once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+def run_once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
     """Do as `jax.lax.while_loop` does for one iteration at most, in no computation of its own.
 
     The body of a loop, or of a branch, is such a computation, in which XLA:CPU does not use its
@@ -408,8 +408,12 @@ def _once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry:
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
 
 
-def train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
-    """Steps at positions first .. last - 1 of a window; stops after one that ends the run."""
+def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
+    """Steps at positions first .. last - 1 of a window; stops after one that ends the run.
+
+    `step` takes state, batch and learning rates, and returns the state and a record: float32
+    scalars, the columns of the telemetry buffer, with `should_continue`.
+    """
 
     def loop(
         carried: LoopCarry, inputs: Inputs, learning_rates: Array, first: Array, last: Array
@@ -421,7 +425,7 @@ def train_loop(step: TrainStep, repeat: Repeat) -> Callable[..., LoopCarry]:
             position, before = carry
             with jax.named_scope(DATA_SCOPE):
                 batch = batch_at(inputs, position)
-            state, record = step.step(before.state, batch, learning_rates)
+            state, record = step(before.state, batch, learning_rates)
             with jax.named_scope(UPDATE):
                 rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
             return position + 1, LoopCarry(state, rows, record.should_continue)

@@ -1,0 +1,1 @@
+"""The loop over sinks for any step function, without a recipe."""

@@ -101,11 +101,14 @@ class MetricsLog(MonitorBase):
         if waiting:
             steps = self._logs[METRICS]
             with writing(steps.path):
-                lines = metrics_lines(waiting, self._run_schedule)
-                steps.append(lines.encode())
+                steps.append(self._format(waiting).encode())
         for log in self._logs.values():
             with writing(log.path):
                 log.flush()
+
+    def _format(self, waiting: Sequence[Telemetry]) -> str:
+        """Return the lines of steps."""
+        return metrics_lines(waiting, self._run_schedule)
 
     def marks(self, step: int) -> dict[str, Any]:
         """Return the marks of the files for the checkpoint of `step`, as JSON."""
@@ -122,32 +125,34 @@ class MetricsLog(MonitorBase):
 
 
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule) -> str:
-    """Return the lines of metrics.jsonl for the steps of parts, with a key for each column.
-
-    Only a step that has a flag has its key.
-    """
+    """Return the lines of metrics.jsonl for the steps of parts, with a key for each column."""
     steps = np.concatenate([part.steps for part in parts])
-    columns = concatenate_columns(parts)
     before = steps - 1
     passes = before // run_schedule.steps_per_pass + 1
     sinks = before // (run_schedule.sink_steps or run_schedule.steps_per_pass) + 1
+    places = {"step": steps, "pass": passes, "sink": sinks}
+    return format_lines(places, concatenate_columns(parts))
+
+
+def format_lines(places: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> str:
+    """Return a line of JSON for each step: its place, integers, then its numbers by name.
+
+    Only a step that has a flag, a bool column, has its key.
+    """
     # Numbers keep the digits of a float32. The json module writes other digits, in three times the
     # time.
     numbers = {
         name: _number_texts(column) for name, column in columns.items() if column.dtype != bool
     }
-    line = ", ".join(
-        ['{"step": %d, "pass": %d, "sink": %d', *(f"{_key(name)}: %s" for name in numbers)]
-    )
-    ends = [""] * len(steps)
+    keys = [f"{_key(name)}: %d" for name in places] + [f"{_key(name)}: %s" for name in numbers]
+    line = "{" + ", ".join(keys) + "%s}\n"
+    ends = [""] * len(next(iter(places.values())))
     for name, column in columns.items():
         if column.dtype == bool:
             for index in np.flatnonzero(column):
                 ends[index] += f", {_key(name)}: true"
-    places = (places.tolist() for places in (steps, passes, sinks))
-    rows = zip(*places, *numbers.values(), ends, strict=True)
-    line += "%s}\n"
-    return "".join([line % row for row in rows])
+    integers = (column.tolist() for column in places.values())
+    return "".join([line % row for row in zip(*integers, *numbers.values(), ends, strict=True)])
 
 
 def _key(name: str) -> str:

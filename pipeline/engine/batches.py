@@ -1,0 +1,410 @@
+"""Batches of a custom loop: cut from arrays, or read from an iterator."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+
+from pipeline.backends.feed.feed import WINDOW_LIMIT_BYTES, Feed, make_feed
+from pipeline.backends.feed.feed_stats import PrepareTime
+from pipeline.backends.feed.window import Window, put_inputs
+from pipeline.core.errors import DataError
+from pipeline.data.columns import Split
+from pipeline.data.order import Batches, SampleOrder
+from pipeline.engine.step_checks import describe
+from pipeline.training.parallel.placement import DevicePlacement
+
+ITERATOR_WINDOW_STEPS = 128
+"""Batches that are read from an iterator before they are transferred together."""
+SAMPLED = 64
+"""Examples that are hashed to recognise arrays."""
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """The structure of a batch, whose leaves are columns named by their number."""
+
+    structure: Any
+    spec: Any
+    """The batch with shapes and dtypes for arrays."""
+
+    def arrange(self, columns: Mapping[str, Any]) -> Any:
+        """Return a batch of the columns."""
+        leaves = [columns[str(number)] for number in range(len(columns))]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+class BatchSource(Protocol):
+    """The batches of a run by step."""
+
+    layout: BatchLayout
+    steps_per_epoch: int | None
+    """None if the source has no end that is known."""
+
+    def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
+        """Return the feed of steps `start + 1 .. stop`."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what identifies the data, as JSON."""
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Return what a resumed run needs to go on after `step`, as JSON."""
+
+    def seek(self, step: int, position: Mapping[str, Any]) -> None:
+        """Go to the batch after `step`, from a position that was saved there. Raises DataError."""
+
+
+def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSource:
+    """Return the batches of arrays, of a structured array, or of an iterable.
+
+    Raises DataError for anything else, ValueError for a batch size that doesn't fit it.
+    """
+    arrays = _arrays_of(data)
+    if arrays is None:
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size = {batch_size}: data is an iterator, which makes the batches itself"
+            )
+        return IteratorBatches(data)
+    if batch_size is None:
+        raise ValueError(
+            "batch_size: is missing; data is arrays of examples, of which it says how many make a "
+            "batch (pass iter(data) if the items of data are batches)"
+        )
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size!r}: must be a whole number from 1 on")
+    return ArrayBatches(arrays, batch_size, seed)
+
+
+def _arrays_of(data: Any) -> Any:
+    """Return a pytree of arrays with examples along the first axis; None for an iterable."""
+    if isinstance(data, np.ndarray) and data.dtype.names is not None:
+        return {name: data[name] for name in data.dtype.names}
+    leaves = jax.tree.leaves(data, is_leaf=_is_iterable)
+    if leaves and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
+        return data
+    if not hasattr(data, "__iter__") or isinstance(data, str | bytes | Mapping):
+        kinds = sorted({type(leaf).__name__ for leaf in leaves})
+        raise DataError(
+            f"data: is a {type(data).__name__} of {', '.join(kinds) or 'nothing'}; must be arrays "
+            "of examples, a structured array, or an iterable of batches"
+        )
+    return None
+
+
+def _is_iterable(node: Any) -> bool:
+    """Return whether a node is no container of jax but something to iterate over."""
+    return hasattr(node, "__iter__") and not isinstance(node, tuple | list | Mapping)
+
+
+def _column(name: str, leaf: Any) -> np.ndarray:
+    """Return an array in a type that a device has. Raises DataError for others."""
+    array = np.asarray(leaf)
+    if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.number, np.bool_)):
+        raise DataError(f"{name}: is of type {array.dtype}; must hold numbers or booleans")
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return array.astype(dtype, copy=False)
+
+
+def _names(tree: Any, root: str) -> list[str]:
+    return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+class ArrayBatches:
+    """Batches of examples in the project's order: a function of seed, epoch and position.
+
+    What is left of an epoch after its last whole batch is dropped: a step has one shape. Without a
+    seed the examples are read as they lie. Raises DataError for arrays of different lengths, and if
+    no batch can be filled.
+    """
+
+    def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
+        names, leaves = _names(arrays, "data"), jax.tree.leaves(arrays)
+        for name, leaf in zip(names, leaves, strict=True):
+            if leaf.ndim == 0 or leaf.shape[:1] != leaves[0].shape[:1]:
+                raise DataError(
+                    f"{name}: has shape {tuple(leaf.shape)}, {names[0]} {tuple(leaves[0].shape)}; "
+                    "the first axis must count the same examples in all arrays"
+                )
+        columns = [_column(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+        self._split = Split({str(number): column for number, column in enumerate(columns)})
+        try:
+            self._order = SampleOrder(
+                samples=len(self._split),
+                batch_size=batch_size,
+                drop_remainder=True,
+                repeat=1,
+                seed=0 if seed is None else seed,
+                shuffle=seed is not None,
+                buffer_size=None,
+            )
+        except ValueError as error:
+            raise DataError(f"data: {error}") from error
+        structure = jax.tree.structure(arrays)
+        shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
+        self.layout = BatchLayout(structure, jax.tree.unflatten(structure, shapes))
+        self.steps_per_epoch: int | None = self._order.steps_per_pass
+
+    def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
+        """Return a feed that is on the device whole, or streamed if it doesn't fit."""
+        return make_feed(self._split, self._order, placement, "auto", stop=stop)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the shapes, the order, and the SHA-256 of some examples."""
+        samples = len(self._split)
+        rows = np.unique(np.linspace(0, samples - 1, SAMPLED).astype(np.int64))
+        digest = hashlib.sha256()
+        for column in self._split.columns.values():
+            digest.update(np.ascontiguousarray(column[rows]).tobytes())
+        order = self._order
+        seed = order.seed if order.shuffle else None
+        return {"examples": samples, "seed": seed, "sha256": digest.hexdigest()}
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Return nothing: the order is a function of the step."""
+        return {}
+
+    def seek(self, step: int, position: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class _ReadWindow:
+    """Batches that were read together, and the iterator's state before them."""
+
+    start: int
+    columns: list[np.ndarray]
+    """By leaf, (steps, ...)."""
+    state: Any = None
+    failure: Exception | None = None
+    """What ended the reading after these batches."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+
+@dataclass
+class IteratorBatches:
+    """Batches of an iterable, in its order, all of the shapes of the first.
+
+    An iterator with `get_state` and `set_state`, as grain's are, continues from its state. Any
+    other is read again from its start by a resumed run, which compares the last batch.
+    """
+
+    data: Any
+    steps_per_epoch: int | None = None
+    layout: BatchLayout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._iterator: Iterator[Any] = iter(self.data)
+        self._has_state = all(hasattr(self._iterator, name) for name in ("get_state", "set_state"))
+        self._state_before = self._read_state()
+        self._origin: Mapping[str, Any] = {"state": self._state_before, "skip": 0}
+        try:
+            first = next(self._iterator)
+        except StopIteration:
+            raise DataError("data: the iterator has no batches") from None
+        self._names = _names(first, "batch")
+        self._structure = jax.tree.structure(first)
+        self._pending: list[np.ndarray] | None = self._leaves(first, 1, None)
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._pending]
+        self.layout = BatchLayout(self._structure, jax.tree.unflatten(self._structure, shapes))
+        self._windows: IteratorWindows | None = None
+
+    def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
+        """Return a feed that reads one window ahead, and no batch after `stop`."""
+        self._windows = IteratorWindows(self, placement, start, stop)
+        return Feed(self._windows, None)
+
+    def describe(self) -> dict[str, Any]:
+        """Return nothing: batches that aren't read yet are unknown."""
+        return {}
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Return the iterator's state before some batch and how many follow, or a digest."""
+        assert self._windows is not None, "the feed is open"
+        window = self._windows.window_before(step)
+        if window is None:
+            return dict(self._origin)
+        if self._has_state:
+            return {"state": window.state, "skip": step - window.start}
+        return {"skip": step, "sha256": _digest(window.columns, step - 1 - window.start)}
+
+    def seek(self, step: int, position: Mapping[str, Any]) -> None:
+        """Set the iterator's state, and pass over batches that were trained on."""
+        self._origin = position
+        skip, state = position.get("skip", step), position.get("state")
+        if state is not None and not self._has_state:
+            raise DataError(
+                "data: the run was saved with an iterator that has get_state; this has none"
+            )
+        if state is not None:
+            self._iterator.set_state(_decode(state))  # type: ignore[attr-defined]
+            self._pending = None
+        last: list[np.ndarray] | None = None
+        for number in range(skip):
+            try:
+                last = self.read(step - skip + number + 1)
+            except StopIteration:
+                raise DataError(
+                    f"data: ends before step {step}, where the saved run continues; a run is "
+                    "resumed with the data from their start"
+                ) from None
+        digest = position.get("sha256")
+        if (
+            digest is not None
+            and last is not None
+            and _digest([leaf[None] for leaf in last], 0) != digest
+        ):
+            raise DataError(
+                f"data: batch {step} is another than the one that the saved run was trained on; "
+                "pass the same iterator from its start, or one with get_state and set_state"
+            )
+
+    def read(self, number: int) -> list[np.ndarray]:
+        """Return the leaves of the next batch. Raises StopIteration at the end."""
+        if self._pending is not None:
+            leaves, self._pending = self._pending, None
+            return leaves
+        return self._leaves(next(self._iterator), number, self.layout)
+
+    def read_state(self) -> Any:
+        """Return the iterator's state before the next batch as JSON; None without any."""
+        return self._state_before if self._pending is not None else self._read_state()
+
+    def _read_state(self) -> Any:
+        return _encode(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
+
+    def _leaves(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
+        structure: Any = jax.tree.structure(batch)
+        if structure != self._structure:
+            raise DataError(f"data: batch {number} is {structure}, the first is {self._structure}")
+        leaves = jax.tree.leaves(batch)
+        columns = [_column(name, leaf) for name, leaf in zip(self._names, leaves, strict=True)]
+        specs = columns if layout is None else jax.tree.leaves(layout.spec)
+        for name, column, spec in zip(self._names, columns, specs, strict=True):
+            if describe(column) != describe(spec):
+                raise DataError(
+                    f"data: {name} of batch {number} is {describe(column)}, of the first "
+                    f"{describe(spec)}; all batches need one shape: drop or pad a short one"
+                )
+        return columns
+
+
+class IteratorWindows:
+    """Windows of an iterator's batches; the next one is read on another thread."""
+
+    kind: Literal["resident", "stream"] = "stream"
+
+    def __init__(
+        self, source: IteratorBatches, placement: DevicePlacement, start: int, stop: int
+    ) -> None:
+        self._source, self._placement, self._stop = source, placement, stop
+        shapes = jax.tree.leaves(source.layout.spec)
+        batch_bytes = max(1, sum(shape.size * shape.dtype.itemsize for shape in shapes))
+        self._steps = max(1, min(ITERATOR_WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
+        self.device_bytes = 2 * self._steps * batch_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._ahead: tuple[int, Future[_ReadWindow]] | None = None
+        self._taken: list[_ReadWindow] = []
+
+    def ready_steps(self, step: int) -> int:
+        """All of a window or nothing."""
+        return self._steps if self._ahead is not None and self._ahead[1].done() else 0
+
+    def take(self, step: int) -> tuple[Window, PrepareTime]:
+        """Return the window from `step`. Raises DataError at its end, and its errors."""
+        started_at = time.perf_counter()
+        if self._ahead is None:
+            self._ahead = step, self._thread.submit(self._read, step)
+        start, future = self._ahead
+        assert start == step, "batches of an iterator are read in their order"
+        window = future.result()
+        if window.failure is not None and not window.steps:
+            raise window.failure
+        end = step + window.steps
+        failed = window.failure
+        self._ahead = (end, _failed(end, failed)) if failed is not None else None
+        if failed is None and end < self._stop:
+            self._ahead = end, self._thread.submit(self._read, end)
+        self._taken = [*self._taken[-1:], window]
+        return Window(step, end, self._on_device(window)), PrepareTime(
+            {"read": time.perf_counter() - started_at}
+        )
+
+    def window_before(self, step: int) -> _ReadWindow | None:
+        """Return the window that holds the batch of `step`, counted from 1; None for step 0."""
+        return next((w for w in reversed(self._taken) if w.start < step <= w.start + w.steps), None)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, start: int) -> _ReadWindow:
+        count, batches = min(self._steps, self._stop - start), list[list[np.ndarray]]()
+        state: Any = None
+        failure: Exception | None = None
+        try:
+            state = self._source.read_state()
+            for number in range(start + 1, start + count + 1):
+                batches.append(self._source.read(number))
+        except StopIteration:
+            failure = DataError(f"data: ended after {start + len(batches)} of {self._stop} batches")
+        except Exception as error:  # of the user's iterator, raised in the training thread
+            failure = error
+        columns = [np.stack(leaves) for leaves in zip(*batches, strict=True)]
+        return _ReadWindow(start, columns, state, failure)
+
+    def _on_device(self, window: _ReadWindow) -> Any:
+        missing = self._steps - window.steps
+        columns = {
+            str(number): self._placement.put_batches(_padded(column, missing))
+            for number, column in enumerate(window.columns)
+        }
+        numbers = np.zeros(self._steps, np.int32)
+        batches = Batches(numbers[:, None], numbers, numbers + 1)
+        return put_inputs(columns, batches, 0, self._placement, resident=False)
+
+
+def _failed(start: int, failure: Exception) -> Future[_ReadWindow]:
+    future: Future[_ReadWindow] = Future()
+    future.set_result(_ReadWindow(start, [], None, failure))
+    return future
+
+
+def _padded(column: np.ndarray, missing: int) -> np.ndarray:
+    return np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)]) if missing else column
+
+
+def _digest(columns: list[np.ndarray], row: int) -> str:
+    digest = hashlib.sha256()
+    for column in columns:
+        digest.update(np.ascontiguousarray(column[row]).tobytes())
+    return digest.hexdigest()
+
+
+def _encode(state: Any) -> Any:
+    """Return an iterator's state as JSON. Raises DataError if JSON can't hold it."""
+    if isinstance(state, bytes):
+        return {"base64": base64.b64encode(state).decode()}
+    try:
+        return {"json": json.loads(json.dumps(state))}
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"data: get_state returned a {type(state).__name__} that JSON can't hold ({error}); "
+            "must return bytes, numbers, text, lists and dictionaries"
+        ) from error
+
+
+def _decode(state: Mapping[str, Any]) -> Any:
+    return base64.b64decode(state["base64"]) if "base64" in state else state["json"]

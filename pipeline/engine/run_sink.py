@@ -1,0 +1,368 @@
+"""Run a custom loop: its data, program, logs and checkpoints around the one loop over sinks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from pipeline.backends.feed.feed import Feed
+from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.restore import tell_user
+from pipeline.core.errors import PipelineError, RunError
+from pipeline.core.files.folder_lock import Lock
+from pipeline.core.host.signals import Signals, heard
+from pipeline.engine.bad_step import BadStepError
+from pipeline.engine.batches import BatchSource, open_source
+from pipeline.engine.callbacks.events import Monitor, SinkReport
+from pipeline.engine.history import History
+from pipeline.engine.hooks import Hooks, NoSaves, Saves, no_marks
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.monitors.background import BackgroundMonitor
+from pipeline.engine.monitors.best_effort import BestEffortMonitor
+from pipeline.engine.monitors.lock_monitor import LockMonitor
+from pipeline.engine.monitors.metrics_log import KEPT
+from pipeline.engine.monitors.tensorboard import TensorBoard
+from pipeline.engine.program import Program
+from pipeline.engine.schedule import Event, RunSchedule, Schedule
+from pipeline.engine.sink import Report, SinkSettings
+from pipeline.engine.sink_folder import (
+    DATA,
+    SavedSink,
+    SinkIdentity,
+    SinkRecord,
+    hold_folder,
+    identify,
+    read_record,
+    require_same,
+    restore_sink,
+    write_record,
+)
+from pipeline.engine.sink_log import STEPS, SinkLog, SinkMetrics
+from pipeline.engine.step_checks import LOSS, check_state, trace_step
+from pipeline.engine.user_step import (
+    SinkProgram,
+    SinkState,
+    StateLayout,
+    Step,
+    UserStep,
+    copy_state,
+    has_slow_loop,
+    lower_step,
+)
+from pipeline.models.lowerings.problem.lowering import Lowerings
+from pipeline.training.parallel.placement import DevicePlacement
+
+LEFT = "the loop was left"
+DISPATCH_SECONDS = 1.0
+"""The time after which a signal is answered, and the length of a sink of "auto"."""
+SAVE_SECONDS = 60.0
+"""The time between checkpoints if no number of steps is set."""
+KEEP = 5
+"""Checkpoints that are kept."""
+MEASURE_SECONDS = 0.2
+"""The time from which on a dispatch shows how long its steps take."""
+
+
+@dataclass(frozen=True)
+class PreparedSink:
+    """A checked custom loop; `state` is a copy on the host, at step 0."""
+
+    step: UserStep
+    state: SinkState
+    spec: Any
+    """The user's state with shapes and dtypes for arrays."""
+    source: BatchSource
+    settings: SinkSettings
+
+
+def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> PreparedSink:
+    """Check a custom loop by tracing its step. Raises ValueError and DataError."""
+    check_state(state)
+    source = open_source(data, settings.batch_size, settings.seed)
+    layout = StateLayout.from_state(state)
+    leaves = {path: _host_copy(leaf) for path, leaf in layout.flatten(state).items()}
+    shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
+    spec = jax.eval_shape(layout.arrange, shapes)
+    traced = trace_step(step, spec, source.layout.spec)
+    user_step = UserStep(step, traced, layout, source.layout)
+    return PreparedSink(
+        user_step,
+        SinkState(np.int32(0), leaves),
+        spec,
+        source,
+        settings,
+    )
+
+
+def _host_copy(leaf: Any) -> np.ndarray:
+    array = np.array(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def run_sink(prepared: PreparedSink) -> Iterator[Report]:
+    """Run a custom loop from where its directory left it, and yield a report a sink.
+
+    Raises DataError, RunError and Interrupted as `sink` does.
+    """
+    settings, source = prepared.settings, prepared.source
+    signals, placement = Signals(), DevicePlacement((_default_device(),))
+    with heard(signals), ExitStack() as stack:
+        before = _open_folder(prepared, stack)
+        saved = before.saved
+        state = prepared.state if saved is None else saved.state
+        start = int(state.step)
+        if start > settings.steps:
+            raise ValueError(f"steps = {settings.steps}: the run in save has done {start}")
+        state = copy_state(state, placement)
+        if start == settings.steps:
+            yield Report(start, {}, 0.0, partial(_arrange, prepared, state))
+            return
+        if saved is not None:
+            source.seek(start, saved.position)
+        feed = source.open_feed(placement, start, settings.steps)
+        stack.callback(feed.close)
+        program, lowerings = _compile(prepared, state, feed, before.record)
+        size = _choose_size(settings, before.record, program, state, feed)
+        lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
+        if settings.save is not None and before.record is None:
+            write_record(settings.save, SinkRecord(before.identity, lowerings, size))
+        outputs = _open_outputs(prepared, before, lengths, start, stack)
+        history = History(start)
+        limit = _WindowLimit(feed, history, settings.steps)
+        saves: NoSaves = NoSaves()
+        if outputs.checkpoints is not None:
+            period_s = None if settings.save_every else SAVE_SECONDS
+            saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
+        hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
+        every = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
+        schedule = Schedule(lengths, every, dispatch_seconds=DISPATCH_SECONDS)
+        executable = Program(cast(Any, program), "soft" if program.single_steps else "loop")
+        host = HostState() if saved is None else saved.host
+        with signals.held():
+            reports: Any = train(executable, cast(Any, state), schedule, hooks, host, history)
+            yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
+        if limit.failure is not None:
+            raise _ended_early(limit.failure, history.step, settings)
+        if history.status == "stopped" and history.reason != LEFT:
+            signals.check()
+
+
+def _read_reports(
+    reports: Generator[SinkReport, None, SinkState],
+    prepared: PreparedSink,
+    program: SinkProgram,
+    metrics: SinkMetrics,
+    signals: Signals,
+) -> Iterator[Report]:
+    """Yield a report for each sink; if the caller leaves, the run stops there, saved."""
+    ended = False
+    try:
+        while True:
+            try:
+                report = next(reports)
+            except StopIteration:
+                ended = True
+                return
+            except BadStepError as error:
+                ended = True
+                raise RunError(_bad_step_text(metrics, prepared.settings)) from error
+            except BaseException:
+                ended = True
+                raise
+            state = _SinkStateReader(prepared, program, report.step)
+            yield Report(report.step, metrics.take(), report.seconds, state.read)
+    finally:
+        if not ended:
+            signals.stop = LEFT
+            exhaust(reports)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a directory holds of a run; `lock` is None without a directory."""
+
+    identity: SinkIdentity
+    record: SinkRecord | None = None
+    saved: SavedSink | None = None
+    lock: Lock | None = None
+
+
+def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
+    """Lock the directory and read the run in it. Raises DataError if that is another run."""
+    folder, source = prepared.settings.save, prepared.source
+    identity = identify(prepared.step, prepared.state, source.describe())
+    if folder is None:
+        return _Before(identity)
+    lock = stack.enter_context(hold_folder(folder))
+    record = read_record(folder)
+    if record is None:
+        return _Before(identity, lock=lock)
+    require_same(folder, record.identity, identity)
+    return _Before(identity, record, restore_sink(folder, prepared.state, tell_user), lock)
+
+
+def _compile(
+    prepared: PreparedSink, state: SinkState, feed: Feed, record: SinkRecord | None
+) -> tuple[SinkProgram, Lowerings]:
+    """Compile the step with the lowerings of the run so far, or the fastest."""
+    device = _default_device()
+    single = has_slow_loop(prepared.step, prepared.spec, device)
+    chosen = None if record is None else record.lowerings
+    step, lowerings = lower_step(prepared.step, prepared.spec, device, chosen)
+    program = SinkProgram(step, state, feed, DevicePlacement((device,)), single_steps=single)
+    return program, lowerings
+
+
+def _default_device() -> jax.Device:
+    return next(iter(jax.numpy.zeros(()).devices()))
+
+
+def _choose_size(
+    settings: SinkSettings,
+    record: SinkRecord | None,
+    program: SinkProgram,
+    state: SinkState,
+    feed: Feed,
+) -> int:
+    """Return the steps of a sink; of "auto" those that take about a second, on a copy."""
+    if settings.size == "all":
+        return settings.steps
+    if settings.size != "auto":
+        return settings.size
+    if record is not None:
+        return min(record.size, settings.steps)
+    start = int(state.step)
+    trial = program.put(state)
+    window = feed.window(start)
+    count, seconds = 1, 0.0
+    while True:
+        trial, rows = program.run(trial, start, start + count, "loop")
+        if len(rows) < count:
+            # A loss isn't finite: the run itself reports that.
+            return 1
+        started_at = time.perf_counter()
+        trial, rows = program.run(trial, start, start + count, "loop")
+        seconds = time.perf_counter() - started_at
+        if seconds >= MEASURE_SECONDS or start + 2 * count > window.stop:
+            break
+        count *= 2
+    program.latest = state
+    steps = max(1, int(DISPATCH_SECONDS * count / max(seconds, 1e-9)))
+    return min(_round_down(steps), settings.steps)
+
+
+def _round_down(steps: int) -> int:
+    """Return the largest of 1, 2, 5, 10, 20, 50, ... that is at most `steps`."""
+    decade = 10 ** (len(str(steps)) - 1)
+    return max(factor * decade for factor in (1, 2, 5) if factor * decade <= steps)
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Where a run writes."""
+
+    metrics: SinkMetrics
+    monitors: tuple[Monitor, ...]
+    checkpoints: Checkpoints | None = None
+    marks: Callable[[int], Mapping[str, Any]] = no_marks
+
+
+def _open_outputs(
+    prepared: PreparedSink, before: _Before, schedule: RunSchedule, start: int, stack: ExitStack
+) -> _Outputs:
+    """Open the logs and the checkpoints of a run, if it has a directory."""
+    folder, metrics = prepared.settings.save, SinkMetrics()
+    if folder is None:
+        return _Outputs(metrics, (metrics,))
+    marks = None if before.saved is None else before.saved.host.logs
+    log = SinkLog(folder, schedule, start, marks)
+    for findings in log.found:
+        tell_user(str(findings))
+    board = BestEffortMonitor(
+        TensorBoard(folder, start, batch_size=1, unit=STEPS), "TensorBoard", tell_user
+    )
+    assert before.lock is not None, "the directory is held"
+    monitor = BackgroundMonitor([LockMonitor(folder, before.lock), log, board])
+    stack.callback(monitor.close)
+    keep: Any = SimpleNamespace(keep=KEEP, best=None, keep_minutes=None)
+    checkpoints = stack.enter_context(Checkpoints(folder, keep, {"step": before.identity.step}))
+
+    def mark(step: int) -> dict[str, Any]:
+        logs = monitor.submit_and_wait(log.marks, step)
+        return {KEPT: logs, DATA: prepared.source.position(step)}
+
+    return _Outputs(metrics, (monitor, metrics), checkpoints, mark)
+
+
+@dataclass
+class _WindowLimit:
+    """Ends each dispatch with its window, so that a run stops exactly where its data end."""
+
+    feed: Feed
+    history: History
+    total: int
+    failure: Exception | None = None
+    """Why there are no more batches before the end of the run."""
+
+    def decide(self, decide: Callable[[], Any]) -> Any:
+        """Return the steps of the next dispatch, and why to stop, within the window."""
+        steps, stop, pruned = decide()
+        step = self.history.step
+        if stop is None and step < self.total:
+            try:
+                steps = min(steps, self.feed.window(step).stop - step)
+            except Exception as error:  # of the user's iterator, raised once the state is saved
+                self.failure, stop = error, "the data ended"
+        return [steps, stop, pruned]
+
+
+@dataclass
+class _SinkStateReader:
+    """Copies the newest state of a program, as long as it is that after a step."""
+
+    prepared: PreparedSink
+    program: SinkProgram
+    step: int
+    copy: Any = None
+
+    def read(self) -> Any:
+        """Return a copy. Raises RunError if it is first read after the next dispatch."""
+        if self.copy is None:
+            state = self.program.latest
+            if state.step.is_deleted() or int(state.step) != self.step:
+                raise RunError(
+                    f"report.state: the loop has gone on after step {self.step}, whose memory it "
+                    "uses again; read the state inside the loop body"
+                )
+            self.copy = _arrange(self.prepared, self.program.put(state))
+        return self.copy
+
+
+def _arrange(prepared: PreparedSink, state: SinkState) -> Any:
+    return prepared.step.state.arrange(state.state)
+
+
+def _bad_step_text(metrics: SinkMetrics, settings: SinkSettings) -> str:
+    last = metrics.last
+    step = last.start + len(last)
+    where = "; save=DIR would have kept the state before it"
+    if settings.save is not None:
+        where = f"; the state of step {step - 1} is saved in {settings.save}"
+    return f"step {step} of {settings.steps}: {LOSS} is {last.loss[-1]!s}{where}"
+
+
+def _ended_early(failure: Exception, step: int, settings: SinkSettings) -> Exception:
+    """Return the error for data that end before the run does."""
+    if not isinstance(failure, PipelineError):
+        return failure
+    where = f"; the state of step {step} is saved in {settings.save}" if settings.save else ""
+    return type(failure)(f"{failure}{where}")

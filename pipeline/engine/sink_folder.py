@@ -1,0 +1,166 @@
+"""The directory of a custom loop: what identifies its run, its logs and its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pipeline.checkpoint.checkpoint_folder import FOLDER, HOST, JSON, saved_steps
+from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.manifest import read_json as read_checkpoint_json
+from pipeline.checkpoint.restore import Warn, fill, read_saved
+from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
+from pipeline.core.files.real_files import require_real, require_real_trees
+from pipeline.engine.step_checks import ADDRESS, describe
+from pipeline.engine.user_step import SinkState, UserStep
+from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
+
+RECORD = "sink.json"
+"""What identifies the run, and what was chosen when it began."""
+LOGS = ("metrics.jsonl", "evals.jsonl")
+DATA = "data"
+"""Key under which a checkpoint keeps the position in the data."""
+
+
+@dataclass(frozen=True)
+class SinkIdentity:
+    """What decides the numbers of a run besides the values of its state."""
+
+    step: str
+    """A digest of the step's computation."""
+    state: Mapping[str, str]
+    """Type and shape by path."""
+    batch: Mapping[str, str]
+    data: Mapping[str, Any]
+    jax: str
+    """The version that traced the step."""
+
+
+@dataclass(frozen=True)
+class SinkRecord:
+    """A run as its directory holds it."""
+
+    identity: SinkIdentity
+    lowerings: Lowerings
+    size: int
+
+    def to_json(self) -> str:
+        """Return the content of the file."""
+        chosen = {problem: str(how) for problem, how in self.lowerings.chosen}
+        return json.dumps(
+            {**asdict(self.identity), "lowerings": chosen, "size": self.size}, indent=1
+        )
+
+
+@dataclass(frozen=True)
+class SavedSink:
+    """The newest checkpoint of a run."""
+
+    state: SinkState
+    host: HostState
+    position: Mapping[str, Any]
+
+
+def identify(step: UserStep, state: SinkState, data: Mapping[str, Any]) -> SinkIdentity:
+    """Return the identity of a run."""
+    batch = {
+        jax.tree_util.keystr(path) or "batch": describe(leaf)
+        for path, leaf in jax.tree.leaves_with_path(step.batch.spec)
+    }
+    leaves = {path: describe(leaf) for path, leaf in state.state.items()}
+    # The structure too: a list and a tuple have the same paths.
+    leaves["structure"] = ADDRESS.sub("", str(step.state.structure))
+    return SinkIdentity(step.traced.digest, leaves, batch, data, jax.__version__)
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[Lock]:
+    """Keep other processes out of a run's directory, which is made if it is missing.
+
+    Raises RunError if it can't be made or another process has it, DataError if it holds something
+    else than a run of a custom step.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        require_real(folder, (LOCK, RECORD, *LOGS), LOGS)
+        require_real_trees(folder, (FOLDER,))
+    except OSError as error:
+        raise RunError(f"save = {folder}: can't make it: {error.strerror}") from error
+    with owned_folder(folder) as lock:
+        if lock is None:
+            raise RunError(f"save = {folder}: another process is writing this run")
+        names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+        if names and RECORD not in names:
+            what = "a run of a recipe" if "recipe.yaml" in names else f"no run ({names[0]})"
+            raise DataError(
+                f"save = {folder}: holds {what}; name a directory that is empty or not there yet"
+            )
+        yield lock
+
+
+def read_record(folder: Path) -> SinkRecord | None:
+    """Read what identifies the run of a directory; None if there is no run yet.
+
+    Raises DataError if it can't be read.
+    """
+    file = folder / RECORD
+    if not file.exists():
+        return None
+    try:
+        tree = read_json(file)
+        chosen = tuple((p, Lowering.parse(how)) for p, how in tree["lowerings"].items())
+        identity = SinkIdentity(**{name: tree[name] for name in SinkIdentity.__dataclass_fields__})
+        return SinkRecord(identity, Lowerings(chosen), int(tree["size"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
+
+
+def write_record(folder: Path, record: SinkRecord) -> None:
+    """Write what identifies a new run. Raises RunError if the disk refuses."""
+    try:
+        write_whole(folder / RECORD, record.to_json() + "\n")
+    except OSError as error:
+        raise RunError(f"{folder / RECORD}: can't write: {error.strerror}") from error
+
+
+def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
+    """Raise DataError, naming what differs, if a directory holds the run of another step."""
+    problems = [*_changes("state", before.state, now.state)]
+    problems += _changes("batch", before.batch, now.batch)
+    problems += _changes("data", before.data, now.data)
+    if not problems and before.step != now.step and before.jax == now.jax:
+        # Another version of jax may trace the same step otherwise.
+        problems = ["the step function computes something else, or with other constants"]
+    if problems:
+        raise DataError(
+            f"save = {folder}: holds another run: {'; '.join(problems[:3])}; name another "
+            "directory, or run the step that it was saved with"
+        )
+
+
+def _changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            text = f"{name} {key} is {now.get(key, 'missing')}, was {before.get(key, 'missing')}"
+            yield text if key != "sha256" else "the examples have other values"
+
+
+def restore_sink(folder: Path, state: SinkState, warn: Warn) -> SavedSink | None:
+    """Read the newest sound checkpoint; None without any. Raises DataError if none can be read."""
+    if not saved_steps(folder / FOLDER):
+        return None
+    saved = read_saved(folder, warn)
+    tree = read_checkpoint_json(saved.where / HOST / JSON)
+    position = tree.get(DATA) if isinstance(tree, dict) else None
+    if not isinstance(position, dict):
+        raise DataError(f"{saved.where}: doesn't hold the position in the data")
+    return SavedSink(fill(saved.where, saved.arrays, state), saved.host, position)

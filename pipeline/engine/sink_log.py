@@ -1,0 +1,44 @@
+"""Logs of a custom loop: every metric of every step, in metrics.jsonl and in TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.data.columns import SampleUnit
+from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.monitors.metrics_log import MetricsLog, format_lines
+from pipeline.training.telemetry import Telemetry, concatenate_columns
+
+STEPS = SampleUnit("steps", "steps")
+"""The speed of a custom loop is counted in steps."""
+
+
+class SinkLog(MetricsLog):
+    """metrics.jsonl with the metrics of a custom step by name; its data have no passes."""
+
+    def _format(self, waiting: Sequence[Telemetry]) -> str:
+        steps = np.concatenate([part.steps for part in waiting])
+        return format_lines({"step": steps}, concatenate_columns(waiting))
+
+
+class SinkMetrics(MonitorBase):
+    """The metrics of the steps since the last report."""
+
+    def __init__(self) -> None:
+        self._parts: list[Telemetry] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Take note of steps."""
+        self._parts.append(telemetry)
+
+    @property
+    def last(self) -> Telemetry:
+        """The newest steps. Raises IndexError before the first."""
+        return self._parts[-1]
+
+    def take(self) -> dict[str, np.ndarray]:
+        """Return each metric by step, float32 (steps,), and start anew."""
+        parts, self._parts = self._parts, []
+        return concatenate_columns(parts) if parts else {}

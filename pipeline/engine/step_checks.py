@@ -1,0 +1,155 @@
+"""Checks of a custom step: its state, its results, and what a compiled loop can't hold."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+LOSS = "loss"
+"""The metric that must be finite, in a step that returns it."""
+RESERVED = ("step",)
+"""Keys of a line of metrics.jsonl that are no metrics."""
+CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+"""Primitives that call the host."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A checked step: the names of its metrics, and a digest of its computation."""
+
+    metrics: tuple[str, ...]
+    digest: str
+
+
+def check_state(state: Any) -> None:
+    """Raise ValueError unless all leaves of a state are arrays or numbers that can be read."""
+    leaves = jax.tree.leaves_with_path(state)
+    if not leaves:
+        raise ValueError(f"state: has no arrays: {state!r}")
+    for path, leaf in leaves:
+        name = f"state{jax.tree_util.keystr(path)}"
+        if isinstance(leaf, jax.Array):
+            if leaf.is_deleted():
+                raise ValueError(
+                    f"{name}: its memory was donated to another function, and is gone; pass the "
+                    "state that this function returned, or don't donate its argument"
+                )
+        elif not isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+            raise ValueError(
+                f"{name}: is a {type(leaf).__name__}, must be an array; keep other values outside "
+                "of the state, as equinox.partition(model, equinox.is_array) does"
+            )
+
+
+def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> TracedStep:
+    """Trace a step on shapes and check its results.
+
+    Raises ValueError if it returns anything but a state like the one it takes and a dictionary of
+    scalars, or calls the host. Errors of the step itself are raised as they are.
+    """
+    closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
+    if not isinstance(results, tuple) or len(results) != 2:
+        returned = f"a {type(results).__name__}"
+        if isinstance(results, tuple):
+            returned = f"a tuple of {len(results)}"
+        raise ValueError(f"step: returns {returned}; must return (state, metrics)")
+    _check_returned_state(state, results[0])
+    metrics = _metric_names(results[1])
+    for equation in _equations(closed.jaxpr):
+        if equation.primitive.name in CALLBACKS:
+            place = _place_of(equation)
+            raise ValueError(
+                f"step: calls the host ({equation.primitive.name}{place}); a sink runs without it, "
+                "and would call it again after a resume: return the value as a metric instead"
+            )
+    return TracedStep(metrics, _digest(closed))
+
+
+def describe(leaf: Any) -> str:
+    """Return the dtype and the shape of an array as text."""
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _check_returned_state(state: Any, returned: Any) -> None:
+    before = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+    after = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(returned)}
+    problems = [f"state{path} is missing" for path in before if path not in after]
+    problems += [f"state{path} is new" for path in after if path not in before]
+    problems += [
+        f"state{path} is {describe(after[path])}, was {describe(leaf)}"
+        for path, leaf in before.items()
+        if path in after and describe(after[path]) != describe(leaf)
+    ]
+    structures: Any = jax.tree.structure(state), jax.tree.structure(returned)
+    if not problems and structures[0] != structures[1]:
+        problems = [f"its structure is {structures[1]}, was {structures[0]}"]
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"step: returns another state than it takes: {'; '.join(problems[:3])}{more}; "
+            "structure, shapes and dtypes must stay"
+        )
+
+
+def _metric_names(metrics: Any) -> tuple[str, ...]:
+    if not isinstance(metrics, Mapping):
+        raise ValueError(
+            f"step: returns a {type(metrics).__name__} as metrics; must be a dictionary of "
+            'scalars, such as {"loss": loss}'
+        )
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not name or name in RESERVED:
+            raise ValueError(f"step: a metric is named {name!r}; must be text other than 'step'")
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            raise ValueError(f"step: metric {name!r} is a {type(value).__name__}; must be a scalar")
+        kind = np.dtype(value.dtype).kind if not _is_key(value) else "key"
+        if value.shape != () or kind not in "fiubV":
+            raise ValueError(
+                f"step: metric {name!r} is {describe(value)}; must be a real scalar, such as a mean"
+            )
+    if not metrics:
+        raise ValueError('step: returns no metrics; must return some, such as {"loss": loss}')
+    return tuple(metrics)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr and of all jaxprs inside."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(item, "jaxpr", item)
+                if isinstance(inner, core.Jaxpr):
+                    yield from _equations(inner)
+
+
+def _place_of(equation: Any) -> str:
+    """Return the last line of the user's code that made an equation, as text."""
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    for frame in frames:
+        if "site-packages" not in frame.file_name and "/pipeline/engine/" not in frame.file_name:
+            return f", {frame.file_name.rpartition('/')[2]}, line {frame.line_num}"
+    return ""
+
+
+def _digest(closed: core.ClosedJaxpr) -> str:
+    """Return the SHA-256 of a jaxpr's text and of the values that it holds."""
+    digest = hashlib.sha256(ADDRESS.sub("", str(closed)).encode())
+    for value in closed.consts:
+        if isinstance(value, jax.Array) and _is_key(value):
+            value = jax.random.key_data(value)
+        digest.update(np.asarray(value).tobytes())
+    return digest.hexdigest()

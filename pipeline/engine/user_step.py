@@ -1,0 +1,277 @@
+"""A custom step as a program that runs many steps a dispatch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from pipeline.backends.base import Mechanism
+from pipeline.backends.compile_program import ProgramSpec, compile_program
+from pipeline.backends.feed.feed import Feed
+from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
+from pipeline.data.batch import Batch
+from pipeline.engine.batches import BatchLayout
+from pipeline.engine.step_checks import LOSS, TracedStep
+from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
+from pipeline.models.lowerings.problem.lowering import Lowerings, RecordingPolicy
+from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
+from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.telemetry import Telemetry
+
+NO_RATES = np.zeros(1, np.float32)
+"""Learning rates of the loop, which a custom step doesn't read."""
+
+Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
+"""(state, batch) -> (state, metrics)."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class SinkState:
+    """The state of a custom loop: the number of steps done, and the leaves of its state by path.
+
+    Checkpoints hold them by these names.
+    """
+
+    step: Any
+    state: dict[str, Any]
+
+    bad_steps: ClassVar[None] = None
+    overflows: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The structure of a custom state, whose leaves have a path each. Random keys are kept as the
+    numbers that they are made of."""
+
+    structure: Any
+    paths: tuple[str, ...]
+    key_types: tuple[str | None, ...]
+    """By leaf, the implementation of a random key; None for arrays."""
+
+    @staticmethod
+    def from_state(state: Any) -> StateLayout:
+        """Return the layout of a checked state."""
+        flat, structure = jax.tree.flatten_with_path(state)
+        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
+        # Two spellings of a path may be equal, and an empty one is the name of no array.
+        names = [
+            path if path and paths.count(path) == 1 else f"{number}:{path}"
+            for number, path in enumerate(paths)
+        ]
+        return StateLayout(structure, tuple(names), tuple(_key_type(leaf) for _, leaf in flat))
+
+    def flatten(self, state: Any) -> dict[str, Any]:
+        """Return the leaves by path."""
+        leaves = jax.tree.leaves(state)
+        return {
+            path: leaf if key is None else jax.random.key_data(leaf)
+            for path, leaf, key in zip(self.paths, leaves, self.key_types, strict=True)
+        }
+
+    def arrange(self, leaves: Mapping[str, Any]) -> Any:
+        """Return the state of leaves by path."""
+        arranged = [
+            leaves[path] if key is None else jax.random.wrap_key_data(leaves[path], impl=key)
+            for path, key in zip(self.paths, self.key_types, strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, arranged)
+
+
+def _key_type(leaf: Any) -> str | None:
+    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return str(jax.random.key_impl(leaf)) if is_key else None
+
+
+class MetricsRow(tuple[Array, ...]):
+    """Metrics of a step as float32 scalars, then 1 if its loss is finite, else 0."""
+
+    __slots__ = ()
+
+    @property
+    def should_continue(self) -> Array:
+        """Whether the loop goes on after this step, bool ()."""
+        return self[-1] > 0
+
+
+@dataclass(frozen=True)
+class UserTelemetry(Telemetry):
+    """The metrics that a custom step returned, by name, and whether its loss is finite."""
+
+    finite_loss: np.ndarray
+    """Whether the loss of each step is finite, bool (steps,)."""
+
+    def head(self, steps: int) -> UserTelemetry:
+        """Return the first `steps` steps."""
+        return UserTelemetry(self.start, super().head(steps).columns, self.finite_loss[:steps])
+
+    @property
+    def loss(self) -> np.ndarray:
+        """The loss by step, NaN if the step doesn't return it."""
+        return self._column(LOSS)
+
+    @property
+    def learning_rate(self) -> np.ndarray:
+        """The learning rate by step, NaN if the step doesn't return it."""
+        return self._column("learning_rate")
+
+    @property
+    def grad_norm(self) -> np.ndarray:
+        """The gradient norm by step, NaN if the step doesn't return it."""
+        return self._column("grad_norm")
+
+    def _column(self, name: str) -> np.ndarray:
+        return self.columns.get(name, np.full(len(self), np.nan, np.float32))
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Whether the loss of each step is finite, bool (steps,)."""
+        return self.finite_loss
+
+    @cached_property
+    def bad_step(self) -> int | None:
+        """The first step, counted from 1, whose loss isn't finite; None without one."""
+        if self.finite_loss.all():
+            return None
+        return self.start + int(self.finite_loss.argmin()) + 1
+
+
+@dataclass(frozen=True)
+class UserStep:
+    """A checked step, and the layouts of what it takes."""
+
+    function: Step
+    traced: TracedStep
+    state: StateLayout
+    batch: BatchLayout
+
+    def with_function(self, function: Step) -> UserStep:
+        """Return the same step computed by another function."""
+        return UserStep(function, self.traced, self.state, self.batch)
+
+    def __call__(
+        self, before: SinkState, batch: Batch, rates: Array
+    ) -> tuple[SinkState, MetricsRow]:
+        """Do a step of the loop; a step whose loss isn't finite leaves the state as it was."""
+        state, metrics = self.function(
+            self.state.arrange(before.state), self.batch.arrange(batch.columns)
+        )
+        finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
+        leaves = self.state.flatten(state)
+        after = {path: jnp.where(finite, leaf, before.state[path]) for path, leaf in leaves.items()}
+        values = [jnp.asarray(metrics[name], jnp.float32) for name in self.traced.metrics]
+        row = MetricsRow((*values, finite.astype(jnp.float32)))
+        return SinkState(before.step + finite.astype(jnp.int32), after), row
+
+
+def lower_step(
+    step: UserStep, state: Any, device: jax.Device, chosen: Lowerings | None
+) -> tuple[UserStep, Lowerings]:
+    """Return the step with its convolutions and products computed as is fastest on the device.
+
+    `chosen` are the lowerings of the run so far, which stay. Only a CPU has a choice. Raises
+    RunError if lowerings that were chosen before can't be computed here.
+    """
+    listing = RecordingPolicy()
+    jax.eval_shape(with_lowerings(step.function, listing), state, step.batch.spec)
+    # Gradients are equations of a traced step, computed like any other convolution.
+    problems = [problem for problem in listing.problems if problem.role == "forward"]
+    tuning = Tuning("bank", "exhaustive", _bank_folder(), chosen)
+    choice = choose_lowerings(problems, device, tuning, _no_clock)
+    if device.platform != "cpu":
+        return step, choice.lowerings
+    return step.with_function(with_lowerings(step.function, choice.lowerings)), choice.lowerings
+
+
+def _bank_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "pipeline" / "autotune"
+
+
+def _no_clock(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
+    """Return whether a convolution that no lowering computes would be slow inside a loop."""
+    if device.platform != "cpu":
+        return False
+    return any(kept.is_convolution for kept in list_kept(step.function, state, step.batch.spec))
+
+
+class SinkProgram:
+    """A compiled custom step: runs any number of steps a dispatch."""
+
+    def __init__(
+        self,
+        step: UserStep,
+        state: SinkState,
+        feed: Feed,
+        placement: DevicePlacement,
+        *,
+        single_steps: bool,
+    ) -> None:
+        self._names, self._feed, self._placement = step.traced.metrics, feed, placement
+        self.single_steps = single_steps
+        self._window_steps = feed.window(int(state.step)).most_steps
+        self._rates = placement.put(NO_RATES)
+        self._reset()
+        repeat = run_once if single_steps else jax.lax.while_loop
+        inputs, bound = feed.window(int(state.step)).inputs, placement.put(np.int32(0))
+        carry = LoopCarry(state, *self._buffers)
+        args = carry, inputs, self._rates, bound, bound
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), args
+        )
+        spec = ProgramSpec("step", train_loop(step, repeat), shapes, donated=0)
+        self._program, self.facts = compile_program(spec, _no_clock, placement.devices)
+        self.latest = state
+        """The newest state, until the next dispatch."""
+
+    def _reset(self) -> None:
+        rows = np.zeros((self._window_steps, len(self._names) + 1), np.float32)
+        self._buffers = self._placement.put(rows), self._placement.put(np.asarray(True))
+
+    def run(
+        self, state: SinkState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[SinkState, UserTelemetry]:
+        """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
+        carry, rows = LoopCarry(state, *self._buffers), list[np.ndarray]()
+        for inputs, first, count in split_at_windows(self._feed, start, stop):
+            stride = 1 if self.single_steps else count
+            for position in range(first, first + count, stride):
+                span = np.int32(position), np.int32(position + stride)
+                carry = self._program(carry, inputs, self._rates, *span)
+            # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
+            rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
+        self._buffers = carry.telemetry_buffer, carry.should_continue
+        self.latest = carry.state
+        table = np.concatenate(rows)
+        columns = Telemetry.from_rows(start, table[:, :-1], self._names).columns
+        telemetry = UserTelemetry(start, columns, table[:, -1] > 0)
+        if telemetry.bad_step is not None:
+            self._reset()
+            telemetry = telemetry.head(telemetry.bad_step - start)
+        return carry.state, telemetry
+
+    def put(self, state: SinkState) -> SinkState:
+        """Copy a state to the device, apart from any array that others hold."""
+        return copy_state(state, self._placement)
+
+
+def copy_state(state: SinkState, placement: DevicePlacement) -> SinkState:
+    """Return a state on the device, of arrays that nothing else refers to."""
+    copied: SinkState = jax.tree.map(lambda leaf: placement.put(np.array(leaf)), state)
+    return copied

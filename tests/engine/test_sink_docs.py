@@ -1,0 +1,29 @@
+"""The example of docs/sink.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.engine.sink import sink
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sink.md"
+
+
+def test_the_example_runs_and_has_twelve_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 12
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "sink", sink, raising=False)
+    names: dict[str, object] = {}
+    exec(code, names)
+    state = names["report"].state  # type: ignore[attr-defined]
+    np.testing.assert_allclose(state, [1, 2, 3, 4], atol=1e-3)
+    assert capsys.readouterr().out.startswith("500 ")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 500
