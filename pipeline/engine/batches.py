@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.backends.feed.feed import WINDOW_LIMIT_BYTES, Feed, make_feed
 from pipeline.backends.feed.feed_stats import PrepareTime
 from pipeline.backends.feed.window import Window, put_inputs
+from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import Batches, SampleOrder
@@ -156,7 +157,7 @@ class ArrayBatches:
 
     def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
         """Return a feed that is on the device whole, or streamed if it doesn't fit."""
-        return make_feed(self._split, self._order, placement, "auto", stop=stop)
+        return make_feed(FeedSource(self._split, self._order, placement, stop))
 
     def describe(self) -> dict[str, Any]:
         """Return the shapes, the order, and the SHA-256 of some examples."""

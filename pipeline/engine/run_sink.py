@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -15,8 +14,9 @@ import numpy as np
 
 from pipeline.backends.feed.feed import Feed
 from pipeline.checkpoint.checkpointer import Checkpoints
-from pipeline.checkpoint.host_state import HostState
+from pipeline.checkpoint.host_state import LOGS, HostState
 from pipeline.checkpoint.restore import tell_user
+from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals, heard
@@ -29,11 +29,9 @@ from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.background import BackgroundMonitor
 from pipeline.engine.monitors.best_effort import BestEffortMonitor
 from pipeline.engine.monitors.lock_monitor import LockMonitor
-from pipeline.engine.monitors.metrics_log import KEPT
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.program import Program
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
-from pipeline.engine.sink import Report, SinkSettings
 from pipeline.engine.sink_folder import (
     DATA,
     SavedSink,
@@ -47,6 +45,7 @@ from pipeline.engine.sink_folder import (
     write_record,
 )
 from pipeline.engine.sink_log import STEPS, SinkLog, SinkMetrics
+from pipeline.engine.sink_settings import Report, SinkSettings
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (
     SinkProgram,
@@ -293,12 +292,12 @@ def _open_outputs(
     assert before.lock is not None, "the directory is held"
     monitor = BackgroundMonitor([LockMonitor(folder, before.lock), log, board])
     stack.callback(monitor.close)
-    keep: Any = SimpleNamespace(keep=KEEP, best=None, keep_minutes=None)
-    checkpoints = stack.enter_context(Checkpoints(folder, keep, {"step": before.identity.step}))
+    identity = {"step": before.identity.step}
+    checkpoints = stack.enter_context(Checkpoints(folder, Retention(KEEP), identity))
 
     def mark(step: int) -> dict[str, Any]:
-        logs = monitor.submit_and_wait(log.marks, step)
-        return {KEPT: logs, DATA: prepared.source.position(step)}
+        logs = monitor.submit_and_wait(partial(log.marks, step))
+        return {LOGS: logs, DATA: prepared.source.position(step)}
 
     return _Outputs(metrics, (monitor, metrics), checkpoints, mark)
 

@@ -1,0 +1,57 @@
+"""What a custom loop is asked for, and what it yields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class SinkSettings:
+    """Settings of a custom loop."""
+
+    steps: int
+    size: int | Literal["auto", "all"] = "auto"
+    save: Path | None = None
+    batch_size: int | None = None
+    seed: int | None = 0
+    save_every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that isn't one."""
+        _require_count("steps", self.steps)
+        if self.size not in ("auto", "all"):
+            _require_count("size", self.size, ', "auto" or "all"')
+        if self.save_every is not None:
+            _require_count("save_every", self.save_every)
+            if self.save is None:
+                raise ValueError(f"save_every = {self.save_every}: needs save, a directory")
+
+
+def _require_count(name: str, value: object, others: str = "") -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} = {value!r}: must be a whole number from 1 on{others}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A sink that ended."""
+
+    step: int
+    """The number of steps done."""
+    metrics: Mapping[str, np.ndarray]
+    """Each metric at every step of the sink, float32 (steps,)."""
+    seconds: float
+    read_state: Callable[[], Any] = field(repr=False)
+
+    @property
+    def state(self) -> Any:
+        """A copy of the state after these steps, as the step function returns it.
+
+        Raises RunError when it is first read after the loop has gone on.
+        """
+        return self.read_state()
