@@ -28,12 +28,12 @@ from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import exhaust, train
+from pipeline.engine.monitors.observers import open_observers
 from pipeline.engine.program import Program
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.runner.observers import open_observers
 from pipeline.training.telemetry import Telemetry
 
 

@@ -19,7 +19,7 @@ from tests.conftest import STEPS, TINY
 
 
 def test_few_names_are_public() -> None:
-    assert pipeline.__all__ == ["Interrupted", "Trainer", "load_recipe", "load_run", "run"]
+    assert pipeline.__all__ == ["Interrupted", "Trainer", "load_recipe", "load_run", "run", "sink"]
     assert pipeline.Trainer.__name__ == "Trainer"
     assert pipeline.Interrupted is Interrupted
     with pytest.raises(AttributeError, match="has no attribute 'Runner'"):

@@ -8,7 +8,7 @@ from pipeline.engine.hooks import Hooks
 from pipeline.engine.program import Program
 from pipeline.engine.progress import Progress
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.step_counts import num_skipped
+from pipeline.training.step_outcome import num_skipped
 from pipeline.training.telemetry import Telemetry
 
 

@@ -22,7 +22,7 @@ from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.rate_changes import changed_rates, combined_changes, with_parameters
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree
-from pipeline.training.step_counts import updates_so_far
+from pipeline.training.step_outcome import updates_so_far
 
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState

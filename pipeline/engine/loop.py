@@ -22,7 +22,7 @@ from pipeline.engine.program import Program
 from pipeline.engine.progress import Progress
 from pipeline.engine.schedule import Event, Schedule, Segment
 from pipeline.engine.sink_clock import SinkClock
-from pipeline.training.step_counts import num_skipped
+from pipeline.training.step_outcome import num_skipped
 from pipeline.training.telemetry import Telemetry
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`pipeline.engine`: a custom step function, many steps a dispatch, logged, saved and resumed."""
+"""`pipeline.sink`: a custom step function, many steps a dispatch, logged, saved and resumed."""
 
 from __future__ import annotations
 

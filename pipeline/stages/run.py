@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.backends.base import Backend, Estimate
 from pipeline.checkpoint.host_state import HostState
+from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.environment import require_usable_environment
 from pipeline.core.host.garbage import collect_seldom
@@ -20,6 +21,7 @@ from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.metrics_log import require_logs
+from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import CompileOptions, compile_programs
@@ -36,8 +38,6 @@ from pipeline.stages.record.summary import Summary, facts_of, versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import initial_state, read_restored
-from pipeline.stages.runner.observer_settings import observer_settings
-from pipeline.stages.runner.observers import Observers, open_observers
 from pipeline.stages.runner.open_run import conclude_run, open_run, run_in_processes
 from pipeline.stages.runner.open_training import (
     Extras,

@@ -41,7 +41,7 @@ from pipeline.training.parallel.shards import Shards
 from pipeline.training.parameters import reinitialize
 from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
 from pipeline.training.state import Gradients, StepConfig, TrainState, merge, split
-from pipeline.training.step_counts import updates_so_far
+from pipeline.training.step_outcome import updates_so_far
 from pipeline.training.step_record import Record, record_step
 from pipeline.training.update import (
     apply_if_finite,

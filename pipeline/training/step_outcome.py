@@ -1,8 +1,13 @@
-"""Outcome of steps: applied, skipped, or the end of the run; of numpy or jax."""
+"""Outcome of steps: applied, skipped, or the end of the run, of numpy or jax; their counts."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from pipeline.training.state import TrainState
 
 
 class StepOutcome(NamedTuple):
@@ -40,3 +45,18 @@ class StepOutcome(NamedTuple):
         was_skipped = xp.asarray(skipped) > 0
         overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)
         return StepOutcome(applied, overflow, was_skipped & ~overflow)
+
+
+def updates_so_far(state: TrainState) -> Array:
+    """The number of updates applied, int32 (), which selects the learning rate."""
+    updates = state.step
+    if state.overflows is not None:
+        updates = updates - state.overflows.skipped_steps
+    if state.bad_steps is not None:
+        updates = updates - state.bad_steps.left_out
+    return updates
+
+
+def num_skipped(state: TrainState) -> int:
+    """The number of steps without an update because of a bad step."""
+    return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

@@ -27,8 +27,7 @@ from pipeline.training.state import (
     merge,
     split,
 )
-from pipeline.training.step_counts import updates_so_far
-from pipeline.training.step_outcome import StepOutcome
+from pipeline.training.step_outcome import StepOutcome, updates_so_far
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
 """An overflow after this number of consecutive ones ends a run: DynamicLossScaleManager's

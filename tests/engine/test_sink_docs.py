@@ -1,4 +1,4 @@
-"""The example of docs/sink.md."""
+"""The example of README.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pipeline
-from pipeline.engine.sink import sink
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "sink.md"
+DOCUMENT = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_example_runs_and_has_twelve_lines(
@@ -20,7 +17,6 @@ def test_the_example_runs_and_has_twelve_lines(
     (code,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 12
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "sink", sink, raising=False)
     names: dict[str, object] = {}
     exec(code, names)
     state = names["report"].state  # type: ignore[attr-defined]

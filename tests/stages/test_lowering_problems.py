@@ -30,7 +30,7 @@ from pipeline.stages.lower import lower
 from pipeline.stages.lowering_problems import list_problems, with_policy
 from pipeline.stages.run import run
 from pipeline.training.state import StepConfig
-from pipeline.training.step import compute_gradients, make_train_step
+from pipeline.training.step import compute_gradients, make_train_step, mask_batch
 from tests import outcome
 from tests.models.imported.conftest import OWN_NETWORKS
 from tests.models.torch_graph.golden_graphs import FOLDER
@@ -100,7 +100,8 @@ def formulas(built: Built, parts: StepConfig) -> Counter[tuple[str, ...]]:
 
     def gradients(state: Any) -> Any:
         labels, key = jnp.zeros(BATCH, jnp.int32), jax.random.key(0)
-        return compute_gradients(parts, state, images, labels, BATCH, key, 1.0)
+        batch = mask_batch(images, labels, BATCH, key)
+        return compute_gradients(parts, state, batch, BATCH, 1.0)
 
     jaxpr = jax.make_jaxpr(gradients)(built.state).jaxpr
     return Counter(

@@ -15,8 +15,7 @@ from pipeline.training.state import (
     OverflowCounts,
     TrainState,
 )
-from pipeline.training.step_counts import updates_so_far
-from pipeline.training.step_outcome import StepOutcome
+from pipeline.training.step_outcome import StepOutcome, updates_so_far
 from pipeline.training.step_record import Record
 from pipeline.training.update import count_bad_step, decide_outcome
 from tests.step_rows import telemetry_of

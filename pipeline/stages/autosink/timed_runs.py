@@ -20,16 +20,16 @@ from rich.console import Console
 
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.checkpoint.host_state import HostState
+from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import exhaust, train
+from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.program import Program
 from pipeline.engine.schedule import RunSchedule, Schedule
-from pipeline.stages.runner.observer_settings import observer_settings
-from pipeline.stages.runner.observers import Observers, open_observers
 from pipeline.training.telemetry import Telemetry
 
 

@@ -15,12 +15,12 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
 from pipeline.engine.monitors.class_table import class_table, never_predicted
+from pipeline.engine.monitors.observers import Observers
 from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.predicted_masks import mask_pictures
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.stages.runner.observers import Observers
 from pipeline.stages.sample_pictures import predict_samples, sample_labels
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState

@@ -29,6 +29,7 @@ from pipeline.engine.hooks import (
     never_prune,
     nothing_examined,
 )
+from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.program import Program
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
@@ -39,7 +40,6 @@ from pipeline.stages.record.run_folder import HeldWrites
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.stages.runner.observers import Observers
 from pipeline.training.bad_steps import Rollback
 from pipeline.training.part_specs import metric_directions
 from pipeline.training.state import TrainState

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.models.blocks.common_blocks import (
+    Depthwise,
     conv_norm,
     inverted,
     projection,
@@ -60,9 +61,9 @@ def test_only_a_body_that_keeps_the_shape_is_residual() -> None:
 
 
 def test_an_inverted_body_expands_only_to_more_features() -> None:
-    names = [layer.name for layer in inverted(8, 32, 16, 5, 2, Relu(), epsilon=1e-3)]
+    names = [layer.name for layer in inverted(8, Depthwise(32, 5, 2), 16, Relu(), epsilon=1e-3)]
     assert names == ["conv", "batch_norm", "relu"] * 2 + ["conv", "batch_norm"]
-    depthwise = inverted(8, 8, 16, 5, 2, Relu())[0]
+    depthwise = inverted(8, Depthwise(8, 5, 2), 16, Relu())[0]
     assert isinstance(depthwise, Conv)
     assert (depthwise.kernel, depthwise.stride, depthwise.groups) == (5, 2, 8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.precision import loss_scale_of
 from pipeline.config.recipe import Recipe
-from pipeline.stages.runner.observers import ObserverSettings
+from pipeline.engine.monitors.observers import ObserverSettings
 
 
 def observer_settings(recipe: Recipe) -> ObserverSettings:

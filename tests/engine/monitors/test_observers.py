@@ -12,17 +12,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
+from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
+from pipeline.engine import monitors
 from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
 from pipeline.engine.monitors.best_effort import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, TimeMonitor
+from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.schedule import RunSchedule
-from pipeline.stages.runner import observers
-from pipeline.stages.runner.observer_settings import observer_settings
-from pipeline.stages.runner.observers import Observers, open_observers
 from tests.engine.monitors.test_monitors import EVALUATION
 
 Compose = Callable[..., Recipe]
@@ -115,8 +115,8 @@ def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: 
     assert not list(tmp_path.glob("events.*"))
 
 
-def test_observers_know_no_recipe() -> None:
-    files = sorted(Path(observers.__file__).parent.glob("*.py"))
+def test_monitors_know_no_recipe() -> None:
+    files = sorted(Path(monitors.__file__).parent.glob("*.py"))
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     imported |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
