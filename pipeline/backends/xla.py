@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -98,7 +99,7 @@ class XlaBackend:
         name = f"{count} x {device.platform}" if count > 1 else f"{device.platform}:{device.id}"
         return {
             "device": f"{name} {device.device_kind}",
-            "jax": jax.__version__,
+            "jax": version("jax"),
             "jaxlib": jaxlib.__version__,
         }
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def identify(step: UserStep, state: SinkState, data: Mapping[str, Any]) -> SinkI
     leaves = {path: describe(leaf) for path, leaf in state.state.items()}
     # The structure too: a list and a tuple have the same paths.
     leaves["structure"] = ADDRESS.sub("", str(step.state.structure))
-    return SinkIdentity(step.traced.digest, leaves, batch, data, jax.__version__)
+    return SinkIdentity(step.traced.digest, leaves, batch, data, version("jax"))
 
 
 @contextmanager

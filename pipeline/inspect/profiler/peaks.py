@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     """
     file = None if folder is None else folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
-    key += f", jax {jax.__version__}"
+    key += f", jax {version('jax')}"
     known = _known(file)
     before = _read_peaks(known.get(key))
     if before is not None and not again:
