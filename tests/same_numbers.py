@@ -29,6 +29,10 @@ ROOT = Path(__file__).parents[1]
 QUIET = ("monitor.tensorboard=false", "monitor.sample_images=0")
 TRAIN_ONLY = "stages=[data,build,compile,train]"
 SHORT = "+recipe=lenet5_digits", "train.passes=3"
+TWO_PROCESSES = "parallel.mode=data", "launch=local", "launch.processes=2"
+VECTORIZED = (
+    *SHORT, "seed=1,2", "hydra.sweeper.vectorize=true", "monitor.tensorboard=false",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def trained(data: Path | None, folder: Path) -> Iterator[tuple[str, tuple[str, .
     yield "lenet5_digits, O2", (*SHORT, "train.precision=O2")
     yield "lenet5_digits, THOR", (*SHORT, "optimizer=thor", "train.optimizer.lr=0.01")
     yield "lenet5_digits, streamed", (*SHORT, "train.feed=stream")
+    yield "lenet5_digits, two processes", (*SHORT, *TWO_PROCESSES)
     if data is None:
         return
     mnist = f"dataset.root={data / 'mnist'}"
@@ -105,6 +110,18 @@ def check_metrics(base: Checkout, head: Checkout, data: Path | None) -> Iterator
             lines = logs[0].count(b"\n")
             print(f"{name}: {lines:,} lines, {'the same' if logs[0] == logs[1] else 'DIFFERENT'}")
             yield None if logs[0] == logs[1] and lines else f"{name}: metrics.jsonl differs"
+
+
+def check_vectorized(base: Checkout, head: Checkout) -> str | None:
+    """Compare the logs of two members of a sweep that one program trains."""
+    logs = []
+    for side in (base, head):
+        folder = side.work / "sweep"
+        side.run("swept", "-m", *VECTORIZED, TRAIN_ONLY, f"hydra.sweep.dir={folder}")
+        logs.append([file.read_bytes() for file in sorted(folder.rglob("metrics.jsonl"))])
+    same = logs[0] == logs[1] and len(logs[0]) == 2
+    print(f"two members of a vectorized sweep: {'the same' if same else 'DIFFERENT'}")
+    return None if same else "vectorized: metrics.jsonl differs"
 
 
 def check_price(base: Checkout, head: Checkout) -> str | None:
@@ -201,6 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         head = Checkout(new, Path(temporary) / "work_head")
         found = [
             *check_metrics(base, head, data),
+            check_vectorized(base, head),
             check_price(base, head),
             *check_old_files(base, head),
         ]
