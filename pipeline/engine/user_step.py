@@ -20,6 +20,7 @@ from pipeline.backends.base import Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
+from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
 from pipeline.engine.step_checks import LOSS, TracedStep
@@ -190,7 +191,7 @@ def lower_step(
     problems = [problem for problem in listing.problems if problem.role == "forward"]
     tuning = Tuning("bank", "exhaustive", _bank_folder(), chosen)
     choice = choose_lowerings(problems, device, tuning, _no_clock)
-    if device.platform != "cpu":
+    if not platform_of(device.platform).chooses_lowerings:
         return step, choice.lowerings
     return step.with_function(with_lowerings(step.function, choice.lowerings)), choice.lowerings
 
@@ -206,7 +207,7 @@ def _no_clock(name: str) -> AbstractContextManager[object]:
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution that no lowering computes would be slow inside a loop."""
-    if device.platform != "cpu":
+    if not platform_of(device.platform).has_slow_loops:
         return False
     return any(kept.is_convolution for kept in list_kept(step.function, state, step.batch.spec))
 
