@@ -154,7 +154,7 @@ def _spec_before(work: CompileInputs, chip: Chip) -> ProgramSpec:
     inputs = chip.shapes(work.train.window(0).inputs)
     rates = chip.shapes(in_blocks(work.learning_rates))
     args = carry.loop, inputs, rates, carry.position, carry.position
-    loop = train_loop(work.step, jax.lax.while_loop)
+    loop = train_loop(work.step.step, jax.lax.while_loop)
     return ProgramSpec("training loop", loop, args, donated=0, out_shardings=whole)
 
 
