@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
+
+from pipeline.core.host.jaxpr import equations_in
 
 LOSS = "loss"
 """The metric that must be finite, in a step that returns it."""
@@ -63,7 +65,7 @@ def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> TracedStep:
         raise ValueError(f"step: returns {returned}; must return (state, metrics)")
     _check_returned_state(state, results[0])
     metrics = _metric_names(results[1])
-    for equation in _equations(closed.jaxpr):
+    for equation, _ in equations_in(closed.jaxpr):
         if equation.primitive.name in CALLBACKS:
             place = _place_of(equation)
             raise ValueError(
@@ -122,17 +124,6 @@ def _metric_names(metrics: Any) -> tuple[str, ...]:
 
 def _is_key(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yield the equations of a jaxpr and of all jaxprs inside."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for item in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(item, "jaxpr", item)
-                if isinstance(inner, core.Jaxpr):
-                    yield from _equations(inner)
 
 
 def _place_of(equation: Any) -> str:
