@@ -171,14 +171,14 @@ def test_a_run_is_done_until_its_first_new_step(
     @contextmanager
     def watch_first_step(*args: Any) -> Iterator[Any]:
         with open_training(*args) as training:
-            dispatch = training.executable.run
+            dispatch = training.program.executable.run
 
             def run_steps(*args: Any) -> Any:
                 seen.setdefault("before", files_of(done))
                 seen["later"] = files_of(done)
                 return dispatch(*args)
 
-            monkeypatch.setattr(training.executable, "run", run_steps)
+            monkeypatch.setattr(training.program.executable, "run", run_steps)
             yield training
 
     before = files_of(done)
