@@ -27,7 +27,7 @@ Mechanism = Literal["loop", "soft", "none"]
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramReport:
     """One compiled program: seconds it took to compile, and its size."""
 
     name: str
@@ -48,7 +48,7 @@ class Program:
 class CompileReport:
     """Report of the compile stage: its programs, none in eager mode."""
 
-    programs: tuple[Program, ...]
+    programs: tuple[ProgramReport, ...]
     single_steps: bool = False
     """Whether the programs have no loop, so that every step is a dispatch of its own."""
 
@@ -87,7 +87,7 @@ class CompileInputs:
     key: str | None = None
     """A digest of all that the programs are made from, by which those of an earlier process are
     found; None where that is unknown."""
-    when_evaluation_compiled: Callable[[Program], None] | None = None
+    when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
     """Called once the evaluation is compiled, in a thread beside the first steps of training; None:
     it is compiled with the others."""
 

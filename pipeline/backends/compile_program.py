@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import jax
 
-from pipeline.backends.base import Program, ProgressClock
+from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.kept_programs import find_program, keep_program
 from pipeline.backends.programs_in_process import compiled_once
 from pipeline.core.errors import RunError
@@ -52,7 +52,7 @@ class ProgramSpec:
 
 def compile_program(
     spec: ProgramSpec, watch: ProgressClock, devices: Sequence[jax.Device] = ()
-) -> tuple[Any, Program]:
+) -> tuple[Any, ProgramReport]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses.
 
     A program that XLA's cache can't keep is compiled once in a process for the same `devices`.
@@ -79,7 +79,7 @@ def compile_program(
     seconds = time.perf_counter() - started_at
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     kept = cache_outcome(events) if spec.cached and not foreign else "off"
-    facts = Program(
+    facts = ProgramReport(
         name=spec.name,
         compile_s=seconds,
         cache="reused" if reused else kept,
@@ -93,7 +93,9 @@ def compile_program(
     return compiled, facts
 
 
-def find_compiled(spec: ProgramSpec, devices: Sequence[jax.Device]) -> tuple[Any, Program] | None:
+def find_compiled(
+    spec: ProgramSpec, devices: Sequence[jax.Device]
+) -> tuple[Any, ProgramReport] | None:
     """Return the program that an earlier process has compiled from the same; None without one."""
     if spec.key is None or spec.gives is None:
         return None

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.base import Program
+from pipeline.backends.base import ProgramReport
 from pipeline.core.files.compile_cache import ProgramFiles, opened_cache
 from pipeline.core.host.jax_private import (
     ExecutablePickler,
@@ -29,7 +29,7 @@ from pipeline.core.host.jax_private import (
 
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
-) -> tuple[Any, Program] | None:
+) -> tuple[Any, ProgramReport] | None:
     """Return the compiled program of a key, and what is known of it; None where none is kept.
 
     `args` are the shapes that it takes, `result` those that it gives.
@@ -60,7 +60,7 @@ def keep_program(
     result: Any,
     device: jax.Device,
     compiled: Any,
-    facts: Program,
+    facts: ProgramReport,
 ) -> None:
     """Keep a program that this thread has compiled last, if its results are like `result`.
 

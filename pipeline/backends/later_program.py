@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.base import Program, ProgressClock
+from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program, find_compiled
 
 
@@ -43,8 +43,8 @@ def compile_later(
     spec: ProgramSpec,
     watch: ProgressClock,
     devices: Sequence[jax.Device],
-    notify: Callable[[Program], None] | None,
-) -> tuple[Any, Program | None]:
+    notify: Callable[[ProgramReport], None] | None,
+) -> tuple[Any, ProgramReport | None]:
     """Find a kept program, or prepare to compile it later and then call `notify` with its facts.
 
     Without `notify` it is compiled at once. A later program has no facts yet, but None.

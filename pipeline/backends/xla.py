@@ -26,7 +26,7 @@ from pipeline.backends.base import (
     CompileReport,
     Executable,
     Mechanism,
-    Program,
+    ProgramReport,
     ProgressClock,
     StepToPrice,
 )
@@ -454,7 +454,7 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
 
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
-) -> tuple[Any, Program]:
+) -> tuple[Any, ProgramReport]:
     """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
     if work.cuts is not None or not platform_of(placement.device.platform).optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
@@ -480,4 +480,4 @@ def _compile_initialisation(
         init = compile_initialisation(work.step.init, work.seed, placement, on_one, on_all)
     seconds = time.perf_counter() - started_at
     cache = cache_outcome(events)
-    return init, Program(spec.name, seconds, cache, max(temporary_bytes), flops=None)
+    return init, ProgramReport(spec.name, seconds, cache, max(temporary_bytes), flops=None)

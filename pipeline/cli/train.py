@@ -68,7 +68,7 @@ RUN_DIR = "hydra.run.dir"
 
 
 @dataclass(frozen=True)
-class Arguments:
+class TrainArguments:
     """The arguments of a command that trains."""
 
     words: Sequence[str]
@@ -98,7 +98,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     require_hydra_keys(args)
     if parsed.cfg == "job" and not parsed.package:
         return _show(parsed.overrides)
-    arguments = Arguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
+    arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
         return _sweep(arguments)
     started_at = time.perf_counter() if started_at is None else started_at
@@ -135,7 +135,7 @@ def _show(overrides: Sequence[str]) -> int:
     return 0
 
 
-def _single(arguments: Arguments, started_at: float, *, alone: bool) -> int:
+def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int:
     """Run the recipe that Hydra composes, outside of Hydra, which prints the errors it catches."""
     composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
     if composed is None:
@@ -158,7 +158,7 @@ def _single(arguments: Arguments, started_at: float, *, alone: bool) -> int:
     return run(recipe, options).exit_status
 
 
-def _sweep(arguments: Arguments) -> int:
+def _sweep(arguments: TrainArguments) -> int:
     """Run the unfinished jobs of a sweep, in the directory that is named, found or created."""
     flags, overrides = arguments.flags, arguments.overrides
     on_changed = _on_changed(overrides)

@@ -187,7 +187,7 @@ class _ReadWindow:
     """By leaf, (steps, ...)."""
     state: Any = None
     failure: Exception | None = None
-    """What ended the reading after these batches."""
+    """The error that ended the reading after these batches."""
 
     @property
     def steps(self) -> int:

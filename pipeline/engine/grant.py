@@ -1,4 +1,4 @@
-"""What callbacks have requested is put into effect."""
+"""Put requests of callbacks into effect."""
 
 from __future__ import annotations
 

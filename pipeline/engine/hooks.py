@@ -128,7 +128,7 @@ def do_nothing(state: TrainState, step: int) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a run may do at a step."""
+    """Functions and objects that a run calls between steps."""
 
     monitors: Sequence[Monitor] = ()
     evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing

@@ -37,7 +37,7 @@ SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
 
 
 class Decision(NamedTuple):
-    """What depends on time or on signals, as the first of several processes decides it."""
+    """Decisions by time or signal, which the first of several processes makes for all."""
 
     max_steps: int
     """The most steps of the next dispatch."""

@@ -45,11 +45,11 @@ from pipeline.engine.sink_folder import (
     write_record,
 )
 from pipeline.engine.sink_log import STEPS, SinkLog, SinkMetrics
-from pipeline.engine.sink_settings import Report, SinkSettings
+from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (
+    CustomState,
     SinkProgram,
-    SinkState,
     StateLayout,
     Step,
     UserStep,
@@ -76,7 +76,7 @@ class PreparedSink:
     """A checked custom loop; `state` is a copy on the host, at step 0."""
 
     step: UserStep
-    state: SinkState
+    state: CustomState
     spec: Any
     """The user's state with shapes and dtypes for arrays."""
     source: BatchSource
@@ -95,7 +95,7 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
     user_step = UserStep(step, traced, layout, source.layout)
     return PreparedSink(
         user_step,
-        SinkState(np.int32(0), leaves),
+        CustomState(np.int32(0), leaves),
         spec,
         source,
         settings,
@@ -107,7 +107,7 @@ def _host_copy(leaf: Any) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def run_sink(prepared: PreparedSink) -> Iterator[Report]:
+def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
     """Run a custom loop from where its directory left it, and yield a report a sink.
 
     Raises DataError, RunError and Interrupted as `sink` does.
@@ -123,7 +123,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[Report]:
             raise ValueError(f"steps = {settings.steps}: the run in save has done {start}")
         state = copy_state(state, placement)
         if start == settings.steps:
-            yield Report(start, {}, 0.0, partial(_arrange, prepared, state))
+            yield SinkResult(start, {}, 0.0, partial(_arrange, prepared, state))
             return
         if saved is not None:
             source.seek(start, saved.position)
@@ -156,12 +156,12 @@ def run_sink(prepared: PreparedSink) -> Iterator[Report]:
 
 
 def _read_reports(
-    reports: Generator[SinkReport, None, SinkState],
+    reports: Generator[SinkReport, None, CustomState],
     prepared: PreparedSink,
     program: SinkProgram,
     metrics: SinkMetrics,
     signals: Signals,
-) -> Iterator[Report]:
+) -> Iterator[SinkResult]:
     """Yield a report for each sink; if the caller leaves, the run stops there, saved."""
     ended = False
     try:
@@ -178,7 +178,7 @@ def _read_reports(
                 ended = True
                 raise
             state = _SinkStateReader(prepared, program, report.step)
-            yield Report(report.step, metrics.take(), report.seconds, state.read)
+            yield SinkResult(report.step, metrics.take(), report.seconds, state.read)
     finally:
         if not ended:
             signals.stop = LEFT
@@ -187,7 +187,7 @@ def _read_reports(
 
 @dataclass(frozen=True)
 class _Before:
-    """What a directory holds of a run; `lock` is None without a directory."""
+    """The state of a directory before a run; `lock` is None without a directory."""
 
     identity: SinkIdentity
     record: SinkRecord | None = None
@@ -210,7 +210,7 @@ def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
 
 
 def _compile(
-    prepared: PreparedSink, state: SinkState, feed: Feed, record: SinkRecord | None
+    prepared: PreparedSink, state: CustomState, feed: Feed, record: SinkRecord | None
 ) -> tuple[SinkProgram, Lowerings]:
     """Compile the step with the lowerings of the run so far, or the fastest."""
     device = _default_device()
@@ -229,7 +229,7 @@ def _choose_size(
     settings: SinkSettings,
     record: SinkRecord | None,
     program: SinkProgram,
-    state: SinkState,
+    state: CustomState,
     feed: Feed,
 ) -> int:
     """Return the steps of a sink; of "auto" those that take about a second, on a copy."""
@@ -346,7 +346,7 @@ class _SinkStateReader:
         return self.copy
 
 
-def _arrange(prepared: PreparedSink, state: SinkState) -> Any:
+def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
     return prepared.step.state.arrange(state.state)
 
 

@@ -111,7 +111,7 @@ class Schedule:
     """The longest time of a dispatch: a signal waits for its end."""
 
     def dumps_at(self, step: int) -> bool:
-        """Return whether there is a dump after so many steps."""
+        """Return whether there is a dump after `step` steps."""
         return step in self.at.get(Event.DUMP, ())
 
     def next_segment(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.engine.sink_settings import Report, SinkSettings
+from pipeline.engine.sink_settings import SinkResult, SinkSettings
 
 
 def sink(
@@ -20,7 +20,7 @@ def sink(
     batch_size: int | None = None,
     seed: int | None = 0,
     save_every: int | None = None,
-) -> Iterator[Report]:
+) -> Iterator[SinkResult]:
     """Train with a custom `step(state, batch) -> (state, metrics)`; yield a report a sink.
 
     `size` steps run as one program without the host: "auto" measures how many take about a second,

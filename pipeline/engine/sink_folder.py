@@ -22,11 +22,11 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.engine.step_checks import ADDRESS, describe
-from pipeline.engine.user_step import SinkState, UserStep
+from pipeline.engine.user_step import CustomState, UserStep
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
 
 RECORD = "sink.json"
-"""What identifies the run, and what was chosen when it began."""
+"""The file with the identity of the run and the choices made when it began."""
 LOGS = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
 """Key under which a checkpoint keeps the position in the data."""
@@ -34,7 +34,7 @@ DATA = "data"
 
 @dataclass(frozen=True)
 class SinkIdentity:
-    """What decides the numbers of a run besides the values of its state."""
+    """Everything that decides the numbers of a run besides the values of its state."""
 
     step: str
     """A digest of the step's computation."""
@@ -66,12 +66,12 @@ class SinkRecord:
 class SavedSink:
     """The newest checkpoint of a run."""
 
-    state: SinkState
+    state: CustomState
     host: HostState
     position: Mapping[str, Any]
 
 
-def identify(step: UserStep, state: SinkState, data: Mapping[str, Any]) -> SinkIdentity:
+def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> SinkIdentity:
     """Return the identity of a run."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
@@ -155,7 +155,7 @@ def _changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> It
             yield text if key != "sha256" else "the examples have other values"
 
 
-def restore_sink(folder: Path, state: SinkState, warn: Warn) -> SavedSink | None:
+def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | None:
     """Read the newest sound checkpoint; None without any. Raises DataError if none can be read."""
     if not saved_steps(folder / FOLDER):
         return None

@@ -39,6 +39,6 @@ class SinkMetrics(MonitorBase):
         return self._parts[-1]
 
     def take(self) -> dict[str, np.ndarray]:
-        """Return each metric by step, float32 (steps,), and start anew."""
+        """Return each metric by step, float32 (steps,), and clear them."""
         parts, self._parts = self._parts, []
         return concatenate_columns(parts) if parts else {}

@@ -1,4 +1,4 @@
-"""What a custom loop is asked for, and what it yields."""
+"""Settings of a custom loop, and its results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _require_count(name: str, value: object, others: str = "") -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class SinkResult:
     """A sink that ended."""
 
     step: int

@@ -24,7 +24,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
-class TracedStep:
+class StepSignature:
     """A checked step: the names of its metrics, and a digest of its computation."""
 
     metrics: tuple[str, ...]
@@ -51,7 +51,7 @@ def check_state(state: Any) -> None:
             )
 
 
-def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> TracedStep:
+def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignature:
     """Trace a step on shapes and check its results.
 
     Raises ValueError if it returns anything but a state like the one it takes and a dictionary of
@@ -72,7 +72,7 @@ def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> TracedStep:
                 f"step: calls the host ({equation.primitive.name}{place}); a sink runs without it, "
                 "and would call it again after a resume: return the value as a metric instead"
             )
-    return TracedStep(metrics, _digest(closed))
+    return StepSignature(metrics, _digest(closed))
 
 
 def describe(leaf: Any) -> str:

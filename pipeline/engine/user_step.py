@@ -23,7 +23,7 @@ from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_l
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
-from pipeline.engine.step_checks import LOSS, TracedStep
+from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
 from pipeline.models.lowerings.problem.lowering import Lowerings, RecordingPolicy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
@@ -39,7 +39,7 @@ Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 
 @register_dataclass
 @dataclass(frozen=True)
-class SinkState:
+class CustomState:
     """The state of a custom loop: the number of steps done, and the leaves of its state by path.
 
     Checkpoints hold them by these names.
@@ -154,7 +154,7 @@ class UserStep:
     """A checked step, and the layouts of what it takes."""
 
     function: Step
-    traced: TracedStep
+    traced: StepSignature
     state: StateLayout
     batch: BatchLayout
 
@@ -163,8 +163,8 @@ class UserStep:
         return UserStep(function, self.traced, self.state, self.batch)
 
     def __call__(
-        self, before: SinkState, batch: Batch, rates: Array
-    ) -> tuple[SinkState, MetricsRow]:
+        self, before: CustomState, batch: Batch, rates: Array
+    ) -> tuple[CustomState, MetricsRow]:
         """Do a step of the loop; a step whose loss isn't finite leaves the state as it was."""
         state, metrics = self.function(
             self.state.arrange(before.state), self.batch.arrange(batch.columns)
@@ -174,7 +174,7 @@ class UserStep:
         after = {path: jnp.where(finite, leaf, before.state[path]) for path, leaf in leaves.items()}
         values = [jnp.asarray(metrics[name], jnp.float32) for name in self.traced.metrics]
         row = MetricsRow((*values, finite.astype(jnp.float32)))
-        return SinkState(before.step + finite.astype(jnp.int32), after), row
+        return CustomState(before.step + finite.astype(jnp.int32), after), row
 
 
 def lower_step(
@@ -218,7 +218,7 @@ class SinkProgram:
     def __init__(
         self,
         step: UserStep,
-        state: SinkState,
+        state: CustomState,
         feed: Feed,
         placement: DevicePlacement,
         *,
@@ -246,8 +246,8 @@ class SinkProgram:
         self._buffers = self._placement.put(rows), self._placement.put(np.asarray(True))
 
     def run(
-        self, state: SinkState, start: int, stop: int, mechanism: Mechanism
-    ) -> tuple[SinkState, UserTelemetry]:
+        self, state: CustomState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[CustomState, UserTelemetry]:
         """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
         carry, rows = LoopCarry(state, *self._buffers), list[np.ndarray]()
         for inputs, first, count in split_at_windows(self._feed, start, stop):
@@ -267,12 +267,12 @@ class SinkProgram:
             telemetry = telemetry.head(telemetry.bad_step - start)
         return carry.state, telemetry
 
-    def put(self, state: SinkState) -> SinkState:
+    def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, apart from any array that others hold."""
         return copy_state(state, self._placement)
 
 
-def copy_state(state: SinkState, placement: DevicePlacement) -> SinkState:
+def copy_state(state: CustomState, placement: DevicePlacement) -> CustomState:
     """Return a state on the device, of arrays that nothing else refers to."""
-    copied: SinkState = jax.tree.map(lambda leaf: placement.put(np.array(leaf)), state)
+    copied: CustomState = jax.tree.map(lambda leaf: placement.put(np.array(leaf)), state)
     return copied

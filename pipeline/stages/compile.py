@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from pipeline.backends.base import Backend, CompileInputs, Executable, Program
+from pipeline.backends.base import Backend, CompileInputs, Executable, ProgramReport
 from pipeline.backends.feed.feed import Feed, make_feed
 from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.graph.hlo_collectives import read_collectives
@@ -61,7 +61,7 @@ def compile_programs(
     inputs = replace(inputs, key=options.key, state=built.state)
     if options.evaluates_later:
 
-        def report_evaluation(program: Program) -> None:
+        def report_evaluation(program: ProgramReport) -> None:
             reporter.stage("compile", _line(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
@@ -211,7 +211,7 @@ def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
     return make_feed(source, recipe.train.feed)
 
 
-def _line(program: Program) -> str:
+def _line(program: ProgramReport) -> str:
     flops = f", {program.flops / 1e9:,.3f} GFLOP" if program.flops else ""
     return (
         f"{program.name}: {program.compile_s:.1f} s, cache {program.cache}, "

@@ -23,7 +23,7 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What an evaluation computes, and in which chunks."""
+    """Options of an evaluation: its metrics, and the length of its chunks."""
 
     dispatch_s: float
     """Seconds of a chunk of batches, about; changes no bit of the metrics."""

@@ -28,12 +28,12 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.lowering_problems import list_problems, with_policy
-from pipeline.stages.run import run
 from pipeline.training.state import StepConfig
 from pipeline.training.step import compute_gradients, make_train_step, mask_batch
 from tests import outcome
 from tests.models.imported.conftest import OWN_NETWORKS
 from tests.models.torch_graph.golden_graphs import FOLDER
+from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 

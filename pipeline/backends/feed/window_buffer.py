@@ -44,7 +44,7 @@ class FeedSource:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What a feed reads, cut into windows. A process reads its own rows of every batch."""
+    """The source of a feed, read in windows. A process reads its own rows of every batch."""
 
     source: FeedSource
     window_steps: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pipeline.backends.base import Program, ProgressClock
+from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.optimized_hlo import HloFacts, read_hlo
@@ -92,7 +92,7 @@ class ProgramFigures:
 def compile_and_look(target: ChipTarget) -> Compile:
     """Return the function that compiles a program for the target and looks at the result."""
 
-    def compiled(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, Program]:
+    def compiled(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, ProgramReport]:
         if spec.platforms is None:
             # The host's own: initialisation.
             return compile_program(spec, watch)
@@ -113,7 +113,7 @@ def compile_and_look(target: ChipTarget) -> Compile:
 
 def _with_launches(
     spec: ProgramSpec, watch: ProgressClock
-) -> tuple[Any, Program, tuple[Thunk, ...]]:
+) -> tuple[Any, ProgramReport, tuple[Thunk, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(dump), watch)

@@ -23,7 +23,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_dataclass
 
-from pipeline.backends.base import CompileInputs, Program, ProgressClock
+from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.xla import (
@@ -116,7 +116,7 @@ class Chip:
 
 
 INIT = "initialisation"
-Compile = Callable[[ProgramSpec, ProgressClock], tuple[Any, Program]]
+Compile = Callable[[ProgramSpec, ProgressClock], tuple[Any, ProgramReport]]
 
 
 def compile_for_gpu(
@@ -126,9 +126,9 @@ def compile_for_gpu(
     graphs: Graphs,
     watch: ProgressClock,
     compile_one: Compile = compile_program,
-) -> tuple[GpuPrograms, tuple[Program, ...]]:
+) -> tuple[GpuPrograms, tuple[ProgramReport, ...]]:
     """Compile the programs of a run. Raises RunError where XLA refuses one."""
-    reports: list[Program] = []
+    reports: list[ProgramReport] = []
 
     def compiled(spec: ProgramSpec) -> Any:
         # Initialisation is of the host, which is there.

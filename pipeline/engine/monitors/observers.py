@@ -31,7 +31,7 @@ from pipeline.engine.schedule import RunSchedule
 
 @dataclass(frozen=True)
 class ObserverSettings:
-    """What is printed and written of a run."""
+    """Settings of what a run prints and writes."""
 
     batch_size: int
     trains: bool
@@ -131,7 +131,7 @@ class Observers:
 
 @dataclass(frozen=True)
 class ObserverOptions:
-    """What the observers of a run depend on beside its recipe and schedule."""
+    """Options of the observers of a run besides its recipe and schedule."""
 
     estimate: Estimate | None = None
     """Shown beside the measured times, under names of its own."""
@@ -142,7 +142,7 @@ class ObserverOptions:
     scalars: bool = False
     """Whether callbacks may log any."""
     unit: SampleUnit = IMAGES
-    """What speed is counted in."""
+    """The unit of speed."""
 
 
 def open_observers(

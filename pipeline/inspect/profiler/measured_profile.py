@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """What is known of a run that was traced."""
+    """A run that was traced."""
 
     recipe: Recipe
     device: str

@@ -1,4 +1,4 @@
-"""What a run is made with: its options, its services, its compiled programs, and what inspects it.
+"""Inputs of a run: its options, its services, its compiled programs, and what inspects it.
 
 `Inspection` is the one way in which a profile, dumps and the autopsy of a bad step reach a run. Who
 starts the run passes it; without one a run has none of these.

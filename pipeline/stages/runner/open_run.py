@@ -102,7 +102,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
 def _place_run(
     recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for so many processes, and the run's directory, new or resumed.
+    """Return the recipe for this number of processes, and the run's directory, new or resumed.
 
     The first process decides. Raises RecipeError if the recipe can't be run so.
     """

@@ -77,7 +77,7 @@ class AdvanceMonitor(MonitorBase):
 
 @dataclass(frozen=True)
 class Training:
-    """What `train` takes besides the state."""
+    """Arguments of `train` besides the state."""
 
     program: Program
     schedule: Schedule

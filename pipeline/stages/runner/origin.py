@@ -1,4 +1,4 @@
-"""What a run is made from, kept in its directory; a resumed run is held against it."""
+"""Origin of a run: the file in its directory that a resumed run is compared with."""
 
 from __future__ import annotations
 

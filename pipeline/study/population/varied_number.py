@@ -31,7 +31,7 @@ class CompiledInError(ValueError):
 
 
 @dataclass
-class Arguments:
+class ProgramArguments:
     """The expressions of a program that are arguments of it, in the order of their columns.
 
     While `row` is None they are collected, and 1 stands for each; later they are looked up in the
@@ -68,10 +68,12 @@ class VariedNumber:
     keys: tuple[str, ...]
     compute: Callable[[Values], float]
     members: tuple[Values, ...]
-    arguments: Arguments
+    arguments: ProgramArguments
 
     @classmethod
-    def of_key(cls, key: str, members: Sequence[Values], arguments: Arguments) -> VariedNumber:
+    def of_key(
+        cls, key: str, members: Sequence[Values], arguments: ProgramArguments
+    ) -> VariedNumber:
         """The number that a key of the recipe gives."""
         return cls(key, (key,), operator.itemgetter(key), tuple(members), arguments)
 

@@ -19,7 +19,12 @@ from pipeline.backends.base import CompileInputs
 from pipeline.backends.feed.window import batch_at
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.population.varied_number import Arguments, CompiledInError, Values, VariedNumber
+from pipeline.study.population.varied_number import (
+    CompiledInError,
+    ProgramArguments,
+    Values,
+    VariedNumber,
+)
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.step_record import Record
@@ -34,7 +39,7 @@ class VariedStep:
 
     step: TrainStep
     """For learning rates as `with_columns` makes them, and sums as `with_row`."""
-    arguments: Arguments
+    arguments: ProgramArguments
     keys: tuple[str, ...]
     draws_alike: bool
     """Whether initial states don't depend on the numbers."""
@@ -60,7 +65,7 @@ def varied_step(
     """
     keys = tuple(key for key in members[0] if len({own[key] for own in members}) > 1)
     if not keys:
-        return VariedStep(inputs.step, Arguments(), (), draws_alike=True)
+        return VariedStep(inputs.step, ProgramArguments(), (), draws_alike=True)
 
     def vary(some: tuple[str, ...]) -> VariedStep:
         return _varied(recipe, members, make, inputs, some, groups)
@@ -91,7 +96,7 @@ def _varied(
     groups: bool,
 ) -> VariedStep:
     """The step of runs with the numbers of these keys as arguments."""
-    arguments = Arguments()
+    arguments = ProgramArguments()
     numbers = {key: VariedNumber.of_key(key, members, arguments) for key in keys}
     step = _traced(make, with_values(recipe, numbers), keys)
     draws_alike = _collect(step, inputs, arguments, keys)
@@ -157,7 +162,7 @@ def _traced(make: MakeStep, recipe: Recipe, keys: Sequence[str]) -> TrainStep:
 
 
 def _collect(
-    step: TrainStep, inputs: CompileInputs, arguments: Arguments, keys: Sequence[str]
+    step: TrainStep, inputs: CompileInputs, arguments: ProgramArguments, keys: Sequence[str]
 ) -> bool:
     """Collect the arguments by a trace of the step, and return whether initial states have none."""
 

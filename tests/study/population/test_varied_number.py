@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.study.population.varied_number import Arguments, CompiledInError, VariedNumber
+from pipeline.study.population.varied_number import CompiledInError, ProgramArguments, VariedNumber
 
 MEMBERS = ({"b": 0.9, "c": 2.0}, {"b": 0.99, "c": 3.0})
 
 
 def varied(key: str = "b", members: tuple[dict[str, float], ...] = MEMBERS) -> VariedNumber:
-    return VariedNumber.of_key(key, members, Arguments())
+    return VariedNumber.of_key(key, members, ProgramArguments())
 
 
 NUMBERS = st.floats(0.01, 100)
@@ -95,5 +95,5 @@ def test_a_number_that_decides_what_is_compiled_is_named(use: Any) -> None:
         use(varied())
     assert error.value.keys == ("b",)
     with pytest.raises(CompiledInError) as error:
-        use(varied() * VariedNumber.of_key("c", MEMBERS, Arguments()) / 2)
+        use(varied() * VariedNumber.of_key("c", MEMBERS, ProgramArguments()) / 2)
     assert error.value.keys == ("b", "c")

@@ -24,7 +24,7 @@ _TIME_FIRST = (1, 0, 2)
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What PyTorch's recurrent operators read after their states, in their order."""
+    """Arguments of PyTorch's recurrent operators after their states, in their order."""
 
     weights: Sequence[Laid]
     has_biases: bool
