@@ -19,14 +19,14 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from pipeline.backends.graph.replay.interpreter import Interpreter, layer_named
+from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
+from pipeline.backends.graph.replay.ranges import bad_rows, is_float, largest, range_of
+from pipeline.backends.graph.replay.values import ReplayValue
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
-from pipeline.inspect.autopsy.interpreter import Interpreter, layer_named
-from pipeline.inspect.autopsy.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
-from pipeline.inspect.autopsy.ranges import bad_rows, is_float, largest, range_of
 from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
-from pipeline.inspect.autopsy.values import ReplayValue
 from pipeline.training.parallel.microbatches import first_sample, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
 

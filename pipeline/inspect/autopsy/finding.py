@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.inspect.autopsy.ranges import Range
+from pipeline.backends.graph.replay.ranges import Range
 
 Phase = Literal["data", "update", "forward", "loss", "backward", "gradient norm"]
 

@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.backends.base import Executable
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import batch_at
+from pipeline.backends.graph.replay.ranges import largest
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
@@ -23,7 +24,6 @@ from pipeline.data.batch import Batch
 from pipeline.engine.bad_step import Examined
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
-from pipeline.inspect.autopsy.ranges import largest
 from pipeline.inspect.autopsy.reproducer import write_reproducer
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pipeline.backends.graph.replay.interpreter import layer_named
+from pipeline.backends.graph.replay.origins import COLUMN
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import MapOp
 from pipeline.inspect.autopsy.finding import Phase
-from pipeline.inspect.autopsy.interpreter import layer_named
-from pipeline.inspect.autopsy.origins import COLUMN
 from pipeline.training.bucketing import in_its_bucket
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of, norm_of

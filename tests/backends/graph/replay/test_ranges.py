@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.inspect.autopsy.ranges import Range, bad_rows, is_float, largest, range_of
+from pipeline.backends.graph.replay.ranges import Range, bad_rows, is_float, largest, range_of
 
 SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
 

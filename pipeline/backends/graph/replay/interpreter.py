@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.core.host.jaxpr import called_jaxpr, read_scan, read_while, scope_of, walk
-from pipeline.inspect.autopsy.origins import COLUMN, MOVES, NamedTensor, Origin
-from pipeline.inspect.autopsy.ranges import is_float, largest, range_of
-from pipeline.inspect.autopsy.values import (
+from pipeline.backends.graph.replay.origins import COLUMN, MOVES, NamedTensor, Origin
+from pipeline.backends.graph.replay.ranges import is_float, largest, range_of
+from pipeline.backends.graph.replay.values import (
     ReplayValue,
     as_constant,
     at_iteration,
@@ -28,6 +27,7 @@ from pipeline.inspect.autopsy.values import (
     operands_of,
     stack_iterations,
 )
+from pipeline.core.host.jaxpr import called_jaxpr, read_scan, read_while, scope_of, walk
 from pipeline.models.modules.name_stack import layer_of
 
 BITS = "bitcast_convert_type"

@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.inspect.autopsy.origins import NamedTensor, Operand, Origin
-from pipeline.inspect.autopsy.ranges import is_float, largest, range_of
+from pipeline.backends.graph.replay.origins import NamedTensor, Operand, Origin
+from pipeline.backends.graph.replay.ranges import is_float, largest, range_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.inspect.autopsy.ranges import Range
+from pipeline.backends.graph.replay.ranges import Range
 
 COLUMN = "input column"
 """The kind of a tensor that is a column of the dataset."""

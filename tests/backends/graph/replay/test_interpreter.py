@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.inspect.autopsy.interpreter import Interpreter
-from pipeline.inspect.autopsy.origins import Cause, Origin, first_cause
-from pipeline.inspect.autopsy.values import ReplayValue
+from pipeline.backends.graph.replay.interpreter import Interpreter
+from pipeline.backends.graph.replay.origins import Cause, Origin, first_cause
+from pipeline.backends.graph.replay.values import ReplayValue
 
 
 def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:
