@@ -46,6 +46,7 @@ from pipeline.engine.sink_folder import (
 )
 from pipeline.engine.sink_log import STEPS, SinkLog, SinkMetrics
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
+from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (
     CustomState,
@@ -173,7 +174,10 @@ def _read_reports(
                 return
             except BadStepError as error:
                 ended = True
-                raise RunError(_bad_step_text(metrics, prepared.settings)) from error
+                text = _bad_step_text(metrics, prepared.settings)
+                with signals.released():
+                    finding = _examine(prepared, program)
+                raise RunError(f"{text}{finding}") from error
             except BaseException:
                 ended = True
                 raise
@@ -357,6 +361,18 @@ def _bad_step_text(metrics: SinkMetrics, settings: SinkSettings) -> str:
     if settings.save is not None:
         where = f"; the state of step {step - 1} is saved in {settings.save}"
     return f"step {step} of {settings.steps}: {LOSS} is {last.loss[-1]!s}{where}"
+
+
+def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
+    """Describe the first value of the step that isn't finite; "" if the autopsy itself fails."""
+    state = program.latest
+    try:
+        batch = program.read_batch(int(state.step))
+        finding = examine_step(prepared.step.function, _arrange(prepared, state), batch)
+    except Exception as error:  # the step's failure matters more than any error here
+        tell_user(f"no autopsy of the step: {type(error).__name__}: {error}")
+        return ""
+    return f"; {finding}"
 
 
 def _ended_early(failure: Exception, step: int, settings: SinkSettings) -> Exception:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from pipeline.core.host.jaxpr import equations_in
+from pipeline.core.host.jaxpr import equations_in, source_line
 
 LOSS = "loss"
 """The metric that must be finite, in a step that returns it."""
@@ -67,7 +67,8 @@ def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignatur
     metrics = _metric_names(results[1])
     for equation, _ in equations_in(closed.jaxpr):
         if equation.primitive.name in CALLBACKS:
-            place = _place_of(equation)
+            line = source_line(equation)
+            place = f", {line}" if line else ""
             raise ValueError(
                 f"step: calls the host ({equation.primitive.name}{place}); a sink runs without it, "
                 "and would call it again after a resume: return the value as a metric instead"
@@ -124,16 +125,6 @@ def _metric_names(metrics: Any) -> tuple[str, ...]:
 
 def _is_key(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _place_of(equation: Any) -> str:
-    """Return the last line of the user's code that made an equation, as text."""
-    traceback = equation.source_info.traceback
-    frames = [] if traceback is None else traceback.frames
-    for frame in frames:
-        if "site-packages" not in frame.file_name and "/pipeline/engine/" not in frame.file_name:
-            return f", {frame.file_name.rpartition('/')[2]}, line {frame.line_num}"
-    return ""
 
 
 def _digest(closed: core.ClosedJaxpr) -> str:

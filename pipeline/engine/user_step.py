@@ -19,6 +19,7 @@ from jax.tree_util import register_dataclass
 from pipeline.backends.base import Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.feed import Feed
+from pipeline.backends.feed.window import batch_at
 from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
@@ -224,7 +225,8 @@ class SinkProgram:
         *,
         single_steps: bool,
     ) -> None:
-        self._names, self._feed, self._placement = step.traced.metrics, feed, placement
+        self._names, self._batch = step.traced.metrics, step.batch
+        self._feed, self._placement = feed, placement
         self.single_steps = single_steps
         self._window_steps = feed.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
@@ -266,6 +268,12 @@ class SinkProgram:
             self._reset()
             telemetry = telemetry.head(telemetry.bad_step - start)
         return carry.state, telemetry
+
+    def read_batch(self, step: int) -> Any:
+        """Return the batch of the step after `step` steps, as the step function takes it."""
+        window = self._feed.window(step)
+        columns = batch_at(window.inputs, jnp.int32(step - window.start)).columns
+        return self._batch.arrange(columns)
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, apart from any array that others hold."""

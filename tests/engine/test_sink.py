@@ -20,6 +20,7 @@ import pytest
 from flax.training.train_state import TrainState
 from jax.experimental import io_callback
 
+from pipeline.backends.ascend import price
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.sink import sink
 from tests.engine.steps import BATCH, STEPS, batches, make_data, make_state, step
@@ -377,6 +378,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it(tmp_path: Path) -> Non
         train(step=bad, save=tmp_path)
     with pytest.raises(RunError, match="save=DIR would have kept the state before it"):
         train(step=bad)
+
+
+def test_the_step_of_a_sink_is_priced() -> None:
+    shapes = jax.eval_shape(
+        lambda: {name: jnp.asarray(a[:BATCH]) for name, a in make_data().items()}
+    )
+    report = price(step, make_state(), shapes, sink_size=100)
+    assert report.step_ms > 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jax import lax
@@ -25,6 +26,7 @@ CALLS = frozenset(
 )
 """Primitives that call a jaxpr once. Versions of JAX differ in the names: `closed_call` is
 `eval_jaxpr` since 0.12."""
+PACKAGE = Path(__file__).parents[2]
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
 
@@ -128,6 +130,20 @@ def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
 def scope_of(equation: JaxprEqn, outer: str = "") -> str:
     """Return the named scopes of an equation below `outer`, separated by slashes."""
     return "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
+
+
+def source_line(equation: JaxprEqn) -> str:
+    """Return the innermost line of custom code that made an equation, as `train.py, line 12`.
+
+    Code of this package and of installed ones is passed over; "" without any other.
+    """
+    traceback = equation.source_info.traceback
+    frames: Sequence[Any] = [] if traceback is None else traceback.frames
+    for frame in frames:
+        path = frame.file_name
+        if "site-packages" not in path and not path.startswith((f"{PACKAGE}/", "<")):
+            return f"{path.rpartition('/')[2]}, line {frame.line_num}"
+    return ""
 
 
 def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:

@@ -293,7 +293,9 @@ def _trans_data_work(task: Task, traffic: Traffic, context: CostContext) -> Work
     plain, blocked = (source, output) if source.layout == "ND" else (output, source)
     row, rows = _plain_rows(plain, blocked)
     matrix = blocked.layout == "FRACTAL_NZ"
-    whole = not matrix or blocked.shape[-2] % CHANNEL_BLOCK == 0
+    # A product with a vector has one axis: a matrix with a single row or column.
+    num_rows = blocked.shape[-2] if len(blocked.shape) > 1 else 1
+    whole = not matrix or num_rows % CHANNEL_BLOCK == 0
     if row % CHANNEL_BLOCK == 0 and whole:
         return _joined(0.0, traffic, context, cores)
     if matrix and output is blocked:

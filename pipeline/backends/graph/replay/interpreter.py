@@ -27,7 +27,14 @@ from pipeline.backends.graph.replay.values import (
     operands_of,
     stack_iterations,
 )
-from pipeline.core.host.jaxpr import called_jaxpr, read_scan, read_while, scope_of, walk
+from pipeline.core.host.jaxpr import (
+    called_jaxpr,
+    read_scan,
+    read_while,
+    scope_of,
+    source_line,
+    walk,
+)
 from pipeline.models.modules.name_stack import layer_of
 
 BITS = "bitcast_convert_type"
@@ -132,9 +139,7 @@ class Interpreter:
             self._note_inputs(layer, operands)
         constant = all(operand.constant for operand in operands)
         return [
-            ReplayValue(
-                array, None, layer, name, constant, self._look(name, scope, operands, array)
-            )
+            ReplayValue(array, None, layer, name, constant, self._look(eqn, scope, operands, array))
             for array in arrays
         ]
 
@@ -147,10 +152,9 @@ class Interpreter:
             if is_new and not (inner or named) and is_float(operand.array):
                 known.append(operand)
 
-    def _look(
-        self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
-    ) -> Origin | None:
+    def _look(self, eqn: Any, scope: str, operands: list[ReplayValue], array: Any) -> Origin | None:
         """The origin of a result that is not finite; None for a finite one."""
+        primitive = eqn.primitive.name
         if not is_float(array):
             return self._look_at_bits(primitive, scope, operands, array)
         size = largest(array)
@@ -168,7 +172,13 @@ class Interpreter:
         origin = Origin(number, primitive, scope, nan, known, iteration=iteration, intended=meant)
         if known and not origin.makes_nan:
             return origin
-        return replace(origin, result=range_of(array), operands=operands_of(operands), array=array)
+        return replace(
+            origin,
+            result=range_of(array),
+            operands=operands_of(operands),
+            array=array,
+            line=source_line(eqn),
+        )
 
     def _look_at_bits(
         self, primitive: str, scope: str, operands: list[ReplayValue], array: Any

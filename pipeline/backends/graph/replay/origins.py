@@ -68,6 +68,8 @@ class Origin:
     iteration: int = 0
     """Iteration of the outermost loop that it ran in."""
     named: NamedTensor | None = None
+    line: str = ""
+    """The line of custom code that made the equation, if its result is recorded."""
     intended: bool = False
     """Whether it passes on an infinite constant, as padding and masks do."""
 

@@ -370,3 +370,15 @@ def test_results_of_auto_tune_are_kept_in_its_bank(tmp_path: Path) -> None:
     assert {task.status for task in first.tuning.tasks} == {"bank_append"}
     assert {task.status for task in second.tuning.tasks} == {"bank_hit"}
     assert first.step_ms == second.step_ms
+
+
+def test_products_with_vectors_are_priced() -> None:
+    """They have one axis, where a matrix product has two."""
+
+    def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.square(batch @ w).mean())(weights)
+        return weights - gradient, loss
+
+    for length in (4, 64):
+        report = price(step, jnp.ones(length), jnp.ones((16, length)), precision="O2")
+        assert report.step_ms > 0
