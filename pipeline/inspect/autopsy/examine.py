@@ -27,7 +27,7 @@ from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
 from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
-from pipeline.training.parallel.microbatches import first_sample, microbatch_size
+from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
 
 _INPUTS = {
@@ -180,8 +180,8 @@ class _Replay:
         rows = bad_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        first = first_sample(origin.iteration, self.size, self.parts.accumulate)
-        return self._samples_at(tuple(first + row for row in rows))
+        positions = batch_positions(rows, origin.iteration, self.size, self.parts.accumulate)
+        return self._samples_at(positions)
 
     def _has_batch_last(self, layer: str) -> bool:
         """Whether a layer reads images in CHWN."""

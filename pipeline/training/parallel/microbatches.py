@@ -6,6 +6,7 @@ these functions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ def microbatch_size(batch_size: int, num_microbatches: int, num_parts: int = 1) 
     return batch_size // batch_multiple(num_microbatches, num_parts)
 
 
-def first_sample(index: int, batch_size: int, num_microbatches: int) -> int:
-    """Return the position in the batch of the first sample of a microbatch.
+def batch_positions(
+    rows: Sequence[int], index: int, batch_size: int, num_microbatches: int
+) -> tuple[int, ...]:
+    """Return the positions in the batch of rows of the microbatch `index`.
 
     The batch is the only microbatch if there is one; its `index` doesn't count then.
     """
     if num_microbatches == 1:
-        return 0
-    return index * microbatch_size(batch_size, num_microbatches)
+        return tuple(rows)
+    first = index * microbatch_size(batch_size, num_microbatches)
+    return tuple(first + row for row in rows)
 
 
 def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> tuple[Any, Array]:

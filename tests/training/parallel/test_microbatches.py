@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.training.parallel.microbatches import (
     batch_multiple,
-    first_sample,
+    batch_positions,
     microbatch_size,
     stack_microbatches,
 )
@@ -24,9 +24,9 @@ def test_samples_are_those_of_the_batch_in_order() -> None:
     samples = {"image": np.arange(24).reshape(6, 2, 2), "label": np.arange(6)}
     stacked, _ = stack_microbatches(samples, DROPOUT, 3)
     for index in range(3):
-        start = first_sample(index, 6, 3)
+        positions = list(batch_positions((0, 1), index, 6, 3))
         for name, array in samples.items():
-            np.testing.assert_array_equal(stacked[name][index], array[start : start + 2])
+            np.testing.assert_array_equal(stacked[name][index], array[positions])
 
 
 def test_each_microbatch_draws_by_its_number() -> None:
@@ -39,4 +39,4 @@ def test_a_single_microbatch_is_the_batch_with_its_key() -> None:
     samples, keys = stack_microbatches(np.arange(6), DROPOUT, 1)
     np.testing.assert_array_equal(samples[0], np.arange(6))
     assert keys[0] == DROPOUT
-    assert first_sample(5, 6, 1) == 0
+    assert batch_positions((1, 4), 5, 6, 1) == (1, 4)
