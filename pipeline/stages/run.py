@@ -233,6 +233,7 @@ def observers_of_run(
     settings = replace(
         observer_settings(recipe),
         scalars=bool(recipe.train.callbacks or context.options.callbacks),
+        unfinished=host.unfinished_boundary is not None,
         unit=run.dataset.unit,
         estimate=estimate,
         lock=context.lock,
