@@ -73,7 +73,7 @@ def own_folder() -> Iterator[Path]:
 
 def resume_auto(runs: int) -> float:
     """Find the run to resume among that many finished ones."""
-    from pipeline.stages.record.run_directory import to_resume, write_recipe
+    from pipeline.stages.record.recorded_recipe import to_resume, write_recipe
 
     recipe = load_recipe("lenet5_digits", ["train.resume=auto"])
     with own_folder() as folder:

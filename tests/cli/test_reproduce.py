@@ -20,7 +20,7 @@ from pipeline.cli.reproduce import compare_and_report
 from pipeline.cli.reproduce import main as reproduce
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
-from pipeline.stages.record.run_directory import to_resume
+from pipeline.stages.record.recorded_recipe import to_resume
 from pipeline.stages.record.run_record import read_record
 from tests import outcome
 from tests.conftest import compose_tiny

@@ -22,7 +22,7 @@ from pipeline.config.defaults import normalised
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.error_text import show
 from pipeline.core.files.tree_diff import Difference, differences, leaves
-from pipeline.stages.record.run_directory import decides
+from pipeline.stages.record.recorded_recipe import decides
 from pipeline.training.state import TrainState
 
 

@@ -17,7 +17,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.stages.launch.local import run_locally
-from pipeline.stages.record import run_directory
+from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.guards import (
     oom_to_run_error,
     os_errors_to_run_errors,
@@ -109,7 +109,7 @@ def _place_run(
     recipe = for_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
-        resumed = run_directory.to_resume(recipe)
+        resumed = recorded_recipe.to_resume(recipe)
         if resumed is not None:
             return str(resumed), True
         made = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
@@ -135,7 +135,7 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
         lock = stack.enter_context(run_directory.owned(run_dir, new=not folder.resuming))
         # A process that is killed from here on leaves no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
-        folder.advanced.add(partial(run_directory.write_recipe, run_dir, recipe))
+        folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter = stack.enter_context(Reporter(run_dir, options.console, held=folder.resuming))
         folder.accepted.add(reporter.write_held_lines)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
