@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,13 @@ FREE_TO_CHANGE = (
 )
 """Keys that a resumed run may change: nothing that decides its losses but its length, with which
 the learning-rate schedule stretches, and that only where the run is named."""
+FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
+"""Keys that may differ in a run that is found to resume, not named."""
 
 
-def decides(where: Sequence[int | str]) -> bool:
-    """Whether a key decides the numbers of a run; its length does not count."""
-    return not any(tuple(where[: len(prefix)]) == prefix for prefix in FREE_TO_CHANGE)
+def decides(where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
+    """Whether a key decides the numbers of a run: it isn't among those `free` to change."""
+    return not any(tuple(where[: len(prefix)]) == prefix for prefix in free)
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
@@ -67,38 +69,57 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
     sync_ancestors(run_dir)
 
 
-def to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
+def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
+    """Read the recipe of a run, with defaults for keys that are newer than the run.
+
+    Raises DataError where it can't be read.
+    """
+    return normalised(_read_tree(run_dir / RECIPE))
+
+
+def _read_tree(file: Path) -> Mapping[str, Any]:
+    try:
+        tree = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
+    return tree
+
+
+def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
     """Return the run directory of `train.resume`; None where `auto` finds no unfinished run.
 
     Raises RecipeError when the named directory is no run, or one of a recipe that would have
     had other losses.
     """
-    wanted = recipe.train.resume
-    if wanted is None:
+    resume = recipe.train.resume
+    if resume is None:
         return None
-    if wanted != "auto":
-        before = _recipe_to_resume(Path(wanted), wanted)
-        changed = list(_differences(recipe, before, FREE_TO_CHANGE))
-        if changed:
-            raise RecipeError(changed)
-        return Path(wanted)
-    runs = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
-    return next((f.parent for f in reversed(runs) if _is_unfinished(f.parent, recipe)), None)
+    if resume == "auto":
+        return _find_unfinished(recipe, outputs)
+    changes = list_changes(recipe, _read_recipe_to_resume(resume))
+    if changes:
+        raise RecipeError(changes)
+    return Path(resume)
 
 
-def _is_unfinished(run_dir: Path, recipe: Recipe) -> bool:
-    """Whether this is a run of the same recipe and length, not done, with no process at it.
+def _find_unfinished(recipe: Recipe, outputs: Path) -> Path | None:
+    """Return the newest run of the recipe that isn't done and that no process is at."""
+    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
+    for run_dir in [file.parent for file in reversed(files)]:
+        # First what takes least: nearly all runs are done, and a recipe takes long to parse.
+        if read_status(run_dir) != "done" and _is_run_of(recipe, run_dir) and is_free(run_dir):
+            return run_dir
+    return None
 
-    False for one whose recipe can't be read.
-    """
-    # First what takes least: nearly all runs are done, and a recipe takes long to parse.
-    if read_status(run_dir) == "done":
-        return False
+
+def _is_run_of(recipe: Recipe, run_dir: Path) -> bool:
+    """Whether this is a run of the same recipe and length; False if its recipe can't be read."""
     try:
-        same = not changed_keys(recipe, run_dir)
+        return not changed_keys(recipe, run_dir)
     except RecipeError:
         return False
-    return same and is_free(run_dir)
 
 
 def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
@@ -106,48 +127,35 @@ def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
 
     Raises RecipeError where there is no recipe to be read.
     """
-    free = [where for where in FREE_TO_CHANGE if where not in LENGTH]
     try:
         # One that this version has written needs no defaults of newer keys, which take longer.
         written = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
     except (OSError, ValueError):
         written = None
-    if isinstance(written, dict) and not any(_differences(recipe, written, free)):
+    if isinstance(written, dict) and not list_changes(recipe, written, FREE_AT_SAME_LENGTH):
         return []
-    return list(_differences(recipe, _recipe_to_resume(run_dir, str(run_dir)), free))
+    return list_changes(recipe, _read_recipe_to_resume(str(run_dir)), FREE_AT_SAME_LENGTH)
 
 
-def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
+def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
     try:
-        # A moved key decided no loss: device.devices was of the price alone.
-        return normalised(without_moved(read_kept_recipe(run_dir), harmless=False))
+        tree = _read_tree(Path(run_dir) / RECIPE)
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
-        raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error
+        raise RecipeError([f"train.resume = {run_dir}: {reason}"]) from error
+    # A moved key decided no loss: device.devices was of the price alone.
+    return normalised(without_moved(tree, harmless=False))
 
 
-def read_kept_recipe(run_dir: Path) -> Mapping[str, Any]:
-    """Read the recipe of a run, with defaults for keys that are newer than the run.
-
-    Raises DataError where it can't be read.
-    """
-    file = run_dir / RECIPE
-    try:
-        tree = read_yaml(file)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: can't be read: {error}") from error
-    if not isinstance(tree, dict):
-        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
-    return normalised(tree)
-
-
-def _differences(
-    recipe: Recipe, before: Mapping[str, Any], free: Sequence[tuple[str, ...]]
-) -> Iterator[str]:
-    """Yield a line for each key that differs, but for those that are free to change."""
-    for difference in differences(recipe.model_dump(mode="json"), before):
-        if not any(difference.where[: len(prefix)] == prefix for prefix in free):
-            yield (
-                f"{difference.key} = {show(difference.one)}: was {show(difference.other)} in the "
-                "run to resume; keep it, or start a new run with checkpoint.restore"
-            )
+def list_changes(
+    recipe: Recipe,
+    recorded: Mapping[str, Any],
+    free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
+) -> list[str]:
+    """Return a line for each key that differs from the recorded recipe, but for `free` ones."""
+    return [
+        f"{change.key} = {show(change.one)}: was {show(change.other)} in the run to resume; keep "
+        "it, or start a new run with checkpoint.restore"
+        for change in differences(recipe.model_dump(mode="json"), recorded)
+        if decides(change.where, free)
+    ]

@@ -13,7 +13,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.stages.record.recorded_recipe import (
     FREE_TO_CHANGE,
     changed_keys,
-    to_resume,
+    find_run_to_resume,
     write_recipe,
 )
 from pipeline.stages.record.run_directory import SUMMARY, make, owned
@@ -24,7 +24,7 @@ Compose = Callable[..., Recipe]
 
 def test_a_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
     leave(tmp_path / "day" / "run", tiny())
-    assert to_resume(tiny(), tmp_path) is None
+    assert find_run_to_resume(tiny(), tmp_path) is None
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_auto_takes_the_newest_unfinished_run_of_the_same_recipe(
     leave(day / "other_seed", tiny("seed=5"), None, age_s=30)
     leave(day / "done", tiny(), "done", age_s=20)
     (day / "no_run").mkdir()
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed", None])
@@ -53,13 +53,13 @@ def test_a_run_is_unfinished_whatever_stopped_it(
     status: str | None, tiny: Compose, tmp_path: Path
 ) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny(), status)
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
 def test_a_summary_that_was_cut_short_is_none(tiny: Compose, tmp_path: Path) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny())
     (wanted / "summary.json").write_text('{"status": "do')
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
 def test_auto_parses_no_recipe_of_a_run_that_is_done(
@@ -74,17 +74,17 @@ def test_auto_parses_no_recipe_of_a_run_that_is_done(
         "pipeline.stages.record.recorded_recipe.changed_keys",
         lambda recipe, run_dir: parsed.append(run_dir) or ["another"],
     )
-    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
     assert parsed == []
     (done / SUMMARY).write_text('{"status": "failed"}')
-    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
     assert parsed == [done]
 
 
 def test_auto_without_such_a_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
     leave(tmp_path / "day" / "done", tiny(), "done")
-    assert to_resume(tiny("train.resume=auto"), tmp_path) is None
-    assert to_resume(tiny("train.resume=auto"), tmp_path / "nowhere") is None
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path / "nowhere") is None
 
 
 def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: Path) -> None:
@@ -94,14 +94,14 @@ def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: 
         broken = leave(tmp_path / "day" / name, tiny())
         (broken / "recipe.yaml").write_text(text)
         os.utime(broken / "recipe.yaml", (2e9, 2e9))
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
 @pytest.mark.slow
 def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: Path) -> None:
     """To train it longer."""
     run_dir = leave(tmp_path / "run", tiny("train.steps=5"), "done")
-    assert to_resume(tiny("train.steps=9", f"train.resume={run_dir}")) == run_dir
+    assert find_run_to_resume(tiny("train.steps=9", f"train.resume={run_dir}")) == run_dir
 
 
 @pytest.mark.slow
@@ -116,10 +116,10 @@ def test_a_run_from_before_devices_were_of_the_training_is_resumed(
     del kept["parallel"], kept["launch"]
     (run_dir / "recipe.yaml").write_text(yaml.safe_dump(kept))
     recipe = tiny("device=ascend910", f"train.resume={run_dir}")
-    assert to_resume(recipe) == run_dir
+    assert find_run_to_resume(recipe) == run_dir
     recipe = tiny("device=ascend910", "parallel.mode=data", f"train.resume={run_dir}")
     with pytest.raises(RecipeError, match=r"parallel.mode = data: was none in the run to resume"):
-        to_resume(recipe)
+        find_run_to_resume(recipe)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_what_would_change_the_losses_is_listed_with_both_values(
     ops = "dataset.train.ops=[hwc2chw]"
     recipe = tiny(*changed, ops, "model.name=mlp", "+model.hidden=[4]", f"train.resume={run_dir}")
     with pytest.raises(RecipeError) as caught:
-        to_resume(recipe)
+        find_run_to_resume(recipe)
     problems = {problem.split(" = ")[0]: problem for problem in caught.value.problems}
     advice = "in the run to resume; keep it, or start a new run with checkpoint.restore"
     assert problems["seed"] == f"seed = 2: was 1 {advice}"
@@ -183,7 +183,7 @@ def test_what_does_not_change_the_losses_may_change(
     override: str, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = leave(tmp_path / "run", tiny())
-    assert to_resume(tiny(override, f"train.resume={run_dir}")) == run_dir
+    assert find_run_to_resume(tiny(override, f"train.resume={run_dir}")) == run_dir
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None
     run_dir = leave(tmp_path / "run", tiny("model=mlp", "model.hidden=[4]"))
     longer = tiny("model=mlp", "model.hidden=[4,5]", f"train.resume={run_dir}")
     with pytest.raises(RecipeError, match=r"model\.hidden\.1 = 5: was null in the run to resume"):
-        to_resume(longer)
+        find_run_to_resume(longer)
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_what_is_no_run_directory_is_named(
         data = content if isinstance(content, bytes) else content.encode()
         (tmp_path / "recipe.yaml").write_bytes(data)
     with pytest.raises(RecipeError) as caught:
-        to_resume(tiny(f"train.resume={tmp_path}"))
+        find_run_to_resume(tiny(f"train.resume={tmp_path}"))
     assert caught.value.problems == (
         f"train.resume = {tmp_path}: no run directory, recipe.yaml can't be read from it",
     )
@@ -214,17 +214,17 @@ def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "day" / "run", tiny())
     message = re.escape(f"{run_dir}: another process is writing this run")
     with owned(run_dir):
-        assert to_resume(tiny("train.resume=auto"), tmp_path) is None
+        assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
         with pytest.raises(RunError, match=message), owned(run_dir):
             pass
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == run_dir
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == run_dir
 
 
 @pytest.mark.slow
 def test_auto_takes_no_run_of_another_length(tiny: Compose, tmp_path: Path) -> None:
     """Its schedule was another one, so it could not go on as if unbroken."""
     leave(tmp_path / "day" / "run", tiny("train.steps=50"))
-    assert to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None
+    assert find_run_to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None
 
 
 def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
@@ -240,7 +240,7 @@ def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
     alive = leave(tmp_path / "day" / "alive", tiny(), None)
     with owned(alive) as lock:
         assert not lock.is_certain
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == ended
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == ended
 
 
 def test_runs_of_others_that_may_not_be_written_are_passed_over(
@@ -249,7 +249,7 @@ def test_runs_of_others_that_may_not_be_written_are_passed_over(
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
     others = leave(tmp_path / "day" / "others", tiny())
     (others / ".lock").mkdir()
-    assert to_resume(tiny("train.resume=auto"), tmp_path) == wanted
+    assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
 def test_an_equal_recipe_is_compared_without_defaults(
