@@ -26,7 +26,7 @@ from pipeline.training.parameters import restart_average
 from pipeline.training.state import TrainState
 
 if TYPE_CHECKING:
-    from pipeline.stages.export.restore import Restored
+    from pipeline.stages.warm_start import Restored
 
 
 def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restored | None:
@@ -38,7 +38,7 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
     if recipe.checkpoint.restore is None:
         return None
     # Few runs start from weights, and all would wait for what reads them to be imported.
-    from pipeline.stages.export.recipe_weights import restore_weights_of
+    from pipeline.stages.warm_start import restore_weights_of
 
     restored = restore_weights_of(recipe, dataset, built.state, context.reporter.warn)
     _warn_of_other_inputs(recipe.checkpoint.restore, dataset, context.reporter.warn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from pipeline.checkpoint.restore import (
     read_saved,
     tell_user,
 )
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
+from pipeline.data.dataset import Dataset
+from pipeline.data.tables.encode_table import encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import Matching, Rename, Rules, match_weights
-from pipeline.stages.export.network import COLLECTIONS, NetworkArrays
+from pipeline.stages.export.network import COLLECTIONS, NetworkArrays, arrays_of_model
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
 
@@ -87,6 +91,19 @@ def restore(
     matching.require(partial=source.partial)
     origin = str(path) if step is None else f"step {step} of {path}"
     return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
+
+
+def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
+    """`like` with the weights that `checkpoint.restore` names, as `restore` returns it.
+
+    Raises DataError if they can't be read or don't match the network.
+    """
+    spec = recipe.checkpoint
+    assert spec.restore is not None, "the caller checks that there is something to restore"
+    source = WeightSource(spec.restore, spec.renames, spec.rules, spec.partial)
+    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
+    network = partial(arrays_of_model, model, len(dataset.classes), dataset.image)
+    return restore(source, recipe.model_dump(mode="json"), like, network, warn)
 
 
 def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | None]:
