@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
-from pipeline.core.files.tree_diff import differences
-from pipeline.core.files.value_text import show
+from pipeline.core.files.tree_diff import Difference, differences
 from pipeline.stages.record.run_directory import (
     OUTPUTS,
     RECIPE,
@@ -109,17 +109,12 @@ def _find_unfinished(recipe: Recipe, outputs: Path) -> Path | None:
     files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
     for run_dir in [file.parent for file in reversed(files)]:
         # First what takes least: nearly all runs are done, and a recipe takes long to parse.
-        if read_status(run_dir) != "done" and _is_run_of(recipe, run_dir) and is_free(run_dir):
-            return run_dir
+        if read_status(run_dir) == "done":
+            continue
+        with suppress(RecipeError):  # a recipe that can't be read
+            if not changed_keys(recipe, run_dir) and is_free(run_dir):
+                return run_dir
     return None
-
-
-def _is_run_of(recipe: Recipe, run_dir: Path) -> bool:
-    """Whether this is a run of the same recipe and length; False if its recipe can't be read."""
-    try:
-        return not changed_keys(recipe, run_dir)
-    except RecipeError:
-        return False
 
 
 def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
@@ -153,9 +148,15 @@ def list_changes(
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[str]:
     """Return a line for each key that differs from the recorded recipe, but for `free` ones."""
-    return [
-        f"{change.key} = {show(change.one)}: was {show(change.other)} in the run to resume; keep "
-        "it, or start a new run with checkpoint.restore"
-        for change in differences(recipe.model_dump(mode="json"), recorded)
-        if decides(change.where, free)
-    ]
+    advice = "keep it, or start a new run with checkpoint.restore"
+    changes = find_changes(recipe.model_dump(mode="json"), recorded, free)
+    return [f"{change} in the run to resume; {advice}" for change in changes]
+
+
+def find_changes(
+    recipe: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
+) -> list[Difference]:
+    """Return the keys in which two resolved recipes differ, but for `free` ones."""
+    return [change for change in differences(recipe, recorded) if decides(change.where, free)]
