@@ -56,8 +56,9 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
-    saves = set(recipe.stages) >= SAVING
-    advice = options.how_to_resume(recipe, run_dir) if saves else None
+    advice = None
+    if set(recipe.stages) >= SAVING:
+        advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
     try:
         with heard(options.signals):
             summary = run_locally(
@@ -161,9 +162,11 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
 @contextmanager
 def _report_resumable(context: RunContext) -> Iterator[None]:
     """Report how to resume, if the stages inside leave a run that can be resumed."""
+    recipe = context.recipe
     run_dir = context.run_dir
-    saves = set(context.recipe.stages) >= SAVING
-    advice = context.options.how_to_resume(context.recipe, run_dir) if saves else None
+    advice = None
+    if set(recipe.stages) >= SAVING:
+        advice = context.options.how_to_resume(run_dir, recipe.checkpoint.restore)
 
     def has_saved() -> bool:
         # Not where training has not been reached: what was wrong then is wrong again.
