@@ -73,7 +73,7 @@ def own_folder() -> Iterator[Path]:
 
 def resume_auto(runs: int) -> float:
     """Find the run to resume among that many finished ones."""
-    from pipeline.stages.record.run_directory import to_resume, write_recipe
+    from pipeline.stages.record.recorded_recipe import find_run_to_resume, write_recipe
 
     recipe = load_recipe("lenet5_digits", ["train.resume=auto"])
     with own_folder() as folder:
@@ -84,7 +84,7 @@ def resume_auto(runs: int) -> float:
         for number in range(1, runs):
             shutil.copytree(first, first.with_name(str(number)))
         with processor_time() as seconds:
-            assert to_resume(recipe) is None
+            assert find_run_to_resume(recipe) is None
     return seconds[0]
 
 

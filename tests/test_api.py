@@ -13,7 +13,7 @@ from pipeline import api as parts
 from pipeline import load_recipe, run
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.host.signals import Interrupted
-from pipeline.stages.record.run_directory import write_recipe
+from pipeline.stages.record.recorded_recipe import write_recipe
 from tests import outcome
 from tests.conftest import STEPS, TINY
 

@@ -19,11 +19,11 @@ from pipeline.models.weights.files.weight_files import (
 )
 from pipeline.stages.export.foreign_names import under_foreign_names
 from pipeline.stages.export.matching import match_weights, table
-from pipeline.stages.export.recipe_weights import network_arrays
-from pipeline.stages.export.restore import read_source
+from pipeline.stages.export.network import network_arrays
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.run_directory import run_of
+from pipeline.stages.warm_start import read_source
 
 SHORT = {"rules": "checkpoint.rules", "partial": "checkpoint.partial"}
 """Keys that may be given without their section: no other section matters to this command."""

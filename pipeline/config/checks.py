@@ -9,6 +9,7 @@ from pipeline.config.adapter_words import loop_problems
 from pipeline.config.precision import level_of, precision_of
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.run_length import total_steps
+from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.value_text import show
 from pipeline.data.columns import ColumnSpec, Facts
@@ -19,6 +20,7 @@ from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import batch_multiple
+from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that are no metrics."""
@@ -33,6 +35,31 @@ def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
     """
     rules = [check for check in CHECKS if not (length_replaced and check is warmup_fits)]
     return [problem for check in rules for problem in check(recipe)]
+
+
+def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
+    """Return the recipe of a run of several processes: each has a device unless it says otherwise.
+
+    Raises RecipeError where it can't be run by as many.
+    """
+    if processes == 1:
+        return recipe
+    parallel = recipe.parallel
+    if parallel.devices is None and parallel.mesh is None:
+        if processes > MAX_DEVICES:
+            rule = f"must be less than or equal to {MAX_DEVICES}"
+            raise RecipeError([f"parallel.devices = {processes}: {rule}"])
+        train = recipe.train
+        if parallel.batch_per_device is not None:
+            batch_size = parallel.batch_per_device * processes
+            train = train.model_copy(update={"batch_size": batch_size})
+        parallel = parallel.model_copy(update={"devices": processes})
+        recipe = recipe.model_copy(update={"parallel": parallel, "train": train})
+    problems = conflicts(recipe, length_replaced=True)
+    problems = problems or list(device_checks.processes_know_features(recipe, processes))
+    if problems:
+        raise RecipeError(problems)
+    return recipe
 
 
 def rule(check: Check) -> Check:

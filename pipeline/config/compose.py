@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from pipeline.config import device_checks
 from pipeline.config.checks import conflicts
 from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS
@@ -81,23 +80,6 @@ def check_tree(
     if problems:
         raise RecipeError(problems)
     return recipe
-
-
-def for_processes(recipe: Recipe, processes: int) -> Recipe:
-    """Return the recipe of a run of several processes, with the number of its devices.
-
-    Raises RecipeError where it can't be run by as many.
-    """
-    if processes == 1:
-        return recipe
-    tree = recipe.whole_tree()
-    if recipe.parallel.devices is None and recipe.parallel.mesh is None:
-        tree["parallel"]["devices"] = processes
-    known = check_tree(tree, length_replaced=True)
-    problems = list(device_checks.processes_know_features(known, processes))
-    if problems:
-        raise RecipeError(problems)
-    return known
 
 
 def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]:

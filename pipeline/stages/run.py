@@ -27,8 +27,8 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.compile import CompileOptions, compile_programs
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
-from pipeline.stages.launch.join import joined
-from pipeline.stages.launch.place import LOCAL
+from pipeline.stages.launch.join import join_processes
+from pipeline.stages.launch.place import LOCAL, find_place
 from pipeline.stages.learning_rates import read_rate_files
 from pipeline.stages.lower import lower
 from pipeline.stages.program_key import program_key
@@ -67,13 +67,16 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
     """
     called_at = time.perf_counter()
     require_usable_environment()
-    if recipe.launch.name == "local" and LOCAL not in os.environ:
+    launch = recipe.launch
+    if launch.name == "local" and LOCAL not in os.environ:
         return run_in_processes(recipe, options)
-    alone = recipe.launch.name == "auto" and recipe.parallel.mode == "none"
+    place = None
+    if launch.name != "auto" or recipe.parallel.mode != "none":
+        place = find_place(launch.name, os.environ)
     summary = None
     try:
         with (
-            joined(recipe.launch, partial(facts_of, recipe), alone=alone) as ranks,
+            join_processes(place, launch, partial(facts_of, recipe)) as ranks,
             open_run(recipe, options, ranks) as context,
         ):
             summary = context.summary
@@ -209,9 +212,9 @@ def sinks_of_run(run: CompiledRun, estimate: Estimate | None, host: HostState) -
     """Return the sinks of the run; several processes measure none."""
     recipe, reporter = run.context.recipe, run.context.reporter
     schedule = run.built.run_schedule
-    if chooses_sink(recipe) and run.context.ranks.size > 1:
+    if chooses_sink(recipe.train) and run.context.ranks.size > 1:
         return SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
-    if chooses_sink(recipe) and host.sink is not None:
+    if chooses_sink(recipe.train) and host.sink is not None:
         return resume_sink(host.sink, reporter)
     return choose_sink(recipe, schedule, run.executable, run.backend, estimate, reporter)
 
@@ -233,6 +236,7 @@ def observers_of_run(
     settings = replace(
         observer_settings(recipe),
         scalars=bool(recipe.train.callbacks or context.options.callbacks),
+        unfinished=host.unfinished_boundary is not None,
         unit=run.dataset.unit,
         estimate=estimate,
         lock=context.lock,

@@ -20,7 +20,7 @@ from pipeline.cli.reproduce import compare_and_report
 from pipeline.cli.reproduce import main as reproduce
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
-from pipeline.stages.record.run_directory import to_resume
+from pipeline.stages.record.recorded_recipe import find_run_to_resume
 from pipeline.stages.record.run_record import read_record
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -209,7 +209,7 @@ def test_a_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
 
 def test_an_old_run_is_resumed(old: Path, tiny: Compose) -> None:
     longer = tiny("train.steps=50", f"train.resume={old}")
-    assert to_resume(longer) == old
+    assert find_run_to_resume(longer) == old
     assert run(longer).steps == 50
     assert yaml.safe_load((old / "recipe.yaml").read_text()) == longer.model_dump(mode="json")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline import load_recipe
-from pipeline.config.compose import for_processes
+from pipeline.config.checks import fit_to_processes
 from pipeline.core.errors import RecipeError
 
 DATA = "parallel.mode=data"
@@ -137,6 +137,7 @@ def test_a_recipe_says_its_shards(devices: int, batch_size: int, shards: int) ->
         (3, ["parallel.reproducible=layout"], "train.batch_size = 32: must be a multiple of the 3"),
         (2, ["train.on_nan=rollback", "checkpoint.every_steps=5"], "train.on_nan = rollback: must"),
         (2, ["device=ascend910"], "device = ascend: is emulated by one process"),
+        (20_000, [], "parallel.devices = 20000: must be less than or equal to 16384"),
     ],
 )
 def test_processes_are_devices_where_the_recipe_names_none(
@@ -145,12 +146,12 @@ def test_processes_are_devices_where_the_recipe_names_none(
     """Checked again once their number is known."""
     recipe = load_recipe("lenet5_digits", [DATA, *overrides])
     with pytest.raises(RecipeError) as refused:
-        for_processes(recipe, processes)
+        fit_to_processes(recipe, processes)
     assert message in str(refused.value)
 
 
 def test_the_batch_of_a_device_is_times_the_processes() -> None:
     recipe = load_recipe("lenet5_digits", [DATA, "parallel.batch_per_device=32"])
-    known = for_processes(recipe, 4)
+    known = fit_to_processes(recipe, 4)
     assert (known.parallel.devices, known.train.batch_size) == (4, 128)
-    assert for_processes(recipe, 1) == recipe
+    assert fit_to_processes(recipe, 1) == recipe

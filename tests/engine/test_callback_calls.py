@@ -185,7 +185,9 @@ class Runner:
             for step in [step for step in log if step > first]:
                 del log[step]  # type: ignore[attr-defined]
         if resumed:
-            world.scalars = [entry for entry in world.scalars if 0 < entry[0] <= first]
+            # As MetricsLog cuts its file.
+            last = first if host.unfinished_boundary is None else first - 1
+            world.scalars = [entry for entry in world.scalars if 0 < entry[0] <= last]
         about = Path("run"), schedule, world.evaluate_now
         view = RunView(*about, resumed=resumed, processes=processes)
         called = Callbacks(callbacks, view, world.warnings.append, world.on_scalars)
@@ -724,6 +726,7 @@ def _killing(where: tuple[str, int]) -> Actor:
     [("in evaluation", 8), ("on_checkpoint", 13), ("on_eval", 16)],
     8,
 )
+@example({("on_sink", 8): [("log", 1)]}, [("in evaluation", 8), ("on_checkpoint", 10)], 8)
 def test_kills_change_nothing(
     play: Runner,
     acts: Mapping[tuple[str, int], Sequence[tuple[str, int]]],

@@ -321,7 +321,7 @@ def test_a_part_file_says_no_more_than_a_recipe() -> None:
 @pytest.mark.slow
 def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
     """It holds every key; those are of the machine on which the run was made."""
-    from pipeline.stages.record.run_directory import write_recipe
+    from pipeline.stages.record.recorded_recipe import write_recipe
 
     made = load_recipe("lenet5_digits", [f"cache.root={folder / 'cache'}"])
     write_recipe(folder, made)

@@ -17,6 +17,9 @@ from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RunError
+from pipeline.core.host.signals import Signals
+from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.events import SinkReport
 from pipeline.stages import run as run_module
 from pipeline.stages.runner import initial_state
 from tests import outcome
@@ -200,3 +203,48 @@ def test_a_process_without_a_new_step_keeps_the_metrics(
     after = outcome.read_summary(done)
     for name in ("status", "steps", "passes", "sinks", "metrics"):
         assert after[name] == before[name]
+
+
+class Logging(Callback):
+    """Logs a scalar at the end of each sink, and does something at one of them."""
+
+    def __init__(self, step: int = 0, act: Callable[[], Any] = fail) -> None:
+        self.step, self.act = step, act
+
+    def on_sink(self, run: RunControl, report: SinkReport) -> None:
+        """Log, then act."""
+        run.log("sink", report.step)
+        if report.step == self.step:
+            self.act()
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+def kill() -> None:
+    """End the process, as far as one test can."""
+    raise KilledError
+
+
+def test_a_scalar_of_an_interrupted_evaluation_is_logged_once(
+    compose: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """Also where the process that goes on is killed before it saves anything new."""
+    length = f"train.steps={STEPS}", "train.sink_size=8", "checkpoint.every_steps=12"
+    events = "eval.every_steps=8", "eval.every_passes=null"
+    recipe = compose(*length, *events)
+    run(recipe, tmp_path / "whole", callbacks=[Logging()])
+
+    signals = Signals()
+    stop = Logging(8, lambda: setattr(signals, "stop", "SIGTERM received"))
+    run_dir = tmp_path / "run"
+    assert run(recipe, run_dir, callbacks=[stop], signals=signals).status == "stopped"
+    assert outcome.checkpoints(run_dir) == [8]
+    resumed = compose(*length, *events, f"train.resume={run_dir}", "checkpoint.every_steps=null")
+    with pytest.raises(KilledError):
+        run(resumed, callbacks=[Logging(16, kill)])
+    assert outcome.checkpoints(run_dir) == [8]
+    run(resumed, callbacks=[Logging()])
+    for log in ("metrics.jsonl", "evals.jsonl", "scalars.jsonl"):
+        assert (run_dir / log).read_bytes() == (tmp_path / "whole" / log).read_bytes(), log

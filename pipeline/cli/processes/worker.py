@@ -39,7 +39,7 @@ def main(folder: Path) -> int:
         run_dir=Path(request["run_dir"]),
         changed=request["changed"],
         started_at=request["started_at"],
-        how_to_resume=lambda recipe, run_dir: None,
+        how_to_resume=lambda *_: None,
         inspection=RunInspection(),
     )
     try:

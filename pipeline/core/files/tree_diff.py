@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.files.error_text import dotted
+from pipeline.core.files.value_text import show
 
 Where = tuple[int | str, ...]
 
@@ -23,6 +24,9 @@ class Difference:
     def key(self) -> str:
         """The dotted path, such as `train.optimizer.lr`."""
         return dotted(self.where)
+
+    def __str__(self) -> str:
+        return f"{self.key} = {show(self.one)}: was {show(self.other)}"
 
 
 def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:

@@ -36,8 +36,9 @@ class MetricsLog(MonitorBase):
     """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
     `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.
-    There is a scalars.jsonl where the run has `scalars`, those of callbacks. Lines that the marks
-    hold and the files lack are restored; `found` has the findings.
+    There is a scalars.jsonl where the run has `scalars`, those of callbacks; if boundary `first` is
+    `unfinished`, they are logged there once more. Lines that the marks hold and the files lack are
+    restored; `found` has the findings.
 
     Raises DataError where a file that is there can't be read, RunError where it can't be written,
     or is removed or changed by others while it is being written.
@@ -51,6 +52,7 @@ class MetricsLog(MonitorBase):
         kept: Mapping[str, Any] | None = None,
         *,
         scalars: bool = False,
+        unfinished: bool = False,
     ) -> None:
         self._run_schedule, self._first = run_schedule, first
         self._waiting: list[Telemetry] = []
@@ -58,8 +60,11 @@ class MetricsLog(MonitorBase):
 
         def opened(name: str) -> tuple[KeptLog, LogFindings]:
             path, mark = run_dir / name, read_mark(marks.get(name), first)
+            # The checkpoint of an unfinished boundary holds its scalars, which a process that went
+            # on from there may have written before it was killed.
+            last = first - 1 if name == SCALARS and unfinished else first
             with writing(path):
-                return open_log(path, first, mark, every_step=name == METRICS, own=own)
+                return open_log(path, last, mark, every_step=name == METRICS, own=own)
 
         self._logs: dict[str, KeptLog] = {}
         self.found: list[LogFindings] = []

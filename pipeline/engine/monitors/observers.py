@@ -45,6 +45,8 @@ class ObserverSettings:
     """The recipe that TensorBoard shows; None: nothing is written for TensorBoard."""
     scalars: bool = False
     """Whether callbacks may log scalars."""
+    unfinished: bool = False
+    """Whether the evaluation of the first boundary was interrupted, and is repeated."""
     unit: SampleUnit = IMAGES
     """Unit in which speed is counted."""
     estimate: Estimate | None = None
@@ -129,22 +131,6 @@ class Observers:
         self.monitor.close()
 
 
-@dataclass(frozen=True)
-class ObserverOptions:
-    """Options of the observers of a run besides its recipe and schedule."""
-
-    estimate: Estimate | None = None
-    """Shown beside the measured times, under names of its own."""
-    kept_logs: Mapping[str, Any] | None = None
-    """The marks of the logs in the checkpoint that the run goes on from; None if it begins."""
-    lock: Lock | None = None
-    """Keeps other processes out of the directory."""
-    scalars: bool = False
-    """Whether callbacks may log any."""
-    unit: SampleUnit = IMAGES
-    """The unit of speed."""
-
-
 def open_observers(
     settings: ObserverSettings,
     run_dir: Path,
@@ -159,7 +145,14 @@ def open_observers(
     log of steps that can't be written ends the run; TensorBoard and the progress bar are best
     effort.
     """
-    log = MetricsLog(run_dir, run_schedule, first, kept_logs, scalars=settings.scalars)
+    log = MetricsLog(
+        run_dir,
+        run_schedule,
+        first,
+        kept_logs,
+        scalars=settings.scalars,
+        unfinished=settings.unfinished,
+    )
     for findings in log.found:
         reporter.warn(str(findings))
     monitors: list[Monitor] = [

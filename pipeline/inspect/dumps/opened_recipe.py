@@ -81,7 +81,7 @@ class OpenedRecipe:
         if self.recipe.checkpoint.restore is None:
             return state
         # Few recipes start from weights, and all would wait for what reads them to be imported.
-        from pipeline.stages.export.recipe_weights import restore_weights_of
+        from pipeline.stages.warm_start import restore_weights_of
 
         like = self.built.state
         warm = restore_weights_of(self.recipe, self.dataset, like, _ignore).over(state)

@@ -11,8 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.checkpoint.restore import by_path
+from pipeline.config.cache import cache_root
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.tables.encode_table import encoded_features, encoding_ops
+from pipeline.data.transform import column_specs
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
 from pipeline.models.layers.standard import (
@@ -149,3 +153,24 @@ def _holds_flatten(value: Any) -> bool:
     if not isinstance(value, LayerSpec):
         return False
     return isinstance(value, Flatten) or any(_holds_flatten(inner) for _, inner in value)
+
+
+def network_arrays(recipe: Recipe) -> NetworkArrays:
+    """The arrays of a recipe's network; reads the dataset where its sizes are not known otherwise.
+
+    Raises RecipeError where model, ops and dataset don't fit, DataError for unreadable data.
+    """
+    facts, model = recipe.dataset.facts(), recipe.model
+    if facts is not None:
+        columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+        classes = facts.classes
+    else:
+        raw = recipe.dataset.read(cache_root(recipe.cache))
+        columns, classes = raw.eval.specs(), len(raw.classes)
+        encode = encoding_ops(raw.table, model.table_input)
+        columns, model = column_specs(encode, columns), model.for_table(encoded_features(encode))
+    try:
+        image = column_specs(recipe.dataset.eval.ops, columns)["image"]
+    except ValueError as error:
+        raise RecipeError([f"dataset.eval.{error}"]) from error
+    return arrays_of_model(model, classes, image)

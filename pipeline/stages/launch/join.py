@@ -11,7 +11,7 @@ from threading import Timer
 from typing import Any
 
 from pipeline.core.errors import RunError, exit_status_of, first_line
-from pipeline.stages.launch.place import RankPlace, find_place
+from pipeline.stages.launch.place import RankPlace
 from pipeline.training.parallel.launch_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
 
@@ -20,16 +20,15 @@ PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy
 
 
 @contextmanager
-def joined(
-    launch: LaunchSpec, facts: Callable[[], dict[str, str]], *, alone: bool = False
+def join_processes(
+    place: RankPlace | None, launch: LaunchSpec, facts: Callable[[], dict[str, str]]
 ) -> Iterator[Ranks]:
-    """Take part in a run of several processes, as the launcher's variables say; or be `alone`.
+    """Take part in a run of several processes; None is the place of a process alone.
 
     All must have the same `facts`, asked for where processes meet: the recipe and the versions. An
     error of one ends all: it leaves at once, and the others, waiting for it in a step, raise
     PeerGoneError. Raises RunError where they don't meet in time.
     """
-    place = None if alone else find_place(launch.name, os.environ)
     if place is None:
         yield Ranks()
         return

@@ -21,7 +21,6 @@ from pipeline.core.host.signals import Signals
 from pipeline.stages.launch.place import LOCAL
 from pipeline.stages.record.run_directory import RANKS
 from pipeline.stages.record.summary import Summary, read_summary
-from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES, LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
 
 WORKER = "pipeline.cli.processes.worker"
@@ -55,23 +54,23 @@ class Failure:
 
 
 def run_locally(
-    launch: LaunchSpec, request: Mapping[str, Any], run_dir: Path, signals: Signals
+    request: Mapping[str, Any], run_dir: Path, signals: Signals, size: int, end_s: float
 ) -> Summary:
-    """Run `request`, JSON, in several processes, and return when all have ended.
+    """Run `request`, JSON, in `size` processes, and return when all have ended.
 
     The first one prints what a run prints; all else goes to `ranks/N.log` in the run directory.
-    A signal to this process goes to the first one. Returns its summary. Raises the error of the
-    process that failed first.
+    A signal to this process goes to the first one. `end_s` is how long the others may take to end
+    once one has. Returns the first one's summary. Raises the error of the process that failed
+    first.
     """
-    size = launch.processes or DEFAULT_PROCESSES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
         with _started(size, folder, run_dir) as processes, signals.held():
-            failed = _watch(processes, folder, signals, launch.end_seconds)
+            failed = _watch(processes, folder, signals, end_s)
             silent = [rank for rank, each in enumerate(processes) if each.poll() is None]
         if failed is None and silent:
-            failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
+            failed = Failure(silent[0], f"did not end within {end_s:g} s")
         elif failed is not None and failed.is_of_a_peer and silent:
             failed = Failure(silent[0], "did not answer")
         if failed is not None:

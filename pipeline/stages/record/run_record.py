@@ -11,7 +11,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import Difference, differences
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_kept_recipe, run_of
+from pipeline.stages.record.recorded_recipe import read_recorded_recipe
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
 
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
@@ -48,7 +49,7 @@ def read_record(folder: Path) -> RunRecord:
     run_dir = run_of(folder)
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
-    recipe, summary = read_kept_recipe(run_dir), _read_summary(run_dir)
+    recipe, summary = read_recorded_recipe(run_dir), _read_summary(run_dir)
     return RunRecord(run_dir, recipe, summary, read_provenance(run_dir))
 
 

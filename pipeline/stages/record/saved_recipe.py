@@ -20,9 +20,8 @@ from pipeline.checkpoint.restore import (
 )
 from pipeline.config.defaults import normalised
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.core.files.error_text import show
-from pipeline.core.files.tree_diff import Difference, differences, leaves
-from pipeline.stages.record.run_directory import decides
+from pipeline.core.files.tree_diff import Difference, leaves
+from pipeline.stages.record.recorded_recipe import decides, find_changes
 from pipeline.training.state import TrainState
 
 
@@ -34,7 +33,7 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
 
 def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
     """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
-    return list(map(_line, _differences(saved, recipe)))
+    return list(map(str, _differences(saved, recipe)))
 
 
 def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
@@ -48,7 +47,7 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
     if not any(changed.where == ("dataset", "name") for changed in changes):
         sections.append(("dataset", "eval", "ops"))
     return [
-        _line(changed)
+        str(changed)
         for changed in changes
         if any(changed.where[: len(section)] == section for section in sections)
         and changed.where[:2] != ("model", "init")
@@ -91,9 +90,4 @@ def restore_weights(
 def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
     if saved.recipe is None or recipe_digest(saved.recipe) == recipe_digest(recipe):
         return []
-    changes = differences(recipe, normalised(saved.recipe))
-    return [changed for changed in changes if decides(changed.where)]
-
-
-def _line(changed: Difference) -> str:
-    return f"{changed.key} = {show(changed.one)}: was {show(changed.other)}"
+    return find_changes(recipe, normalised(saved.recipe))

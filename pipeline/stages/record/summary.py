@@ -72,11 +72,6 @@ class Summary:
         write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
 
 
-def new_summary(recipe: Recipe, run_dir: Path) -> Summary:
-    """Return the summary of a run that begins."""
-    return Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
-
-
 def read_summary(run_dir: Path) -> Summary:
     """Read the summary of a run that has ended. Raises RunError where there is none."""
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.checkpoint.restore import FOLDER, saved_steps
-from pipeline.config.compose import for_processes
+from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.signals import heard
@@ -17,7 +17,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.stages.launch.local import run_locally
-from pipeline.stages.record import run_directory
+from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.guards import (
     oom_to_run_error,
     os_errors_to_run_errors,
@@ -25,10 +25,13 @@ from pipeline.stages.record.guards import (
     write_summary,
 )
 from pipeline.stages.record.run_folder import RunFolder, open_folder
-from pipeline.stages.record.summary import Summary, new_summary, start_up
+from pipeline.stages.record.summary import Summary, start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
+
+SAVING = {"train", "checkpoint"}
+"""Stages of a run that can be resumed."""
 
 
 def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
@@ -39,7 +42,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     _require_launchable(options)
     processes = recipe.launch.processes or DEFAULT_PROCESSES
     recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
-    run_dir, signals = folder.path, options.signals
+    run_dir = folder.path
     if folder.resuming:
         with os_errors_to_run_errors(run_dir):
             run_directory.require_own(run_dir)
@@ -53,15 +56,20 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
+    advice = None
+    if set(recipe.stages) >= SAVING:
+        advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
     try:
-        with heard(signals):
-            summary = run_locally(recipe.launch, request, run_dir, signals)
+        with heard(options.signals):
+            summary = run_locally(
+                request, run_dir, options.signals, processes, recipe.launch.end_seconds
+            )
     except BaseException:
         if saved_steps(run_dir / FOLDER):
-            _report_how_to_resume(recipe, options, run_dir, Reporter())
+            _report_advice(advice, Reporter())
         raise
     if summary.status == "stopped":
-        _report_how_to_resume(recipe, options, run_dir, Reporter())
+        _report_advice(advice, Reporter())
     return summary
 
 
@@ -106,10 +114,10 @@ def _place_run(
 
     The first process decides. Raises RecipeError if the recipe can't be run so.
     """
-    recipe = for_processes(recipe, processes)
+    recipe = fit_to_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
-        resumed = run_directory.to_resume(recipe)
+        resumed = recorded_recipe.find_run_to_resume(recipe)
         if resumed is not None:
             return str(resumed), True
         made = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
@@ -125,7 +133,8 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
 
     Only the first process does: the others report to their own output, and keep their summary.
     """
-    run_dir, summary = folder.path, new_summary(recipe, folder.path)
+    run_dir = folder.path
+    summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with ExitStack() as stack:
         stack.enter_context(os_errors_to_run_errors(run_dir))
         if not folder.ranks.is_first:
@@ -135,7 +144,7 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
         lock = stack.enter_context(run_directory.owned(run_dir, new=not folder.resuming))
         # A process that is killed from here on leaves no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
-        folder.advanced.add(partial(run_directory.write_recipe, run_dir, recipe))
+        folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter = stack.enter_context(Reporter(run_dir, options.console, held=folder.resuming))
         folder.accepted.add(reporter.write_held_lines)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
@@ -153,7 +162,11 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
 @contextmanager
 def _report_resumable(context: RunContext) -> Iterator[None]:
     """Report how to resume, if the stages inside leave a run that can be resumed."""
-    recipe, run_dir, reporter = context.recipe, context.run_dir, context.reporter
+    recipe = context.recipe
+    run_dir = context.run_dir
+    advice = None
+    if set(recipe.stages) >= SAVING:
+        advice = context.options.how_to_resume(run_dir, recipe.checkpoint.restore)
 
     def has_saved() -> bool:
         # Not where training has not been reached: what was wrong then is wrong again.
@@ -161,24 +174,17 @@ def _report_resumable(context: RunContext) -> Iterator[None]:
 
     try:
         yield
-    except BadStepError as error:
-        if error.advice:
-            reporter.stage("resume", error.advice)
+    except BaseException as error:
+        if isinstance(error, BadStepError) and error.advice:
+            _report_advice(error.advice, context.reporter)
         elif has_saved():
-            _report_how_to_resume(recipe, context.options, run_dir, reporter)
-        raise
-    except BaseException:
-        if has_saved():
-            _report_how_to_resume(recipe, context.options, run_dir, reporter)
+            _report_advice(advice, context.reporter)
         raise
     status = context.summary.status
     if status == "stopped" or (status == "failed" and has_saved()):
-        _report_how_to_resume(recipe, context.options, run_dir, reporter)
+        _report_advice(advice, context.reporter)
 
 
-def _report_how_to_resume(
-    recipe: Recipe, options: RunOptions, run_dir: Path, reporter: Reporter
-) -> None:
-    line = options.how_to_resume(recipe, run_dir)
-    if line is not None and {"train", "checkpoint"} <= set(recipe.stages):
-        reporter.stage("resume", line)
+def _report_advice(advice: str | None, reporter: Reporter) -> None:
+    if advice is not None:
+        reporter.stage("resume", advice)

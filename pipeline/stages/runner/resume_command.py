@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.config.overrides import key_of, quoted, without_secret_values
-from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import take_flags, to_flags
 
 RESUME, RESTORE = "train.resume", "checkpoint.restore"
@@ -20,18 +19,19 @@ RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
 _PLAIN = re.compile(r"[\w.-]*(/[\w.-]+)+", re.ASCII)
 """A path that Hydra reads as it stands, and as nothing but a text."""
 
-HowToResume = Callable[[Recipe, Path], str | None]
-"""Says how to go on with a run in a directory; None where another says it."""
+HowToResume = Callable[[Path, Path | None], str | None]
+"""Returns how to resume a run in a directory, which started from weights or from None; None if
+another process prints it."""
 
 
-def resume_overrides(recipe: Recipe, run_dir: Path) -> str:
+def resume_overrides(run_dir: Path, weights: Path | None) -> str:
     """The overrides that go on with a run, as they are given in Python."""
-    return " ".join(_overrides(recipe, run_dir))
+    return " ".join(_overrides(run_dir, weights))
 
 
-def resume_run_command(args: Sequence[str], recipe: Recipe, run_dir: Path) -> str:
+def resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
     """The command with these arguments, for a shell, such that it goes on with its run."""
-    overrides = _overrides(recipe, run_dir)
+    overrides = _overrides(run_dir, weights)
     given = {RUN_DIR, *map(key_of, overrides)}
     kept = [arg for arg in args if key_of(arg) not in given]
     return shlex.join(without_secret_values([*_program(args), *kept, *overrides]))
@@ -44,10 +44,10 @@ def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
     return shlex.join(without_secret_values([*_program(args), *kept, placed]))
 
 
-def _overrides(recipe: Recipe, run_dir: Path) -> list[str]:
+def _overrides(run_dir: Path, weights: Path | None) -> list[str]:
     # A run has one origin, and its weights are in its checkpoints by now.
-    started_warm = recipe.checkpoint.restore is not None
-    return [f"{RESUME}={_value(run_dir)}", *([f"{RESTORE}=null"] if started_warm else [])]
+    cold_start = [] if weights is None else [f"{RESTORE}=null"]
+    return [f"{RESUME}={_value(run_dir)}", *cold_start]
 
 
 def _value(path: Path) -> str:

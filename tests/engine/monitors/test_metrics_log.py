@@ -156,6 +156,22 @@ def test_a_resumed_run_cuts_off_what_comes_after_its_start(tmp_path: Path) -> No
     assert [line["step"] for line in read(tmp_path / "evals.jsonl")] == [2]
 
 
+@pytest.mark.parametrize(("unfinished", "values"), [(True, [1, 3]), (False, [1, 2, 3])])
+def test_scalars_of_an_unfinished_boundary_are_replaced(
+    unfinished: bool, values: list[float], tmp_path: Path
+) -> None:
+    """Those after the last checkpoint of a boundary that is done stay."""
+    with closing(MetricsLog(tmp_path, COURSE, 0, scalars=True)) as log:
+        log.on_scalars(4, {"value": 1.0})
+        marks = log.marks(8)
+    for value in (2.0, 3.0):
+        with closing(
+            MetricsLog(tmp_path, COURSE, 8, marks, scalars=True, unfinished=unfinished)
+        ) as log:
+            log.on_scalars(8, {"value": value})
+    assert [line["value"] for line in read(tmp_path / "scalars.jsonl")] == values
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [

@@ -14,7 +14,7 @@ from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import arrays_of_model
-from pipeline.stages.export.restore import fill
+from pipeline.stages.warm_start import fill
 from tests.conftest import ROOT
 from tests.models.build import QUICK, conf_model, shapes
 

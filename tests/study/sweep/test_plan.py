@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import train
-from pipeline.stages.record.run_directory import write_recipe
+from pipeline.stages.record.recorded_recipe import write_recipe
 from pipeline.study.sweep import grid, plan
 from pipeline.study.sweep.plan import PlannedJob, plan_job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,16 @@ from pipeline.checkpoint.restore import (
     read_saved,
     tell_user,
 )
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
+from pipeline.data.dataset import Dataset
+from pipeline.data.tables.encode_table import encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
-from pipeline.stages.export.matching import Matching, Rename, Rules, match_weights
-from pipeline.stages.export.network import COLLECTIONS, NetworkArrays
+from pipeline.stages.export.matching import Matching, match_weights
+from pipeline.stages.export.network import COLLECTIONS, arrays_of_model
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
-
-
-@dataclass(frozen=True)
-class WeightSource:
-    """Weights to start from, and how their names are matched with a network's."""
-
-    path: Path
-    """A run directory, its checkpoints folder, one checkpoint or a weight file."""
-    renames: Sequence[Rename] = ()
-    rules: Rules = "auto"
-    partial: bool = False
-    """Whether entries may be missing, extra or misshapen."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +50,30 @@ class Restored:
         return replace(fresh, **filled)
 
 
-def restore(
-    source: WeightSource,
-    recipe: Mapping[str, Any],
-    like: TrainState,
-    network: Callable[[], NetworkArrays],
-    warn: Warn,
-) -> Restored:
-    """`like` with the parameters and batch statistics of a source.
+def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
+    """`like` with the parameters and batch statistics that `checkpoint.restore` names.
 
-    `recipe` is the run's, as JSON. `like` may be shapes and dtypes only, so that mismatches are
-    found before compiling. `network` is called only if names are matched by rules. The rest of the
-    state is unchanged: optimizer, step, loss scale. `warn` gets a line for a damaged checkpoint,
-    and for layers and inputs that the recipe which trained the weights had otherwise. Raises
-    DataError if the weights can't be read, or don't match the network and `source.partial` is
-    false.
+    `like` may be shapes and dtypes only, so that mismatches are found before compiling. The rest of
+    the state is unchanged: optimizer, step, loss scale. `warn` gets a line for a damaged
+    checkpoint, and for layers and inputs that the recipe which trained the weights had otherwise.
+    Raises DataError if the weights can't be read, or don't match the network and
+    `checkpoint.partial` is false.
     """
-    path = source.path
-    by_rules = bool(source.renames) or source.partial or source.rules != "auto"
+    spec = recipe.checkpoint
+    path = spec.restore
+    assert path is not None, "the caller checks that there is something to restore"
+    by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
     if not is_weight_file(path) and not by_rules:
-        state, saved = restore_weights(path, like, recipe, warn)
-        if changes := list_changes_of_meaning(saved, recipe):
+        tree = recipe.model_dump(mode="json")
+        state, saved = restore_weights(path, like, tree, warn)
+        if changes := list_changes_of_meaning(saved, tree):
             warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    matching = match_weights(str(path), arrays, network(), source.renames, source.rules)
-    matching.require(partial=source.partial)
+    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
+    network = arrays_of_model(model, len(dataset.classes), dataset.image)
+    matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
+    matching.require(partial=spec.partial)
     origin = str(path) if step is None else f"step {step} of {path}"
     return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
 

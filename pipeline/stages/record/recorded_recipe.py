@@ -1,0 +1,162 @@
+"""Recipe in a run directory: written and read, and compared with that of a run to resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.defaults import normalised
+from pipeline.config.moved_keys import without_moved
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.core.files.atomic_write import sync_ancestors, write_whole
+from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
+from pipeline.core.files.tree_diff import Difference, differences
+from pipeline.stages.record.run_directory import (
+    OUTPUTS,
+    RECIPE,
+    is_free,
+    read_status,
+    written_at_ns,
+)
+
+LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
+FREE_TO_CHANGE = (
+    *LENGTH,
+    ("train", "sink"),
+    ("train", "sink_size"),
+    ("train", "mechanism"),
+    ("train", "dispatch_seconds"),
+    ("train", "feed"),
+    ("train", "resume"),
+    ("train", "resume_changed"),
+    ("dataset", "root"),
+    ("dataset", "mirrors"),
+    ("stages",),
+    ("autotune",),
+    ("autotune_search",),
+    ("debug",),
+    ("checkpoint",),
+    ("eval",),
+    ("monitor",),
+    ("dump",),
+    ("cache",),
+    ("profile",),
+    ("parallel", "devices"),
+    ("parallel", "mesh"),
+    ("launch",),
+)
+"""Keys that a resumed run may change: nothing that decides its losses but its length, with which
+the learning-rate schedule stretches, and that only where the run is named."""
+FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
+"""Keys that may differ in a run that is found to resume, not named."""
+
+
+def decides(where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
+    """Whether a key decides the numbers of a run: it isn't among those `free` to change."""
+    return not any(tuple(where[: len(prefix)]) == prefix for prefix in free)
+
+
+def write_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """Write the resolved recipe into its run directory, which a power cut doesn't remove then."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    write_whole(run_dir / RECIPE, text)
+    sync_ancestors(run_dir)
+
+
+def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
+    """Read the recipe of a run, with defaults for keys that are newer than the run.
+
+    Raises DataError where it can't be read.
+    """
+    return normalised(_read_tree(run_dir / RECIPE))
+
+
+def _read_tree(file: Path) -> Mapping[str, Any]:
+    try:
+        tree = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: can't be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
+    return tree
+
+
+def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
+    """Return the run directory of `train.resume`; None where `auto` finds no unfinished run.
+
+    Raises RecipeError when the named directory is no run, or one of a recipe that would have
+    had other losses.
+    """
+    resume = recipe.train.resume
+    if resume is None:
+        return None
+    if resume == "auto":
+        return _find_unfinished(recipe, outputs)
+    changes = list_changes(recipe, _read_recipe_to_resume(resume))
+    if changes:
+        raise RecipeError(changes)
+    return Path(resume)
+
+
+def _find_unfinished(recipe: Recipe, outputs: Path) -> Path | None:
+    """Return the newest run of the recipe that isn't done and that no process is at."""
+    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
+    for run_dir in [file.parent for file in reversed(files)]:
+        # First what takes least: nearly all runs are done, and a recipe takes long to parse.
+        if read_status(run_dir) == "done":
+            continue
+        with suppress(RecipeError):  # a recipe that can't be read
+            if not changed_keys(recipe, run_dir) and is_free(run_dir):
+                return run_dir
+    return None
+
+
+def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
+    """Return a line for each key that differs in a run directory's recipe, length included.
+
+    Raises RecipeError where there is no recipe to be read.
+    """
+    try:
+        # One that this version has written needs no defaults of newer keys, which take longer.
+        written = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
+    except (OSError, ValueError):
+        written = None
+    if isinstance(written, dict) and not list_changes(recipe, written, FREE_AT_SAME_LENGTH):
+        return []
+    return list_changes(recipe, _read_recipe_to_resume(str(run_dir)), FREE_AT_SAME_LENGTH)
+
+
+def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
+    try:
+        tree = _read_tree(Path(run_dir) / RECIPE)
+    except DataError as error:
+        reason = f"no run directory, {RECIPE} can't be read from it"
+        raise RecipeError([f"train.resume = {run_dir}: {reason}"]) from error
+    # A moved key decided no loss: device.devices was of the price alone.
+    return normalised(without_moved(tree, harmless=False))
+
+
+def list_changes(
+    recipe: Recipe,
+    recorded: Mapping[str, Any],
+    free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
+) -> list[str]:
+    """Return a line for each key that differs from the recorded recipe, but for `free` ones."""
+    advice = "keep it, or start a new run with checkpoint.restore"
+    changes = find_changes(recipe.model_dump(mode="json"), recorded, free)
+    return [f"{change} in the run to resume; {advice}" for change in changes]
+
+
+def find_changes(
+    recipe: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
+) -> list[Difference]:
+    """Return the keys in which two resolved recipes differ, but for `free` ones."""
+    return [change for change in differences(recipe, recorded) if decides(change.where, free)]
