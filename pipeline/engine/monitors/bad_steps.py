@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.training.telemetry import Telemetry
 
 SHOWN = 10
 """Most steps that a line names."""
 
 
-class BadStepMonitor(MonitorBase):
+class BadStepMonitor(Monitor):
     """Warn of updates that were skipped, at the end of a sink, and of every rollback.
 
     Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.

@@ -18,7 +18,7 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import TRAINED, Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport
 from pipeline.engine.monitors.board_graph import BoardNode, graph_definition
 from pipeline.engine.monitors.captioned_pictures import captioned, stretched
 from pipeline.engine.monitors.event_file import PREFIX, VERSION, EventFile
@@ -48,7 +48,7 @@ def board_folder(run_dir: Path) -> Path:
     return older if any(older.glob(f"{PREFIX}*")) else run_dir
 
 
-class TensorBoard(MonitorBase):
+class TensorBoard(Monitor):
     """Write the events of a run; on resume, those after boundary `first` are purged.
 
     Steps and sinks are collected and written together by `flush`. The libraries for pictures and

@@ -16,7 +16,7 @@ from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine import monitors
-from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.monitors.bad_steps import BadStepMonitor
 from pipeline.engine.monitors.best_effort import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
@@ -60,7 +60,7 @@ def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Pa
 def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
     closed = []
 
-    class Watcher(MonitorBase):
+    class Watcher(Monitor):
         def close(self) -> None:
             closed.append(self)
 
