@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -93,7 +94,7 @@ class LayerTable:
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
             rate = f"x{row.rate:.4g}" if row.parameters else ""
             lines.append([*cells, rate] if rates else cells)
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         text = [
             "  ".join(
                 cell.rjust(width) if number == 3 else cell.ljust(width)
@@ -125,7 +126,7 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     rows = _Rows()
     with blaming_key(f"model {recipe.model.name}"), noting_layers(rows.note_layer):
         is_list = isinstance(parts.network, Network)
-        with nn.intercept_methods(_ignore if is_list else rows.note_module):
+        with nullcontext() if is_list else nn.intercept_methods(rows.note_module):
             variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)
     parts = fine_tuned(recipe, parts, variables, steps_per_pass, seed)
     params = flatten_dict(dict(variables["params"]))
@@ -206,10 +207,6 @@ class _Rows:
             trained = ", ".join(f"{n.rpartition('/')[2]} {w}" for n, w in when.items())
         dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
-
-
-def _ignore(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    return call(*args, **kwargs)
 
 
 def _when(path: Path, parts: StepConfig) -> str:

@@ -151,7 +151,7 @@ def _trace(
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
     with no_garbage_collection():
-        graph, result = trace_with_result(step, state, batch)
+        graph, result = trace_with_result(step, (state, batch))
     if not isinstance(result, tuple) or len(result) != 2:
         raise RunError(f"step returns {type(result).__name__}; it must return (state, result)")
     if _leaves(state) and _leaves(result) == _leaves(state):
