@@ -19,7 +19,6 @@ from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
     JSON,
-    MANIFEST,
     RECIPE,
     STATE,
     checkpoint_path,
@@ -52,12 +51,12 @@ def tell_user(text: str) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was read; `recipe` is None for versions that kept none."""
+    """A checkpoint as it was read."""
 
     where: Path
     arrays: Mapping[str, np.ndarray]
     host: HostState
-    recipe: Mapping[str, Any] | None
+    recipe: Mapping[str, Any]
 
     @property
     def step(self) -> int:
@@ -113,7 +112,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """
     try:
         if checkpoint_step(folder) in saved_steps(folder.parent):
-            return read_checkpoint(folder, warn)
+            return read_checkpoint(folder)
         for root in (folder / FOLDER, folder):
             if saved_steps(root):
                 return _read_newest(root, warn)
@@ -125,16 +124,12 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     )
 
 
-def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Checkpoint:
+def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify and read one checkpoint. Raises DamagedError where a byte is not as written, and
     RunError as `unreadable` does."""
-    if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
-        verify(folder)
-        recipe = read_json(folder / RECIPE / JSON)
-    else:
-        warn(f"{folder}: of a version without checksums; taken as it is")
-        recipe = None
-    if not isinstance(recipe, dict | None):
+    verify(folder)
+    recipe = read_json(folder / RECIPE / JSON)
+    if not isinstance(recipe, dict):
         raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
     host = _read_host(folder / HOST / JSON)
     saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
@@ -195,7 +190,7 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     damaged = []
     for step in reversed(saved_steps(root)):
         try:
-            saved = read_checkpoint(checkpoint_path(root, step), warn)
+            saved = read_checkpoint(checkpoint_path(root, step))
         except DamagedError as error:
             damaged.append(error)
             continue

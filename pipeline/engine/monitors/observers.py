@@ -25,7 +25,7 @@ from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.lock_monitor import LockMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
-from pipeline.engine.monitors.tensorboard import TensorBoard, board_folder
+from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import RunSchedule
 
 
@@ -129,22 +129,6 @@ class Observers:
         self.monitor.close()
 
 
-@dataclass(frozen=True)
-class ObserverOptions:
-    """Options of the observers of a run besides its recipe and schedule."""
-
-    estimate: Estimate | None = None
-    """Shown beside the measured times, under names of its own."""
-    kept_logs: Mapping[str, Any] | None = None
-    """The marks of the logs in the checkpoint that the run goes on from; None if it begins."""
-    lock: Lock | None = None
-    """Keeps other processes out of the directory."""
-    scalars: bool = False
-    """Whether callbacks may log any."""
-    unit: SampleUnit = IMAGES
-    """The unit of speed."""
-
-
 def open_observers(
     settings: ObserverSettings,
     run_dir: Path,
@@ -173,8 +157,7 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
-        folder = board_folder(run_dir)
-        board = TensorBoard(folder, first, settings.batch_size, settings.estimate, settings.unit)
+        board = TensorBoard(run_dir, first, settings.batch_size, settings.estimate, settings.unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)

@@ -140,12 +140,12 @@ def compare_step(
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step, right.name))
+    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step))
     own = _weights_of(left, right, weights)
     notes = []
     free = None
     try:
-        free = _captured(programs[1], own, batch, step, left.name)
+        free = _captured(programs[1], own, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if free is None else _rows(free, reference.step, request)
@@ -168,9 +168,7 @@ def compare_step(
     )
 
 
-def _captured(
-    programs: LayerPrograms, weights: Weights, batch: Batch, step: int, name: str
-) -> CapturedStep:
+def _captured(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
     return capture(programs, weights, portions_of(programs.config, batch, step))
 
 

@@ -24,7 +24,6 @@ import yaml
 from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
 from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
 from pipeline.config.defaults import normalised
-from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError, printable
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
@@ -52,8 +51,8 @@ APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
 CHECKPOINT_FILES, CHECKPOINT_NAMES = "ckpt", "ckpt.json"
 """Checkpoints as MindSpore's files, and a list of these by step."""
-BOARD_FOLDERS, BOARD_CONFIG = ("tensorboard", "embeddings"), "projector_config.pbtxt"
-"""TensorBoard's: older runs have all in the first, others only what its projector shows."""
+BOARD_FOLDER, BOARD_CONFIG = "embeddings", "projector_config.pbtxt"
+"""The folder and the file of what TensorBoard's projector shows."""
 REPLACED = (
     *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
     *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
@@ -69,7 +68,7 @@ RANKS = "ranks"
 DUMP = "dump"
 """The tensors of steps, by the time at which they were dumped."""
 FOLDERS = (
-    *(CHECKPOINTS, *BOARD_FOLDERS, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
+    *(CHECKPOINTS, BOARD_FOLDER, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
     *(DUMP, CHECKPOINT_FILES),
 )
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
@@ -311,8 +310,7 @@ def read_status(run_dir: Path) -> str | None:
 
 def _recipe_to_resume(run_dir: Path, wanted: str) -> Mapping[str, Any]:
     try:
-        # A moved key decided no loss: device.devices was of the price alone.
-        return normalised(without_moved(read_kept_recipe(run_dir), harmless=False))
+        return read_kept_recipe(run_dir)
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
         raise RecipeError([f"train.resume = {wanted}: {reason}"]) from error

@@ -89,7 +89,7 @@ def restore_weights(
 
 
 def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
-    if saved.recipe is None or recipe_digest(saved.recipe) == recipe_digest(recipe):
+    if recipe_digest(saved.recipe) == recipe_digest(recipe):
         return []
     changes = differences(recipe, normalised(saved.recipe))
     return [changed for changed in changes if decides(changed.where)]

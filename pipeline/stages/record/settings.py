@@ -56,14 +56,14 @@ class ChangedSettings:
 
 
 def compare_settings(before: Sequence[Mapping[str, Any]], now: Provenance) -> ChangedSettings:
-    """Compare with the newest process that has kept `numerics`; no earlier version has.
+    """Compare with the newest process.
 
     The values may be a stranger's: they are only compared and shown.
     """
-    kept = [process for process in before if isinstance(process.get("numerics"), Mapping)]
-    if not kept or not kept[-1]["numerics"]:
+    newest = before[-1] if before else {}
+    numerics, variables = newest.get("numerics"), newest.get("settings")
+    if not isinstance(numerics, Mapping):
         return ChangedSettings()
-    numerics, variables = kept[-1]["numerics"], kept[-1].get("settings")
     lines: dict[bool, list[str]] = {True: [], False: []}
     # A name that only one of them has is another version's.
     for name in now.numerics:
