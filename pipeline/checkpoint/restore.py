@@ -37,6 +37,8 @@ from pipeline.checkpoint.manifest import (
 from pipeline.checkpoint.orbax_arrays import read_arrays
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
+from pipeline.core.files.value_text import join_first
+from pipeline.core.host.tree_paths import leaves_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
@@ -152,18 +154,12 @@ def _require_step(saved: Checkpoint) -> None:
         raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
 
 
-def by_path(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by path, such as "params/conv_0/kernel"."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
 def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
     """Arrange arrays in the structure of `like`; every name, shape and dtype must agree.
 
     Raises DataError.
     """
-    wanted = by_path(like)
+    wanted = leaves_by_path(like)
     problems = [f"{path} is missing" for path in wanted if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
     problems += [
@@ -182,8 +178,7 @@ def _form(array: Any) -> str:
 
 def listed(problems: Sequence[str]) -> str:
     """Join the first few problems on one line, with the number of the others."""
-    more = f" and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
-    return f"{'; '.join(problems[:MAX_LISTED])}{more}"
+    return join_first(problems, MAX_LISTED, "; ")
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:

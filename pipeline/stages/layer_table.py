@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.config.checks import batching, known_facts
 from pipeline.config.recipe import Recipe
+from pipeline.core.files.value_text import align_columns
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
@@ -94,15 +95,7 @@ class LayerTable:
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
             rate = f"x{row.rate:.4g}" if row.parameters else ""
             lines.append([*cells, rate] if rates else cells)
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        text = [
-            "  ".join(
-                cell.rjust(width) if number == 3 else cell.ljust(width)
-                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*text, "", *self._totals()])
+        return "\n".join([*align_columns(lines, right=(3,)), "", *self._totals()])
 
     def _totals(self) -> list[str]:
         total = self.parameters

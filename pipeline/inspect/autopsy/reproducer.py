@@ -29,6 +29,7 @@ from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
@@ -108,11 +109,7 @@ def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
             name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
         },
     }
-    leaves = jax.tree_util.tree_flatten_with_path(kept)[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in leaves
-    }
+    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(kept).items()}
 
 
 def read_reproducer(folder: Path) -> Reproducer:

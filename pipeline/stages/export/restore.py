@@ -12,12 +12,12 @@ import numpy as np
 
 from pipeline.checkpoint.restore import (
     Warn,
-    by_path,
     listed,
     read_saved,
     tell_user,
 )
 from pipeline.core.errors import DataError
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import Matching, Rename, Rules, match_weights
@@ -106,7 +106,7 @@ def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
 
     Names are paths with the collection first.
     """
-    leaves = by_path(variables)
+    leaves = leaves_by_path(variables)
     filled = [
         arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
     ]

@@ -32,7 +32,7 @@ from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
 from pipeline.core.files.tree_diff import differences
-from pipeline.core.files.value_text import show
+from pipeline.core.files.value_text import join_first, show
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.stages.record.descendants import DESCENDANTS
 
@@ -169,10 +169,9 @@ def require_unused(run_dir: Path) -> None:
         return
     left = [name for name in there if name in (*APPENDED, *REPLACED, *FOLDERS)]
     what = f"what is left of a run without its {RECIPE}" if left else "no run, and is not empty"
-    more = f" and {len(there) - SHOWN_ENTRIES:,} more" if len(there) > SHOWN_ENTRIES else ""
-    names = ", ".join(map(printable, there[:SHOWN_ENTRIES]))
+    names = join_first(list(map(printable, there)), SHOWN_ENTRIES)
     raise DataError(
-        f"{run_dir}: holds {what}: {names}{more}; name a directory that is empty or not there yet"
+        f"{run_dir}: holds {what}: {names}; name a directory that is empty or not there yet"
     )
 
 
