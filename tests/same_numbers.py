@@ -131,10 +131,13 @@ def check_price(base: Checkout, head: Checkout) -> str | None:
         "dataset.name=synthetic",
         "+dataset.like=cifar10",
         "device=ascend910",
+        "parallel.mode=data",
+        "parallel.devices=8",
+        "parallel.batch_per_device=32",
         "stages=[data,build,compile]",
     )
     prices = [
-        json.loads((side.run("price", *arguments, *_eight(side)) / "price.json").read_text())
+        json.loads((side.run("price", *arguments) / "price.json").read_text())
         for side in (base, head)
     ]
     found = list(differences(*prices))
@@ -143,13 +146,6 @@ def check_price(base: Checkout, head: Checkout) -> str | None:
         print(f"    {line}")
     numbers = [line for line in found if not line.endswith("only in one") and "'" not in line]
     return f"price.json: {numbers[0]}" if numbers else None
-
-
-def _eight(side: Checkout) -> tuple[str, ...]:
-    """Return the keys that ask for 8 devices, in commits before `parallel` and since."""
-    if "parallel:" not in (side.folder / "conf/config.yaml").read_text():
-        return ("device.devices=8",)
-    return "parallel.mode=data", "parallel.devices=8", "parallel.batch_per_device=32"
 
 
 def check_old_files(base: Checkout, head: Checkout) -> Iterator[str | None]:

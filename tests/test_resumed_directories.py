@@ -121,7 +121,7 @@ def test_lines_that_nobody_knows_are_named_to_the_end(
 def test_a_checkpoint_without_marks_resumes_as_ever(
     marks: object, half: Path, unbroken: Path, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of an older version; and one of somebody else's, whose marks are none."""
+    """One of somebody else's, whose marks are none."""
     restore = initial_state.restore_state
 
     def without_marks(*args: Any) -> Any:

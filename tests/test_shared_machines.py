@@ -19,7 +19,7 @@ from pipeline import load_recipe
 from pipeline.backends.feed import feed as feeds
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
-from pipeline.engine.callbacks.events import MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.monitors import metrics_log, tensorboard
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.record.summary import Summary
@@ -37,7 +37,7 @@ LENGTH = ["train.steps=45", "train.sink_size=4", "checkpoint.every_steps=8"]
 ALL_STEPS = list(range(1, 46))
 
 
-class At(MonitorBase):
+class At(Monitor):
     """Does something at the end of the sink that ends at a step. As a pruner it ends nothing."""
 
     prune_reason = None

@@ -327,14 +327,7 @@ def _specs_on_mesh(
 
 def _intercepted(step: TrainStep, intercept: Callable[..., Any]) -> TrainStep:
     """Return the step with calls of the network's modules intercepted."""
-
-    def intercepted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            with nn.intercept_methods(intercept):
-                return function(*args)
-
-        return call
-
+    intercepted = nn.intercept_methods(intercept)
     return replace(step, step=intercepted(step.step), evaluate=intercepted(step.evaluate))
 
 

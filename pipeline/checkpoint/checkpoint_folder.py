@@ -26,7 +26,7 @@ JSON = "metadata"
 """File in `HOST` and `RECIPE`."""
 MANIFEST = "manifest.json"
 DRAFT = ".orbax-checkpoint-tmp"
-"""Suffix of a checkpoint that is not complete: orbax's, which older versions have left too."""
+"""Suffix of a checkpoint that is not complete, the same as orbax's."""
 LOST = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO),

@@ -43,10 +43,11 @@ from pipeline.checkpoint.orbax_arrays import (
     silence_orbax,
     write_arrays,
 )
-from pipeline.checkpoint.restore import by_path, fill, read_checkpoint
+from pipeline.checkpoint.restore import fill, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics, metrics_text
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Checkpoints:
                 self._add_metrics(step, kept_metrics)
             return
         # Copied: the device reuses these buffers while they are still being written.
-        arrays = {path: np.array(leaf) for path, leaf in by_path(state).items()}
+        arrays = {path: np.array(leaf) for path, leaf in leaves_by_path(state).items()}
         texts = {
             f"{HOST}/{JSON}": json.dumps(host_state),
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),

@@ -107,7 +107,7 @@ class CallbackState:
 class HostState:
     """Everything that a resumed run continues with, besides the arrays.
 
-    Keys of other versions are ignored.
+    Unknown keys are ignored.
     """
 
     early_stop: EarlyStopState = EarlyStopState()

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its files with their sizes and SHA-256, and the recipe's digest.
 
 It is written when all files are there and before the folder gets its name, so a folder without one
-is no checkpoint. Only those of old versions have none; they hold no recipe either.
+isn't a sound checkpoint.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
 """Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
 """File that may be added to a sealed checkpoint: the metrics by which the best is chosen."""
-UNLISTED = frozenset({MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt"})
-"""Files at the top that no manifest lists: itself, and those that orbax once wrote last."""
 HASHING_THREADS = 2
 """Files that are read and hashed at once; hashing takes 0.6 s a GB and is done beside training."""
 MOST_JSON_BYTES = 64 << 20
@@ -161,7 +159,7 @@ def _files(folder: Path) -> dict[str, Path]:
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise DamagedError(f"{path}: is a link")
-        if path.is_dir() or name in UNLISTED:
+        if path.is_dir() or name == MANIFEST:
             continue
         if not path.is_file():
             raise DamagedError(f"{path}: is no regular file")

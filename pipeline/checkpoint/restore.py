@@ -19,7 +19,6 @@ from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
     HOST,
     JSON,
-    MANIFEST,
     RECIPE,
     STATE,
     checkpoint_path,
@@ -38,6 +37,8 @@ from pipeline.checkpoint.manifest import (
 from pipeline.checkpoint.orbax_arrays import read_arrays
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
+from pipeline.core.files.value_text import join_first
+from pipeline.core.host.tree_paths import leaves_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
@@ -52,12 +53,12 @@ def tell_user(text: str) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was read; `recipe` is None for versions that kept none."""
+    """A checkpoint as it was read."""
 
     where: Path
     arrays: Mapping[str, np.ndarray]
     host: HostState
-    recipe: Mapping[str, Any] | None
+    recipe: Mapping[str, Any]
 
     @property
     def step(self) -> int:
@@ -113,7 +114,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """
     try:
         if checkpoint_step(folder) in saved_steps(folder.parent):
-            return read_checkpoint(folder, warn)
+            return read_checkpoint(folder)
         for root in (folder / FOLDER, folder):
             if saved_steps(root):
                 return _read_newest(root, warn)
@@ -125,16 +126,12 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     )
 
 
-def read_checkpoint(folder: Path, warn: Warn = tell_user) -> Checkpoint:
+def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify and read one checkpoint. Raises DamagedError where a byte is not as written, and
     RunError as `unreadable` does."""
-    if (folder / MANIFEST).exists() or (folder / RECIPE).exists():
-        verify(folder)
-        recipe = read_json(folder / RECIPE / JSON)
-    else:
-        warn(f"{folder}: of a version without checksums; taken as it is")
-        recipe = None
-    if not isinstance(recipe, dict | None):
+    verify(folder)
+    recipe = read_json(folder / RECIPE / JSON)
+    if not isinstance(recipe, dict):
         raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
     host = _read_host(folder / HOST / JSON)
     saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
@@ -157,18 +154,12 @@ def _require_step(saved: Checkpoint) -> None:
         raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
 
 
-def by_path(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by path, such as "params/conv_0/kernel"."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
 def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
     """Arrange arrays in the structure of `like`; every name, shape and dtype must agree.
 
     Raises DataError.
     """
-    wanted = by_path(like)
+    wanted = leaves_by_path(like)
     problems = [f"{path} is missing" for path in wanted if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
     problems += [
@@ -187,15 +178,14 @@ def _form(array: Any) -> str:
 
 def listed(problems: Sequence[str]) -> str:
     """Join the first few problems on one line, with the number of the others."""
-    more = f" and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
-    return f"{'; '.join(problems[:MAX_LISTED])}{more}"
+    return join_first(problems, MAX_LISTED, "; ")
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     damaged = []
     for step in reversed(saved_steps(root)):
         try:
-            saved = read_checkpoint(checkpoint_path(root, step), warn)
+            saved = read_checkpoint(checkpoint_path(root, step))
         except DamagedError as error:
             damaged.append(error)
             continue

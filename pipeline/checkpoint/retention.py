@@ -81,14 +81,12 @@ def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
 
 
 def _saved_at(manifest: Path) -> float | None:
-    """Return when a checkpoint was saved, in seconds since 1970: earlier versions' manifests don't
-    say, but by the time of their file."""
+    """Return when a checkpoint was saved, in seconds since 1970; None if it can't be read."""
     try:
-        kept = read_json(manifest)
-        said = kept.get(SAVED_AT) if isinstance(kept, dict) else None
-        return said if isinstance(said, float) else manifest.stat().st_mtime
-    except (OSError, DamagedError):
+        saved_at = read_json(manifest)[SAVED_AT]
+    except (OSError, DamagedError, LookupError, TypeError):
         return None
+    return saved_at if isinstance(saved_at, float) else None
 
 
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:

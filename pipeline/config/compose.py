@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from pipeline.config.checks import conflicts
 from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS
-from pipeline.config.moved_keys import moved_problems
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
@@ -75,7 +74,7 @@ def check_tree(
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         unfit = unfit_parts(tree, typed)
-        raise RecipeError(describe(error, tree, unfit, moved_problems())) from error
+        raise RecipeError(describe(error, tree, unfit)) from error
     problems = conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)

@@ -1,7 +1,6 @@
 """Defaults of conf/ for keys that a complete recipe lacks because they were added later.
 
-The recipe's validation says which keys are missing, so nothing else is changed, but that moved keys
-which asked for nothing are left out.
+The recipe's validation says which keys are missing, so nothing else is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
-from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.error_text import locate
 from pipeline.core.files.package_paths import CONF
@@ -41,7 +39,7 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     A key of a part takes its default from the most similar option in conf/. Keys without a default
     stay missing.
     """
-    filled = deepcopy(without_moved(tree))
+    filled = deepcopy(dict(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
     while sum(_fill(filled, where) for where in _missing(filled)):
         pass
@@ -82,7 +80,7 @@ def option_of(group: str, part: type[Spec]) -> Tree:
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:
-    """The recipe of a run in today's form; unchanged where it is no longer valid."""
+    """The recipe of a run with all its keys; unchanged where it is no longer valid."""
     filled = fill_missing(tree)
     try:
         return Recipe.model_validate(filled).model_dump(mode="json")

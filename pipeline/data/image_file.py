@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -102,9 +102,11 @@ def require_whole(
 
 def _seems_whole(image: Image.Image, path: Path) -> bool:
     if image.format == "PNG":
-        with suppress(*UNREADABLE_IMAGE):
+        try:
             image.verify()
-            return True
+        except UNREADABLE_IMAGE:
+            return False
+        return True
     size = path.stat().st_size
     with path.open("rb") as file:
         if image.format == "WEBP":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from pipeline.core.files.error_text import shown
+from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
@@ -130,7 +131,7 @@ class FittedTable(Spec):
             if column.date is not None:
                 dates.setdefault(shown(column.name), []).append(column.date.part)
         return "; ".join(
-            _listed(kind, names)
+            f"{kind} {join_first(names, LISTED, before_more=', ')}"
             for kind, names in (
                 ("numeric", [shown(c.name) for c in numbers]),
                 ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
@@ -140,8 +141,3 @@ class FittedTable(Spec):
             )
             if names
         )
-
-
-def _listed(kind: str, names: list[str]) -> str:
-    more = f", {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"{kind} {', '.join(names[:LISTED])}{more}"

@@ -363,7 +363,8 @@ class IteratorWindows:
             failure = DataError(f"data: ended after {start + len(batches)} of {self._stop} batches")
         except Exception as error:  # of the user's iterator, raised in the training thread
             failure = error
-        columns = [np.stack(leaves) for leaves in zip(*batches, strict=True)]
+        count_leaves = len(batches[0]) if batches else 0
+        columns = [np.stack([batch[n] for batch in batches]) for n in range(count_leaves)]
         return _ReadWindow(start, columns, state, failure)
 
     def _on_device(self, window: _ReadWindow) -> Any:

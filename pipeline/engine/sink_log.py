@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.data.columns import SampleUnit
-from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.monitors.metrics_log import MetricsLog, format_lines
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
@@ -23,7 +23,7 @@ class SinkLog(MetricsLog):
         return format_lines({"step": steps}, concatenate_columns(waiting))
 
 
-class SinkMetrics(MonitorBase):
+class SinkMetrics(Monitor):
     """The metrics of the steps since the last report."""
 
     def __init__(self) -> None:

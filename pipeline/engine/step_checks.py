@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from pipeline.core.files.value_text import join_first
 from pipeline.core.host.jaxpr import equations_in, source_line
 
 LOSS = "loss"
@@ -95,9 +96,9 @@ def _check_returned_state(state: Any, returned: Any) -> None:
     if not problems and structures[0] != structures[1]:
         problems = [f"its structure is {structures[1]}, was {structures[0]}"]
     if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        first = join_first(problems, 3, "; ", "; and ")
         raise ValueError(
-            f"step: returns another state than it takes: {'; '.join(problems[:3])}{more}; "
+            f"step: returns another state than it takes: {first}; "
             "structure, shapes and dtypes must stay"
         )
 

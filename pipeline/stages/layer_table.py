@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,6 +14,7 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.config.checks import batching, known_facts
 from pipeline.config.recipe import Recipe
+from pipeline.core.files.value_text import align_columns
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
@@ -93,15 +95,7 @@ class LayerTable:
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
             rate = f"x{row.rate:.4g}" if row.parameters else ""
             lines.append([*cells, rate] if rates else cells)
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(
-                cell.rjust(width) if number == 3 else cell.ljust(width)
-                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*text, "", *self._totals()])
+        return "\n".join([*align_columns(lines, right=(3,)), "", *self._totals()])
 
     def _totals(self) -> list[str]:
         total = self.parameters
@@ -125,7 +119,7 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     rows = _Rows()
     with blaming_key(f"model {recipe.model.name}"), noting_layers(rows.note_layer):
         is_list = isinstance(parts.network, Network)
-        with nn.intercept_methods(_ignore if is_list else rows.note_module):
+        with nullcontext() if is_list else nn.intercept_methods(rows.note_module):
             variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)
     parts = fine_tuned(recipe, parts, variables, steps_per_pass, seed)
     params = flatten_dict(dict(variables["params"]))
@@ -206,10 +200,6 @@ class _Rows:
             trained = ", ".join(f"{n.rpartition('/')[2]} {w}" for n, w in when.items())
         dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
-
-
-def _ignore(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    return call(*args, **kwargs)
 
 
 def _when(path: Path, parts: StepConfig) -> str:

@@ -24,6 +24,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.knowledge_bank import write_result
+from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
@@ -111,9 +112,8 @@ def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter:
     kept = list_kept_operations(built.parts, built.state, recipe.train.batch_size)
     if not kept:
         return False
-    shown = "; ".join(map(str, kept[:SHOWN_KEPT]))
-    more = f"; {len(kept) - SHOWN_KEPT} more" if len(kept) > SHOWN_KEPT else ""
-    reporter.stage("lower", f"left to XLA: {shown}{more}")
+    shown = join_first(list(map(str, kept)), SHOWN_KEPT, "; ", "; ")
+    reporter.stage("lower", f"left to XLA: {shown}")
     has_slow_loops = platform_of(backend.device.platform).has_slow_loops
     slow = has_slow_loops and any(one.is_convolution for one in kept)
     if slow and recipe.train.mechanism == "loop":

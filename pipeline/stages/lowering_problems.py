@@ -105,7 +105,8 @@ def time_gradients_us(
         logits, _ = forward(images, params, batch_stats)
         return jnp.square(logits).mean()
 
-    def gradients(images: Array, params: Any, batch_stats: Any) -> Any:
+    def gradients(operands: tuple[Array, Any, Any]) -> Any:
+        images, params, batch_stats = operands
         return jax.grad(loss)(params, images, batch_stats)
 
     shapes = (state.params, state.batch_stats)

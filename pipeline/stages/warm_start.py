@@ -12,13 +12,13 @@ import numpy as np
 
 from pipeline.checkpoint.restore import (
     Warn,
-    by_path,
     listed,
     read_saved,
     tell_user,
 )
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.dataset import Dataset
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
@@ -95,7 +95,7 @@ def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
 
     Names are paths with the collection first.
     """
-    leaves = by_path(variables)
+    leaves = leaves_by_path(variables)
     filled = [
         arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
     ]

@@ -98,16 +98,6 @@ def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
     assert read_checkpoint(folder).step == 3
 
 
-def test_what_older_versions_had_orbax_write_last_does_not_count(copy: Path) -> None:
-    folder = checkpoint_path(copy / "checkpoints", 3)
-    (folder / "_CHECKPOINT_METADATA").write_text("{")
-    (folder / "commit_success.txt").touch()
-    assert read_checkpoint(folder).step == 3
-    with Checkpoints(copy, kept(3, "loss")) as checkpoints:
-        checkpoints.save(4, state_of(4), {}, {"loss": 2.0})
-    assert outcome.checkpoints(copy) == [2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -329,16 +319,6 @@ def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
         "elsewhere"
     )
     assert outcome.checkpoints(copy) == [1, 2, 3]
-
-
-def test_one_of_a_version_without_checksums_is_read_with_a_warning(copy: Path) -> None:
-    folder = checkpoint_path(copy / "checkpoints", 3)
-    shutil.rmtree(folder / "recipe")
-    (folder / "manifest.json").unlink()
-    warned: list[str] = []
-    read = read_checkpoint(folder, warned.append)
-    assert (read.step, read.recipe, list_changes(read, {"seed": 2})) == (3, None, [])
-    assert warned == [f"{folder}: of a version without checksums; taken as it is"]
 
 
 def test_an_array_larger_than_memory_is_refused(

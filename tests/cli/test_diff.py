@@ -93,7 +93,7 @@ def test_data_code_and_environment_are_distinguished(
 
 
 def test_what_was_not_kept_is_said(runs: tuple[Path, Path], said: Say, tmp_path: Path) -> None:
-    """Of a run that was killed before it had a step, by an older version."""
+    """Of a run that was killed before it had a step."""
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(runs[0] / "recipe.yaml", other)

@@ -10,7 +10,6 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.compose import check_tree
 from pipeline.config.defaults import fill_missing, names_every_part, normalised
-from pipeline.core.errors import RecipeError
 
 KEYS = [
     "seed",
@@ -83,17 +82,6 @@ def test_a_part_takes_the_default_of_the_option_it_is_most_like() -> None:
 def test_a_device_takes_it_from_the_file_that_its_file_starts_from() -> None:
     tree = load_recipe("lenet5_digits", ["device=ascend910_proa"]).model_dump(mode="json")
     assert normalised(without(tree, "device.strict", "device.hbm_gib")) == tree
-
-
-@pytest.mark.slow
-def test_the_recipe_of_an_older_run_loads_without_a_key_that_has_moved() -> None:
-    tree = load_recipe("lenet5_digits", ["device=ascend910"]).model_dump(mode="json")
-    older = without(tree, "parallel", "launch")
-    older["device"]["devices"] = 1
-    assert normalised(older) == tree
-    older["device"]["devices"] = 8
-    with pytest.raises(RecipeError, match=r"device.devices = 8: is parallel.devices now, with"):
-        check_tree(fill_missing(older))
 
 
 def test_what_has_no_default_stays_missing(whole: dict[str, Any]) -> None:

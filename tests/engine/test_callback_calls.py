@@ -31,7 +31,7 @@ from pipeline.engine.callback_calls import (
     RunView,
 )
 from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import exhaust, train
@@ -60,7 +60,7 @@ def state_at(step: int, weight: Any = 1.0, *, undone: int | None = None) -> Trai
 
 
 @dataclass
-class World(MonitorBase):
+class World(Monitor):
     """What a run leaves, over all processes that work on it: a device, logs and checkpoints.
 
     A step multiplies the parameter by 1 minus its learning rate, and its loss is the parameter.

@@ -143,7 +143,7 @@ def _find_losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
     for step in steps[-1:]:
         try:
             with READING:
-                read_checkpoint(root / str(step), warn=lost.append)
+                read_checkpoint(root / str(step))
         except (DataError, OSError) as error:
             lost.append(f"checkpoint {step} is complete by its name, and is not: {error}")
     begun = (case / RUN / "recipe.yaml").exists()

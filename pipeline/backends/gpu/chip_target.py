@@ -10,6 +10,7 @@ from pydantic import Field, PositiveFloat, ValidationError
 from pipeline.core.errors import first_line
 from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Spec
 
 FOLDER = Path(__file__).parent / "targets"
@@ -125,7 +126,5 @@ def _read(file: Path) -> ChipTarget:
     try:
         return ChipTarget.model_validate(tree)
     except ValidationError as error:
-        problems = describe(error, tree)
-        more = len(problems) - SHOWN
-        rest = f"; {more} more" if more > 0 else ""
-        raise ValueError(f"{file}: {'; '.join(problems[:SHOWN])}{rest}") from error
+        problems = join_first(describe(error, tree), SHOWN, "; ", "; ")
+        raise ValueError(f"{file}: {problems}") from error

@@ -45,12 +45,14 @@ def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
 
     Raises UnboundedLoopError where a while loop has no trip count.
     """
-    return trace_with_result(function, *arguments)[0]
+    return trace_with_result(function, arguments)[0]
 
 
-def trace_with_result(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
+def trace_with_result(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[Graph, Any]:
     """Return the graph, and the shapes of the function's result as `jax.eval_shape` has them."""
-    traced = jax.jit(lambda *given: function(*given)).trace(*arguments)
+    traced = jax.jit(lambda operands: function(*operands)).trace(arguments)
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph

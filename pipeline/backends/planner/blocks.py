@@ -89,7 +89,6 @@ class Operator:
     result: Array
     dims: tuple[OperatorDim, ...]
     weight_bytes: int
-    weight_rank: int
     flops: int
     samples: int | None = None
     """The one of `dims` that numbers samples."""

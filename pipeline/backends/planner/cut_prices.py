@@ -168,10 +168,6 @@ class CutPrices:
                 total[self._run(one).kind] += one.nbytes
         return dict(sorted(total.items()))
 
-    def layout_of_weight(self, operator: Operator, cut: Layout) -> Layout:
-        """The layout of an operator's weight under a cut, by its dimensions."""
-        return self._positions(operator, cut, "weight")
-
     def _run(self, one: Collective) -> Collective:
         if one.kind == "reduce_scatter" and not self.rates.scatters_sums:
             return Collective("all_reduce", one.nbytes, one.axes)

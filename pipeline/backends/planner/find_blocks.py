@@ -151,7 +151,6 @@ class _Finder:
             result=made,
             dims=dims,
             weight_bytes=self.loss.nbytes(leaf),
-            weight_rank=len(self.loss.shape(leaf)),
             flops=flops_of(node, self.graph, weight) * node.repeat,
             samples=next(
                 (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.backends.planner.blocks import Region, StepBlocks
 from pipeline.backends.planner.decisions import Decided
 from pipeline.backends.planner.layouts import Layout, Mesh, seen_by
+from pipeline.core.files.value_text import join_first
 from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES
 
@@ -59,9 +60,8 @@ class ParallelPlan:
             return f"{words[0]}, parameters whole"
         # Rules of weights say more than those of biases and scales, which follow.
         named = sorted(self.specs, key=lambda rule: -len(rule.axes))
-        words += [f"{rule.pattern} {axes_text(rule.axes)}" for rule in named[:2]]
-        more = len(named) - 2
-        return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+        words += [f"{rule.pattern} {axes_text(rule.axes)}" for rule in named]
+        return join_first(words, 3)
 
 
 def axes_text(axes: Axes) -> str:

@@ -13,6 +13,7 @@ from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.graph.tracing import trace_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import stored_bytes
+from pipeline.core.host.tree_paths import leaf_paths
 
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
@@ -49,9 +50,9 @@ class TracedLoss:
 
     def __init__(self, step: LossToPlan) -> None:
         self.graph: Graph = trace_graph(jax.value_and_grad(step.loss), step.params, step.batch)
-        names = _paths(step.params)
+        names = leaf_paths(step.params)
         self.params = dict(zip(self.graph.inputs, names, strict=False))
-        self.batch = dict(zip(self.graph.inputs[len(names) :], _paths(step.batch), strict=True))
+        self.batch = dict(zip(self.graph.inputs[len(names) :], leaf_paths(step.batch), strict=True))
         self.moving = set(self.batch)
         self.made_of = {index: frozenset([index]) for index in self.params}
         self._follow_inputs()
@@ -156,10 +157,3 @@ class TracedLoss:
         rank = len(self.shape(node.outputs[0]))
         rows = tuple(numbers.start_index_map) == (0,) and tuple(numbers.offset_dims) == (rank - 1,)
         return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
-
-
-def _paths(tree: Any) -> list[str]:
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]

@@ -56,12 +56,10 @@ def describe(
     error: ValidationError,
     tree: Mapping[str, Any],
     unfit: Mapping[Location, str] = _NOTHING,
-    moved: Mapping[Location, str] = _NOTHING,
 ) -> list[str]:
     """Every problem that pydantic found in `tree`, one line each.
 
-    `unfit` has one line for a section whose keys belong to another part, in place of one per key;
-    `moved` says of keys that there were what they are now.
+    `unfit` has one line for a section whose keys belong to another part, in place of one per key.
     The first MAX_PROBLEMS show the value and guess what was meant; the rest, of which a file can
     have thousands, give only their place and kind.
     """
@@ -71,10 +69,7 @@ def describe(
     unknown = {where for details, where, _ in found if details["type"] == "extra_forbidden"}
     lines = list(unfit.values())
     for details, where, tags in found[:MAX_PROBLEMS]:
-        if details["type"] == "extra_forbidden" and where in moved:
-            lines.append(f"{dotted(where)} = {show(details['input'])}: {moved[where]}")
-        else:
-            lines.append(_describe_one(details, where, _KnownKeys(tree, tags, unknown)))
+        lines.append(_describe_one(details, where, _KnownKeys(tree, tags, unknown)))
     for details, where, _ in found[MAX_PROBLEMS:]:
         lines.append(f"{shown(dotted(where))}: {_kind_of_problem(details)}")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import yaml
@@ -21,6 +22,40 @@ def show(value: Any) -> str:
     if isinstance(value, str) and not _is_plain_text(value):
         text = f"'{value}'"
     return printable(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def join_first(
+    texts: Sequence[str], most: int, separator: str = ", ", before_more: str = " and "
+) -> str:
+    """Join the first texts, with the number of the others."""
+    left = len(texts) - most
+    return separator.join(texts[:most]) + (f"{before_more}{left:,} more" if left > 0 else "")
+
+
+def first_lines(lines: Sequence[str], most: int) -> list[str]:
+    """Return the first lines, and a line with the number of the others."""
+    left = len(lines) - most
+    return [*lines[:most], *([f"{left:,} more"] if left > 0 else [])]
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return a line for each row, its cells in columns; those numbered in `right` end together."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def bytes_text(count: float) -> str:
+    """Format a number of bytes with a decimal unit."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} B"
 
 
 def _is_plain_text(text: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import chain, islice
 from math import nan
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
@@ -280,8 +281,8 @@ def _read(
             if any(len(row) != len(columns) for row in rows):
                 _refuse_fields(done, rows, len(columns), place)
             require_room(_BYTES_A_VALUE * kept * len(rows), "its table")
-            for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-                column.add(values)
+            for number, column in enumerate(columns):
+                column.add(list(map(itemgetter(number), rows)))
             done += len(rows)
     return columns
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -243,7 +244,7 @@ def require_tokens(tokenizer: Tokenizer) -> None:
 
 def characters_of(texts: Iterable[str]) -> CharacterTokenizer:
     """The tokenizer of all characters of some texts."""
-    return CharacterTokenizer("".join(sorted(set().union(*texts))))
+    return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
 def frequent_words(texts: Iterable[str], most: int) -> WordTokenizer:

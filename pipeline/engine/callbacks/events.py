@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.training.metric_names import METRICS
 
@@ -51,8 +52,11 @@ class Evaluation:
         return f"{shown} over {self.metrics['count']:,} {self.counted}"
 
 
-class Monitor(Protocol):
-    """Receiver of a run's events, which can't change the run (C-01)."""
+class Monitor:
+    """Receiver of a run's events, which can't change the run (C-01).
+
+    A subclass ignores the events that it doesn't override.
+    """
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Steps were done in `seconds`; a sink may come in several such chunks."""
@@ -76,34 +80,10 @@ class Monitor(Protocol):
         """The run ended: write the rest and release everything."""
 
 
-class Pruner(Monitor, Protocol):
+class Pruner(Monitor, ABC):
     """Monitor that may decide that a run isn't worth continuing."""
 
     @property
+    @abstractmethod
     def prune_reason(self) -> str | None:
         """The reason to end the run at this boundary; None while it should go on."""
-
-
-class MonitorBase:
-    """Base of monitors, which ignores every event that a subclass does not override."""
-
-    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Ignore it."""
-
-    def on_sink(self, report: SinkReport) -> None:
-        """Ignore it."""
-
-    def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Ignore it."""
-
-    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Ignore it."""
-
-    def on_rollback(self, step: int, to: int) -> None:
-        """Ignore it."""
-
-    def flush(self) -> None:
-        """Ignore it."""
-
-    def close(self) -> None:
-        """Ignore it."""

@@ -20,7 +20,7 @@ CALL_BYTES = 1 << 10
 """Bytes that a queued call takes besides its telemetry, generously."""
 
 
-class BackgroundMonitor:
+class BackgroundMonitor(Monitor):
     """Pass every event on to other monitors, in the same order, on another thread.
 
     The monitors are flushed after each batch of queued calls. When one of them raises, no further

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.training.telemetry import Telemetry
 
 SHOWN = 10
 """Most steps that a line names."""
 
 
-class BadStepMonitor(MonitorBase):
+class BadStepMonitor(Monitor):
     """Warn of updates that were skipped, at the end of a sink, and of every rollback.
 
     Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.
@@ -32,10 +33,9 @@ class BadStepMonitor(MonitorBase):
         steps, self._skipped = self._skipped, []
         if not steps:
             return
-        named = ", ".join(map(str, steps[:SHOWN]))
-        more = f" and {len(steps) - SHOWN:,} more" if len(steps) > SHOWN else ""
+        named = join_first(list(map(str, steps)), SHOWN)
         number = "step" if len(steps) == 1 else "steps"
-        self._reporter.warn(f"{number} {named}{more}: not finite, no update was made")
+        self._reporter.warn(f"{number} {named}: not finite, no update was made")
 
     def on_rollback(self, step: int, to: int) -> None:
         """Warn of the rollback and say where training goes on."""

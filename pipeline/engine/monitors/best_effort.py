@@ -13,7 +13,7 @@ from pipeline.training.telemetry import Telemetry
 M = TypeVar("M", bound=Monitor)
 
 
-class BestEffortMonitor(Generic[M]):
+class BestEffortMonitor(Monitor, Generic[M]):
     """Pass every event on to a monitor until it fails; then warn, and go on without it.
 
     `what` is the monitor's name for the user; `warn` is called once, when it fails.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.core.files.value_text import join_first
 from pipeline.engine.callbacks.events import Evaluation
 
 MOST_ROWS = 20
@@ -48,8 +49,7 @@ def never_predicted(evaluation: Evaluation) -> str | None:
     ]
     if not missed:
         return None
-    more = f" and {len(missed) - MOST_NAMED:,} more" if len(missed) > MOST_NAMED else ""
-    return f"never predicted: {', '.join(missed[:MOST_NAMED])}{more}"
+    return f"never predicted: {join_first(missed, MOST_NAMED)}"
 
 
 def class_names(evaluation: Evaluation) -> Sequence[str]:

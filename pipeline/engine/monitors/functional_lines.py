@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.engine.callbacks.events import Evaluation, MonitorBase
+from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 
@@ -13,7 +13,7 @@ EVERY = 100
 """Batches from one line to the next, counted from 0 in every pass."""
 
 
-class FunctionalMonitor(MonitorBase):
+class FunctionalMonitor(Monitor):
     """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and what a test has shown.
 
     With `every` 0 no losses are printed.

@@ -54,7 +54,7 @@ class Mark:
 def read_mark(tree: Any, step: int) -> Mark | None:
     """Return the mark in a checkpoint of `step`; None where there is none that is valid.
 
-    The checkpoint may be of an older version, or somebody else's.
+    The checkpoint may be somebody else's.
     """
     if not isinstance(tree, Mapping):
         return None

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.folder_lock import Lock
-from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.callbacks.events import Monitor
 
 
-class LockMonitor(MonitorBase):
+class LockMonitor(Monitor):
     """Check, before lines are written, that no other process has entered the run.
 
     The first of the monitors, since it is flushed before the logs. Raises RunError where the lock

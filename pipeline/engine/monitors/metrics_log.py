@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.files.strict_json import json_text
-from pipeline.engine.callbacks.events import Evaluation, MonitorBase
+from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.monitors.kept_log import KeptLog, read_mark
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.engine.monitors.log_mending import LogFindings, open_log
@@ -32,7 +32,7 @@ def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> N
                     break
 
 
-class MetricsLog(MonitorBase):
+class MetricsLog(Monitor):
     """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
     `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.

@@ -14,7 +14,7 @@ from pipeline.backends.base import Estimate
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Bar, Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 
@@ -32,7 +32,7 @@ def writing(file: str | Path) -> Iterator[None]:
         raise RunError(f"{where}: can't write: {why}") from error
 
 
-class LossMonitor(MonitorBase):
+class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
     Printed at the end of a sink, whose number is the epoch, and not more often than every
@@ -52,7 +52,7 @@ class LossMonitor(MonitorBase):
             self._reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
 
 
-class TimeMonitor(MonitorBase):
+class TimeMonitor(Monitor):
     """The documents' line, then the run's position and speed.
 
     On an emulated device the line ends with the time of the device, marked as modelled.
@@ -111,7 +111,7 @@ def _modelled(estimate: Estimate, unit: SampleUnit) -> str:
     )
 
 
-class EvalMonitor(MonitorBase):
+class EvalMonitor(Monitor):
     """A line on the console for every evaluation during training."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -122,7 +122,7 @@ class EvalMonitor(MonitorBase):
         self._reporter.stage("eval", f"step {step}: {evaluation}")
 
 
-class ProgressMonitor(MonitorBase):
+class ProgressMonitor(Monitor):
     """The progress bar, on a terminal."""
 
     def __init__(self, bar: Bar) -> None:

@@ -25,7 +25,7 @@ from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.lock_monitor import LockMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
-from pipeline.engine.monitors.tensorboard import TensorBoard, board_folder
+from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import RunSchedule
 
 
@@ -166,8 +166,7 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
-        folder = board_folder(run_dir)
-        board = TensorBoard(folder, first, settings.batch_size, settings.estimate, settings.unit)
+        board = TensorBoard(run_dir, first, settings.batch_size, settings.estimate, settings.unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)

@@ -18,10 +18,10 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import TRAINED, Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport
 from pipeline.engine.monitors.board_graph import BoardNode, graph_definition
 from pipeline.engine.monitors.captioned_pictures import captioned, stretched
-from pipeline.engine.monitors.event_file import PREFIX, VERSION, EventFile
+from pipeline.engine.monitors.event_file import VERSION, EventFile
 from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.monitors.projector import write_embeddings
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tensorboardX.proto.summary_pb2 import Summary
 
 ROLLBACK_TAGS = ("train/updates_undone",)
-OLDER_FOLDER = "tensorboard"
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
@@ -39,16 +38,7 @@ MAX_NAMES = 10_000
 """Classes that are named in the text."""
 
 
-def board_folder(run_dir: Path) -> Path:
-    """Return the folder of a run's events: its directory, by which TensorBoard names the run.
-
-    Older versions wrote them into `tensorboard` there; such a run goes on so.
-    """
-    older = run_dir / OLDER_FOLDER
-    return older if any(older.glob(f"{PREFIX}*")) else run_dir
-
-
-class TensorBoard(MonitorBase):
+class TensorBoard(Monitor):
     """Write the events of a run; on resume, those after boundary `first` are purged.
 
     Steps and sinks are collected and written together by `flush`. The libraries for pictures and

@@ -24,6 +24,7 @@ from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, O
 from pipeline.backends.graph.replay.ranges import bad_rows, is_float, largest, range_of
 from pipeline.backends.graph.replay.values import ReplayValue
 from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
 from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
@@ -87,15 +88,15 @@ class _Replay:
         """
         function = partial(outcome_of, with_scopes(self.parts))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
-        paths = jax.tree_util.tree_flatten_with_path((self.state, self.batch))[0]
-        inputs = [_input(_path(path), leaf) for path, leaf in paths]
-        outputs = jax.tree_util.tree_flatten_with_path(shape)[0]
-        is_loss = [_path(path) == "loss" for path, _ in outputs]
+        leaves = leaves_by_path((self.state, self.batch))
+        inputs = [_input(path, leaf) for path, leaf in leaves.items()]
+        outputs = leaf_paths(shape)
+        is_loss = [path == "loss" for path in outputs]
         of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
             var: named
-            for var, (path, _) in zip(closed.jaxpr.outvars, outputs, strict=True)
-            if (named := _named_output(_path(path))) is not None and not hasattr(var, "val")
+            for var, path in zip(closed.jaxpr.outvars, outputs, strict=True)
+            if (named := _named_output(path)) is not None and not hasattr(var, "val")
         }
         # Hundreds of programs of one operation each, which no later run needs.
         with no_compile_cache():
@@ -166,8 +167,7 @@ class _Replay:
         )
 
     def _parameters(self) -> Iterator[tuple[str, Any]]:
-        for path, leaf in jax.tree_util.tree_flatten_with_path(self.state.params)[0]:
-            yield _path(path), leaf
+        yield from leaves_by_path(self.state.params).items()
 
     def _samples(self, origin: Origin, phase: Phase) -> BadSamples | None:
         if origin.result is None or phase == "gradient norm":
@@ -195,10 +195,6 @@ class _Replay:
         if self.batch.samples is not None:
             ids = ids % self.batch.samples
         return BadSamples(tuple(ids.tolist()), positions, valid)
-
-
-def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _input(path: str, leaf: Any) -> ReplayValue:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.backends.graph.replay.ranges import Range
+from pipeline.core.files.value_text import join_first
 
 Phase = Literal["data", "update", "forward", "loss", "backward", "gradient norm"]
 
@@ -51,9 +52,8 @@ class BadSamples:
     def __str__(self) -> str:
         if len(self.ids) == self.of:
             return f"all {self.of} samples of the batch"
-        named = ", ".join(map(str, self.ids[:MOST_SAMPLES]))
-        more = f" and {len(self.ids) - MOST_SAMPLES} more" if len(self.ids) > MOST_SAMPLES else ""
-        return f"{len(self.ids)} of {self.of} samples: {named}{more}"
+        named = join_first(list(map(str, self.ids)), MOST_SAMPLES)
+        return f"{len(self.ids)} of {self.of} samples: {named}"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
@@ -108,11 +109,7 @@ def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
             name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
         },
     }
-    leaves = jax.tree_util.tree_flatten_with_path(kept)[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in leaves
-    }
+    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(kept).items()}
 
 
 def read_reproducer(folder: Path) -> Reproducer:
@@ -125,9 +122,8 @@ def read_reproducer(folder: Path) -> Reproducer:
     recipe, tree = read_run_recipe(where), _read_arrays(where / ARRAYS)
     try:
         document = read_json(where / STEP)
-        # Reproducers of earlier versions have the other word.
-        found = str(document["autopsy"]["text"]).replace(" behind that op", " after that op")
-        samples = document.get("samples")
+        found = str(document["autopsy"]["text"])
+        samples = document["samples"]
         batch = Batch(**tree["batch"], samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         parts = _parts(recipe, document, batch)
@@ -155,15 +151,14 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
     ops: tuple[MapOp, ...] = ()
-    if document.get("table") is not None:
+    if document["table"] is not None:
         ops = (EncodeTable.model_validate(document["table"]),)
         columns = column_specs(ops, columns)
     ops += moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
-    counts = tuple(map(int, document.get("class_counts", ())))
+    counts = tuple(map(int, document["class_counts"]))
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
     parts = parts_of(recipe, targets, spec, ops, ())
-    # Reproducers of earlier versions are of runs with one phase.
-    frozen = tuple(map(str, document.get("frozen", parts.frozen)))
+    frozen = tuple(map(str, document["frozen"]))
     return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)
 
 

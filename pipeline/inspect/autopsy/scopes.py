@@ -71,12 +71,7 @@ class _ScopedOp:
 
 def with_scopes(parts: StepConfig) -> StepConfig:
     """A copy of the parts with named scopes around map ops and loss."""
-    compute_loss = parts.loss
-
-    def loss(*given: Any) -> Any:
-        with jax.named_scope(LOSS):
-            return compute_loss(*given)
-
+    loss = jax.named_scope(LOSS)(parts.loss)
     ops: Any = tuple(_ScopedOp(op, position) for position, op in enumerate(parts.train_ops))
     return replace(parts, train_ops=ops, loss=loss)
 

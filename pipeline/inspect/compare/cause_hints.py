@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isnan
 
+from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.forced_layers import ForcedComparison
 from pipeline.inspect.compare.layer_errors import worst_by_layer
 from pipeline.inspect.compare.tensor_rows import Row
@@ -78,13 +79,5 @@ def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
         )
         for one in worst[:limit]
     ]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    lines = []
-    for line in table:
-        mark = "!" if line[0] in named else " "
-        cells = [
-            cell.ljust(width) if column < 4 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append(f"{mark} {'  '.join(cells)}".rstrip())
-    return lines
+    lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
+    return [f"{'!' if row[0] in named else ' '} {line}".rstrip() for row, line in lines]

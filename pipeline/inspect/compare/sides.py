@@ -10,13 +10,14 @@ import jax
 import numpy as np
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
-from pipeline.checkpoint.restore import by_path, listed
+from pipeline.checkpoint.restore import listed
 from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
 from pipeline.config.overrides import key_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import nearest
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
@@ -140,12 +141,12 @@ def compare_step(
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step, right.name))
+    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step))
     own = _weights_of(left, right, weights)
     notes = []
     free = None
     try:
-        free = _captured(programs[1], own, batch, step, left.name)
+        free = _captured(programs[1], own, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if free is None else _rows(free, reference.step, request)
@@ -168,9 +169,7 @@ def compare_step(
     )
 
 
-def _captured(
-    programs: LayerPrograms, weights: Weights, batch: Batch, step: int, name: str
-) -> CapturedStep:
+def _captured(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
     return capture(programs, weights, portions_of(programs.config, batch, step))
 
 
@@ -191,7 +190,7 @@ def _require_same_network(left: Side, right: Side) -> None:
         if path in other and one[path] != other[path]
     ]
     shapes = [
-        {path: leaf.shape for path, leaf in by_path(side.opened.built.state.params).items()}
+        {path: leaf.shape for path, leaf in leaves_by_path(side.opened.built.state.params).items()}
         for side in (left, right)
     ]
     if not problems:
@@ -247,7 +246,7 @@ def _distance_of_weights(left: Side, step: int, weights: Weights) -> list[str]:
     if step not in saved_steps(left.run_dir / FOLDER):
         return [f"{left.name} has no checkpoint of step {step}: its own weights are not compared"]
     own = Weights.of(kept_state(left.opened, left.run_dir, step, Reporter()).state)
-    one, other = by_path(own.params), by_path(weights.params)
+    one, other = leaves_by_path(own.params), leaves_by_path(weights.params)
     squares = [float(np.square(np.subtract(one[p], other[p], dtype=np.float64)).sum()) for p in one]
     total = sum(float(np.square(a, dtype=np.float64).sum()) for a in other.values())
     distance = (sum(squares) / total) ** 0.5 if total else 0.0

@@ -10,6 +10,7 @@ from math import isnan
 
 import numpy as np
 
+from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.accuracy_columns import Columns, columns_of
 from pipeline.inspect.dumps.tensor_names import TensorName
 
@@ -144,12 +145,5 @@ def to_text(rows: Sequence[Row], thresholds: Thresholds) -> list[str]:
     """Return the rows as lines of a table; a row beyond a threshold is marked with `!`."""
     table = [HEADER[:10], *(row.cells[:10] for row in rows)]
     marks = [" ", *("!" if thresholds.are_exceeded(row.columns) else " " for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(10)]
-    lines = []
-    for mark, line in zip(marks, table, strict=True):
-        cells = [
-            cell.ljust(width) if column in (1, 2, 3) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append(f"{mark} {'  '.join(cells)}".rstrip())
-    return lines
+    lines = zip(marks, align_columns(table, right=(0, *range(4, 10))), strict=True)
+    return [f"{mark} {line}".rstrip() for mark, line in lines]

@@ -29,6 +29,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes, read_json, read_text
 from pipeline.core.files.npy import parse_npy
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.value_text import join_first
 from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 from pipeline.inspect.dumps.tensor_statistics import statistics_of
 
@@ -214,9 +215,8 @@ def find_dump(path: Path) -> Path | None:
         return None
     found = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
     if len(found) > 1:
-        names = ", ".join(str(one.relative_to(path)) for one in found[:4])
-        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-        raise DataError(f"{path}: holds {len(found)} dumps; name one of {names}{more}")
+        names = join_first([str(folder.relative_to(path)) for folder in found], 4)
+        raise DataError(f"{path}: holds {len(found)} dumps; name one of {names}")
     return found[0] if found else None
 
 

@@ -104,8 +104,8 @@ class LayerPrograms:
     def free(self, weights: Weights, portion: Portion) -> LayerTensors:
         """Compute the step as it is: every layer reads what those before it give."""
         program = self._program("free", _free_pass, weights, portion)
-        args = jax.device_put((_tree(weights), portion), self.device)
-        return _to_numpy(program.call(*args), program.forms)
+        tree, portion = jax.device_put((_tree(weights), portion), self.device)
+        return _to_numpy(program.call(tree, portion), program.forms)
 
     def forced(self, weights: Weights, portion: Portion, given: LayerTensors) -> LayerTensors:
         """Compute every layer from what other tensors say that it reads, forward and backward.
@@ -136,8 +136,8 @@ class LayerPrograms:
             "output_gradients": given.output_gradients,
             "logits": given.logits,
         }
-        args = jax.device_put((_tree(weights), portion, arrays), device)
-        return _to_numpy(program.call(*args), program.forms)
+        tree, portion, arrays = jax.device_put((_tree(weights), portion, arrays), device)
+        return _to_numpy(program.call(tree, portion, arrays), program.forms)
 
     def _program(
         self,

@@ -149,7 +149,7 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     state, first = None, 0
     for saved in reversed(before):
         try:
-            found = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved), reporter.warn)
+            found = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
         except DamagedError as error:
             reporter.warn(f"{error}; taking an earlier one")
             continue

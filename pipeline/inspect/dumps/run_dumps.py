@@ -14,7 +14,6 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import MonitorBase
 from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.dump_files import add_run_loss
 from pipeline.inspect.dumps.dump_step import (
@@ -29,13 +28,14 @@ from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_
 from pipeline.inspect.dumps.tensor_names import require_layers
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import DUMP
+from pipeline.stages.runner.context import Dumps
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.telemetry import Telemetry
 
 
 @dataclass
-class RunDumps(MonitorBase):
+class RunDumps(Dumps):
     """Writes the dumps of a run; called with a state and the number of steps done.
 
     The training program and what it is given stay as they are. A dump that fails, as on a full

@@ -80,14 +80,14 @@ def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     operands = tuple(map(_operand, shapes)) or (jnp.zeros(1),)
     function = jaxpr_as_fun(part.program)
 
-    def call(*words: Array) -> list[Array]:
+    def call(words: tuple[Array, ...]) -> list[Array]:
         arrays = [_from_words(each, shape) for each, shape in zip(words, shapes, strict=False)]
         return [jax.random.key_data(r) if is_key(r.dtype) else r for r in function(*arrays)]
 
     if looped:
         return Timer(operands, device, ROUNDS, ROUND_S).time_us(call)
     with jax.default_device(device):
-        return 1e6 * shortest_s(jax.jit(call), *operands, budget_s=ROUNDS * ROUND_S)
+        return 1e6 * shortest_s(jax.jit(call), operands, budget_s=ROUNDS * ROUND_S)
 
 
 def _operand(shape: Any) -> Array:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pipeline.core.files.value_text import bytes_text
 from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
 
 ROWS = 12
 WIDEST = 34
-KILO, MEGA, GIGA = 1e3, 1e6, 1e9
+KILO, GIGA = 1e3, 1e9
 
 
 def profile_table(
@@ -47,7 +48,7 @@ def _head(profile: StepProfile) -> Iterator[str]:
         shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
         yield f"  shares     {', '.join(shares)}"
     if profile.memory:
-        held = (f"{name} {_bytes(count)}" for name, count in profile.memory.items())
+        held = (f"{name} {bytes_text(count)}" for name, count in profile.memory.items())
         yield f"  memory     {', '.join(held)}"
     if profile.coverage is not None:
         found = profile.coverage
@@ -144,10 +145,3 @@ def _row(name: str, cells: Sequence[str]) -> str:
 
 def _ms(ms: float) -> str:
     return f"{ms:,.4f}" if ms < 1 else f"{ms:,.3f}" if ms < 100 else f"{ms:,.1f}"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", GIGA), ("MB", MEGA), ("kB", KILO)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count:,.0f} B"

@@ -210,8 +210,8 @@ def _compiled(
 
 
 def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) -> ClassPredictions:
-    parts = [_classes_of(*batch, ignore_index) for batch in batches]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    parts = [_classes_of(rows, outputs, labels, ignore_index) for rows, outputs, labels in batches]
+    columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
     # Buckets are evaluated one after the other.
     order = np.argsort(columns[0], kind="stable")
     rows, labels, predicted, probability, of_label, in_top5 = (part[order] for part in columns)
@@ -298,5 +298,6 @@ def _labels(batches: Iterator[Rows]) -> LabelPredictions:
 
 
 def _joined(batches: Iterator[Rows]) -> Rows:
-    rows, outputs, labels = (np.concatenate(column) for column in zip(*batches, strict=True))
+    parts = list(batches)
+    rows, outputs, labels = (np.concatenate([part[n] for part in parts]) for n in range(3))
     return rows, outputs, labels

@@ -40,19 +40,19 @@ def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
 
 def count_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
     """Precision, recall, F1 and the number of labels of each class."""
-    columns = (column.tolist() for column in (*counts.ratios(), counts.actual))
+    ratios = np.stack(counts.ratios(), axis=1).tolist()
     return [
         {"class": name, "precision": p, "recall": r, "f1": f1, "count": count}
-        for name, p, r, f1, count in zip(names, *columns, strict=True)
+        for name, (p, r, f1), count in zip(names, ratios, counts.actual.tolist(), strict=True)
     ]
 
 
 def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[dict[str, Any]]:
     """MAE, RMSE and R squared of each number."""
-    columns = (column.tolist() for column in predictions.figures())
+    figures = np.stack(predictions.figures(), axis=1).tolist()
     return [
         {"number": name, "mae": mae, "rmse": rmse, "r2": r2}
-        for name, mae, rmse, r2 in zip(names, *columns, strict=True)
+        for name, (mae, rmse, r2) in zip(names, figures, strict=True)
     ]
 
 
@@ -82,8 +82,9 @@ def _prediction_rows(predictions: Predictions, names: Sequence[str]) -> Iterable
             for index, (true, predicted) in enumerate(pairs):
                 yield {"index": index, **_pairs(names, true, predicted)}
         case LabelPredictions():
-            both = np.asarray(predictions.true, int).tolist(), predictions.probabilities.tolist()
-            for index, (true, shares) in enumerate(zip(*both, strict=True)):
+            labels = np.asarray(predictions.true, int).tolist()
+            both = zip(labels, predictions.probabilities.tolist(), strict=True)
+            for index, (true, shares) in enumerate(both):
                 rounded = [f"{share:.6f}" for share in shares]
                 yield {"index": index, **_pairs(names, true, rounded, "probability of")}
 

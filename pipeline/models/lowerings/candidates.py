@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax import Array
 
@@ -67,7 +67,7 @@ def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]
     return formula.chunked and divides
 
 
-def compute(problem: Problem, lowering: Lowering, *operands: Array) -> Array:
+def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> Array:
     """Compute a problem by a lowering, on the operands of its role.
 
     The result has the operands' dtype. Raises ValueError where the lowering can't compute it.

@@ -17,7 +17,8 @@ width of the result and the batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +57,11 @@ Residuals = tuple[Array, Array, Array | None]
 def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
     # With one channel a product has too little to sum over: a sum of shifted images takes a third.
     if kernel.shape[2] == 1:
-        return _uninlined(_shifted_sum, window, images, kernel), (images, kernel, None)
+        with _uninlined():
+            return _shifted_sum(window, images, kernel), (images, kernel, None)
     patches = _patches(window, images)
-    return _uninlined(_slide, window, patches, kernel), (images, kernel, patches)
+    with _uninlined():
+        return _slide(window, patches, kernel), (images, kernel, patches)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -70,23 +73,27 @@ def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tup
     images, kernel, patches = residuals
     if patches is None:
         patches = _patches(window, images)
-    by_kernel = _uninlined(_weight_grad, window, patches, cotangent)
+    with _uninlined():
+        by_kernel = _weight_grad(window, patches, cotangent)
     return _input_grad(window, kernel, cotangent), by_kernel.reshape(kernel.shape)
 
 
 _conv2d.defvjp(_forward, _backward)
 
 
-def _uninlined(function: Callable[..., Array], window: ConvWindow, *operands: Array) -> Array:
-    """Call the function as a program of its own, which nothing is fused into or out of.
+def _uninlined() -> AbstractContextManager[None]:
+    """Context in which a jitted function is a program that nothing is fused into or out of.
 
     XLA:CPU would otherwise compute cheap values again for every reader, and a result that ends in
     a reshape one element at a time, since it can't see rows in it any more.
     """
-    with set_xla_metadata(inlineable="false"):
-        return jax.jit(function, static_argnums=0)(window, *operands)
+    return set_xla_metadata(inlineable="false")
 
 
+_jit = functools.partial(jax.jit, static_argnums=0)
+
+
+@_jit
 def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight per feature."""
     padded = _padded(window, images)
@@ -121,10 +128,11 @@ def _patches(window: ConvWindow, images: Array) -> Array:
     Shifted along the width first, then whole rows along the height: this takes half the time of
     one shift for every kernel position.
     """
-    shifted = _uninlined(_shifted_columns, window, images)
-    return _uninlined(_shifted_rows, window, shifted)
+    with _uninlined():
+        return _shifted_rows(window, _shifted_columns(window, images))
 
 
+@_jit
 def _shifted_columns(window: ConvWindow, images: Array) -> Array:
     """(kernel columns * channels, padded height, width * batch)."""
     padded, columns = _padded(window, images), range(window.columns.kernel)
@@ -132,31 +140,35 @@ def _shifted_columns(window: ConvWindow, images: Array) -> Array:
     return shifted.reshape(*shifted.shape[:2], -1)
 
 
+@_jit
 def _shifted_rows(window: ConvWindow, shifted: Array) -> Array:
     rows = [shifted[:, _under(window.rows, i)] for i in range(window.rows.kernel)]
     flat = [row.reshape(row.shape[0], -1) for row in rows]
     return jnp.concatenate(flat)
 
 
+@_jit
 def _slide(window: ConvWindow, patches: Array, kernel: Array) -> Array:
     features = kernel.shape[-1]
     product = kernel.reshape(-1, features).T @ patches
     return product.reshape(features, *window.output_size, -1)
 
 
+@_jit
 def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
     """(kernel rows * kernel columns * channels, features)."""
     return patches @ cotangent.reshape(cotangent.shape[0], -1).T
 
 
 def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
-    spread = _uninlined(_spread_columns, window, cotangent)
-    products = _uninlined(_row_products, window, kernel, spread)
-    return _uninlined(_overlapped, window, products).reshape(
-        kernel.shape[2], *window.sizes, cotangent.shape[-1]
-    )
+    with _uninlined():
+        spread = _spread_columns(window, cotangent)
+        products = _row_products(window, kernel, spread)
+        images = _overlapped(window, products)
+    return images.reshape(kernel.shape[2], *window.sizes, cotangent.shape[-1])
 
 
+@_jit
 def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
     """The pixels of the cotangent under every column of the flipped kernel.
 
@@ -170,6 +182,7 @@ def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
     return spread.reshape(spread.shape[0], -1)
 
 
+@_jit
 def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
     """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
@@ -177,6 +190,7 @@ def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
     return (matrix @ spread).reshape(rows, channels, window.output_size[0], -1)
 
 
+@_jit
 def _overlapped(window: ConvWindow, products: Array) -> Array:
     """The sum of the products, each shifted to its rows: (channels, height, width * batch)."""
     axis, zero = window.rows, jnp.zeros((), products.dtype)

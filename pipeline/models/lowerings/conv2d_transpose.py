@@ -29,6 +29,7 @@ from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 Padding = Literal["SAME", "VALID"]
 _Plan = LayerPlan[ConvolutionProblem]
+_Operands = tuple[Array, Array]
 _CONVOLUTION = Lowering("convolution")
 
 
@@ -47,11 +48,12 @@ def conv2d_transpose(
     it and its gradients are computed. Differentiable in reverse mode only.
     """
     (batch, height, width, channels), (rows, columns, _, features) = x.shape, kernel.shape
-    sizes = (
-        size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
-        for size, stride, reach in zip((height, width), strides, (rows, columns), strict=True)
-    )
-    window = make_window(_pair(*sizes), (rows, columns), strides, padding, (1, 1), 1)
+
+    def reached(size: int, stride: int, reach: int) -> int:
+        return size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
+
+    sizes = reached(height, strides[0], rows), reached(width, strides[1], columns)
+    window = make_window(sizes, (rows, columns), strides, padding, (1, 1), 1)
 
     def chosen(role: Role) -> ChosenLowering[ConvolutionProblem]:
         dtype = str(x.dtype)
@@ -59,10 +61,6 @@ def conv2d_transpose(
         return ChosenLowering(problem, policy.choose(problem))
 
     return _transpose(LayerPlan(*map(chosen, ROLES)), padding, x, kernel)
-
-
-def _pair(rows: int, columns: int) -> Pair:
-    return rows, columns
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -83,29 +81,26 @@ def _window(plan: _Plan) -> ConvWindow:
     return plan.forward.problem.window
 
 
-def _forward(
-    plan: _Plan, padding: Padding, x: Array, kernel: Array
-) -> tuple[Array, tuple[Array, Array]]:
+def _forward(plan: _Plan, padding: Padding, x: Array, kernel: Array) -> tuple[Array, _Operands]:
     return _transpose(plan, padding, x, kernel), (x, kernel)
 
 
-def _backward(
-    plan: _Plan, padding: Padding, operands: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
+def _backward(plan: _Plan, padding: Padding, operands: _Operands, cotangent: Array) -> _Operands:
     if plan.forward.is_default and plan.weight_grad.is_default:
         return lax.platform_dependent(
-            *operands,
+            operands,
             cotangent,
             cpu=functools.partial(_gradients, plan),
             default=functools.partial(_derived_gradients, plan, padding),
         )
-    return _gradients(plan, *operands, cotangent)
+    return _gradients(plan, operands, cotangent)
 
 
 _transpose.defvjp(_forward, _backward)
 
 
-def _gradients(plan: _Plan, x: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
+def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
+    x, kernel = operands
     rotated, window = rotate_and_swap(kernel, 1), _window(plan)
     if plan.forward.is_default:
         by_x = conv2d_forward.by_convolution(window, _CONVOLUTION, cotangent, rotated)
@@ -119,8 +114,9 @@ def _gradients(plan: _Plan, x: Array, kernel: Array, cotangent: Array) -> tuple[
 
 
 def _derived_gradients(
-    plan: _Plan, padding: Padding, x: Array, kernel: Array, cotangent: Array
-) -> tuple[Array, Array]:
+    plan: _Plan, padding: Padding, operands: _Operands, cotangent: Array
+) -> _Operands:
+    x, kernel = operands
     by_x = jax.linear_transpose(lambda x: _by_jax(plan, padding, x, kernel), x)
     by_kernel = jax.linear_transpose(lambda kernel: _by_jax(plan, padding, x, kernel), kernel)
     return *by_x(cotangent), *by_kernel(cotangent)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from pipeline.models.lowerings.candidates import compute
 from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULTS,
@@ -36,10 +35,10 @@ def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
     differentiable in reverse mode only.
     """
 
-    def product(inputs: Array, kernel: Array, *arguments: Any, **precision: Any) -> Array:
+    def product(inputs: Array, kernel: Array, dimensions: Any, **precision: Any) -> Array:
         plan = _planned(policy, inputs, kernel)
         if inputs.dtype != kernel.dtype or (plan.is_default and not _is_transposed(inputs, kernel)):
-            return lax.dot_general(inputs, kernel, *arguments, **precision)
+            return lax.dot_general(inputs, kernel, dimensions, **precision)
         rows = inputs.reshape(-1, inputs.shape[-1])
         return _product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
 
@@ -91,7 +90,7 @@ def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> t
     derived = functools.partial(_derived_gradient, kernel.shape)
     if kernel.shape[1] > FEW_FEATURES:
         return by_inputs, derived(inputs, cotangent)
-    transposed = functools.partial(compute, plan.weight_grad.problem, Lowering("turned"))
+    transposed = ChosenLowering(plan.weight_grad.problem, Lowering("turned"))
     by_kernel: Array = lax.platform_dependent(inputs, cotangent, cpu=transposed, default=derived)
     return by_inputs, by_kernel
 

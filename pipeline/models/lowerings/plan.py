@@ -21,7 +21,7 @@ class ChosenLowering(Generic[P]):
     lowering: Lowering
 
     def __call__(self, *operands: Array) -> Array:
-        return compute(self.problem, self.lowering, *operands)
+        return compute(self.problem, self.lowering, operands)
 
     @property
     def is_default(self) -> bool:

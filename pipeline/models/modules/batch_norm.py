@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array, lax
 
+Arrays = tuple[Array, ...]
+
 
 class BatchNormModule(nn.Module):
     """Normalise each channel over the batch and its positions (Ioffe and Szegedy 2015).
@@ -88,13 +90,13 @@ class NormSettings:
 
 def batch_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
     """Mean and biased variance of a channel over the batch, float32 (channels,) each."""
-    values, again = (part.astype(jnp.float32) for part in read_apart(x, x))
+    values, again = (part.astype(jnp.float32) for part in read_apart((x, x)))
     mean, mean_of_squares = settings.mean(values), settings.mean(lax.square(again))
     # Rounding can make the difference negative.
     return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
 
 
-def read_apart(*arrays: Array) -> tuple[Array, ...]:
+def read_apart(arrays: Arrays) -> Arrays:
     """Return the arrays, of which XLA does not know that some may be one.
 
     XLA:CPU writes a float32 copy of an array of fewer bits that several sums read. A sum that has
@@ -103,8 +105,8 @@ def read_apart(*arrays: Array) -> tuple[Array, ...]:
     """
     if all(array.dtype == jnp.float32 for array in arrays):
         return arrays
-    apart: tuple[Array, ...] = lax.platform_dependent(
-        *arrays, cpu=lambda *each: lax.optimization_barrier(each), default=lambda *each: each
+    apart: Arrays = lax.platform_dependent(
+        arrays, cpu=lax.optimization_barrier, default=lambda arrays: arrays
     )
     return apart
 
@@ -126,8 +128,6 @@ with a factor per channel. It reads both in their own type, while the gradient t
 writes and reads float32 intermediates.
 """
 
-Arrays = tuple[Array, ...]
-
 
 def _forward(
     settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
@@ -138,7 +138,7 @@ def _forward(
 def _backward(settings: NormSettings, operands: Arrays, cotangent: Array) -> Arrays:
     x, mean, var, scale = operands
     dy, inverse = cotangent.astype(jnp.float32), lax.rsqrt(var + settings.epsilon)
-    of_bias, of_scale, x_of_scale = read_apart(cotangent, cotangent, x)
+    of_bias, of_scale, x_of_scale = read_apart((cotangent, cotangent, x))
     by_bias = of_bias.astype(jnp.float32).sum(settings.axes)
     products = of_scale.astype(jnp.float32) * x_of_scale
     by_scale = (products.sum(settings.axes) - mean * by_bias) * inverse

@@ -93,7 +93,7 @@ class _Gate(nn.Module):
                 "shape"
             )
         ones = (1,) * (x.ndim - factors.ndim)
-        return x * factors.reshape(x.shape[0], *ones, *factors.shape[1:])
+        return x * factors.reshape((x.shape[0], *ones, *factors.shape[1:]))
 
 
 @computes(standard.DualPath)

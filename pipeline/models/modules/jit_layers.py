@@ -39,27 +39,30 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
         context: nn.module.InterceptorContext,
     ) -> Any:
         module = context.module
-        if _inside.get() or context.method_name != "__call__" or module.is_initializing():
-            return call(*args, **kwargs)
-        if not any(covers(pattern, module.path) for pattern in patterns) or _has_arrays(module):
+        is_forward = context.method_name == "__call__" and not module.is_initializing()
+        if _inside.get() or not is_forward or not _is_compiled(module, patterns):
             return call(*args, **kwargs)
         _keep_functions(module)
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
         others = tuple(leaf for leaf, array in zip(leaves, is_array, strict=True) if not array)
-        return _compiled(tree, is_array, others)(module, *arrays)
+        return _compiled(tree, is_array, others)(module, arrays)
 
     return intercept
+
+
+def _is_compiled(module: nn.Module, patterns: Sequence[str]) -> bool:
+    return any(covers(pattern, module.path) for pattern in patterns) and not _has_arrays(module)
 
 
 @cache
 def _compiled(
     tree: PyTreeDef, is_array: tuple[bool, ...], others: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """A compiled call of a module, (module, *arrays) -> result, kept from step to step."""
+    """A compiled call of a module, (module, arrays) -> result, kept from step to step."""
 
-    def call(module: nn.Module, *arrays: Any) -> Any:
+    def call(module: nn.Module, arrays: list[Any]) -> Any:
         from_arrays, from_others = iter(arrays), iter(others)
         leaves = [next(from_arrays) if array else next(from_others) for array in is_array]
         args, kwargs = jax.tree.unflatten(tree, leaves)

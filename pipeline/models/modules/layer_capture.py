@@ -92,8 +92,8 @@ def grad_observing_layers(
         grad = jax.grad(transform(tapped), argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
         observations = {
-            path: LayerCapture(inputs[path], cotangents[path], *windows[path], number)
-            for number, path in enumerate(windows)
+            path: LayerCapture(inputs[path], cotangents[path], window, layout, number)
+            for number, (path, (window, layout)) in enumerate(windows.items())
         }
         return gradients, auxiliary, observations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.backends.communication import Communication
 from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
+from pipeline.core.files.value_text import bytes_text
 from pipeline.training.step_record import Record
 
 TELEMETRY_BYTES = 4 * len(Record._fields)
@@ -203,11 +204,11 @@ def _memory_text(memory: Memory, size: int) -> str:
     plural = "" if size == 1 else "es"
     what = "numbers of samples" if memory.resident else "samples"
     window_bytes = memory.window_steps * memory.batch_bytes
-    samples = f" beside all samples, {_bytes(memory.data_bytes)}" if memory.resident else ""
+    samples = f" beside all samples, {bytes_text(memory.data_bytes)}" if memory.resident else ""
     return (
-        f"{size:,} batch{plural} of {what} {_bytes(size * memory.batch_bytes)}; the device has "
-        f"{memory.window_steps:,} at once whatever the sink, {_bytes(window_bytes)}{samples}; "
-        f"telemetry {_bytes(size * TELEMETRY_BYTES)} a sink"
+        f"{size:,} batch{plural} of {what} {bytes_text(size * memory.batch_bytes)}; the device has "
+        f"{memory.window_steps:,} at once whatever the sink, {bytes_text(window_bytes)}{samples}; "
+        f"telemetry {bytes_text(size * TELEMETRY_BYTES)} a sink"
     )
 
 
@@ -217,10 +218,3 @@ def _calendar_texts(calendar: Calendar) -> Iterator[tuple[str, str]]:
     yield "events", f"{text} in {calendar.total:,} steps; {calendar.longest:,} between two at most"
     if calendar.first:
         yield "", "; ".join(f"step {step:,}: {what}" for step, what in calendar.first)
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count:,} B"

@@ -23,7 +23,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import exhaust, train
@@ -97,7 +97,7 @@ class TimedRuns:
         self._open.close()
 
 
-class _Stopwatch(MonitorBase):
+class _Stopwatch(Monitor):
     """Record of when each dispatch ended, after all other monitors were notified."""
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
+from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.models.weights.rules.frameworks import Framework
 from pipeline.stages.export.axis_order import to_own_layout
@@ -166,12 +167,7 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     ]
     left = len(cells) - (limit or len(cells))
     head = ("", "in the file", "shape", "in the network", "shape", "")
-    lines = [head, *cells[:limit]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    texts = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    texts = align_columns([head, *cells[:limit]])
     return "\n".join([*texts, *([f"... and {left} more"] if left > 0 else [])])
 
 

@@ -16,7 +16,7 @@ from pipeline.checkpoint.checkpoint_folder import (
     checkpoint_step,
     saved_steps,
 )
-from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved, tell_user
+from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.reporter import Reporter
@@ -62,7 +62,7 @@ def _checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
     steps = saved_steps(root)
     if not steps:
         raise DataError(f"{run_dir}: holds no checkpoint")
-    return [read_checkpoint(checkpoint_path(root, step), tell_user) for step in steps]
+    return [read_checkpoint(checkpoint_path(root, step)) for step in steps]
 
 
 def _steps_per_epoch(recipe: Recipe, saved: Checkpoint) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.checkpoint.restore import by_path
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.tables.encode_table import encoded_features, encoding_ops
 from pipeline.data.transform import column_specs
@@ -87,7 +87,7 @@ def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> Networ
 def shapes_of(variables: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shape of every array of a network by its full name."""
     held = {name: variables[name] for name in COLLECTIONS if name in variables}
-    return {name: tuple(leaf.shape) for name, leaf in by_path(held).items()}
+    return {name: tuple(leaf.shape) for name, leaf in leaves_by_path(held).items()}
 
 
 def _variables(module: Any, images: jax.ShapeDtypeStruct) -> Any:

@@ -113,7 +113,7 @@ def parse_samples(data: Any, folder: Path) -> Samples:
 
 def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
     """The targets that a JSON object describes. Raises ValueError for anything else."""
-    match about.get("targets", {"task": "classification", "mean": [], "std": []}):
+    match about.get("targets"):
         case {"task": str(task), "mean": [*mean], "std": [*std]} if (
             task in get_args(Task)
             and len(mean) == len(std) == (len(names) if task == "regression" else 0)

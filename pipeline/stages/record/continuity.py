@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
-from pipeline.core.files.value_text import show
+from pipeline.core.files.value_text import first_lines, show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 from pipeline.stages.record.settings import compare_settings
@@ -81,8 +81,7 @@ def changed_data(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[s
         for split, column, old, new in _columns(kept, now.data)
         if not _is_same_data(old, new)
     ]
-    more = len(lines) - MAX_COLUMNS
-    return [*lines[:MAX_COLUMNS], f"{more:,} more"] if more > 0 else lines
+    return first_lines(lines, MAX_COLUMNS)
 
 
 def changed_plugins(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[str]:
@@ -100,8 +99,7 @@ def changed_plugins(before: Sequence[Mapping[str, Any]], now: Provenance) -> lis
         for file, old, new in _plugin_versions(entry, own):
             if old != new:
                 lines.append(f"{shown(f'{name}: {file}')} {_digest(old)} -> {_digest(new)}")
-    more = len(lines) - MAX_COLUMNS
-    return [*lines[:MAX_COLUMNS], f"{more:,} more"] if more > 0 else lines
+    return first_lines(lines, MAX_COLUMNS)
 
 
 def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

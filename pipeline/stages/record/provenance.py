@@ -41,7 +41,7 @@ class Provenance:
     plugins: Mapping[str, Any] = field(default_factory=dict)
     """Versions and SHA-256 of the files of plug-ins, by module."""
     numerics: Mapping[str, Any] = field(default_factory=dict)
-    """Values of jax's settings that decide numbers; empty in runs of older versions."""
+    """Values of jax's settings that decide numbers."""
 
 
 def add_provenance(run_dir: Path, process: Provenance) -> None:

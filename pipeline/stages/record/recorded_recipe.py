@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from pipeline.config.defaults import normalised
-from pipeline.config.moved_keys import without_moved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
@@ -74,17 +73,14 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
 
     Raises DataError where it can't be read.
     """
-    return normalised(_read_tree(run_dir / RECIPE))
-
-
-def _read_tree(file: Path) -> Mapping[str, Any]:
+    file = run_dir / RECIPE
     try:
         tree = read_yaml(file)
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: can't be read: {error}") from error
     if not isinstance(tree, dict):
         raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
-    return tree
+    return normalised(tree)
 
 
 def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
@@ -134,12 +130,10 @@ def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
 
 def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
     try:
-        tree = _read_tree(Path(run_dir) / RECIPE)
+        return read_recorded_recipe(Path(run_dir))
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
         raise RecipeError([f"train.resume = {run_dir}: {reason}"]) from error
-    # A moved key decided no loss: device.devices was of the price alone.
-    return normalised(without_moved(tree, harmless=False))
 
 
 def list_changes(

@@ -24,6 +24,7 @@ from pipeline.core.errors import DataError, RunError, printable
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
+from pipeline.core.files.value_text import join_first
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.stages.record.descendants import DESCENDANTS
 
@@ -42,8 +43,8 @@ APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
 CHECKPOINT_FILES, CHECKPOINT_NAMES = "ckpt", "ckpt.json"
 """Checkpoints as MindSpore's files, and a list of these by step."""
-BOARD_FOLDERS, BOARD_CONFIG = ("tensorboard", "embeddings"), "projector_config.pbtxt"
-"""TensorBoard's: older runs have all in the first, others only what its projector shows."""
+BOARD_FOLDER, BOARD_CONFIG = "embeddings", "projector_config.pbtxt"
+"""The folder and the file of what TensorBoard's projector shows."""
 REPLACED = (
     *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
     *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
@@ -59,7 +60,7 @@ RANKS = "ranks"
 DUMP = "dump"
 """The tensors of steps, by the time at which they were dumped."""
 FOLDERS = (
-    *(CHECKPOINTS, *BOARD_FOLDERS, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
+    *(CHECKPOINTS, BOARD_FOLDER, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
     *(DUMP, CHECKPOINT_FILES),
 )
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
@@ -126,10 +127,9 @@ def require_unused(run_dir: Path) -> None:
         return
     left = [name for name in there if name in (*APPENDED, *REPLACED, *FOLDERS)]
     what = f"what is left of a run without its {RECIPE}" if left else "no run, and is not empty"
-    more = f" and {len(there) - SHOWN_ENTRIES:,} more" if len(there) > SHOWN_ENTRIES else ""
-    names = ", ".join(map(printable, there[:SHOWN_ENTRIES]))
+    names = join_first(list(map(printable, there)), SHOWN_ENTRIES)
     raise DataError(
-        f"{run_dir}: holds {what}: {names}{more}; name a directory that is empty or not there yet"
+        f"{run_dir}: holds {what}: {names}; name a directory that is empty or not there yet"
     )
 
 

@@ -28,7 +28,7 @@ class RunRecord:
     summary: Mapping[str, Any]
     """Empty for a run that was killed."""
     processes: Sequence[Mapping[str, Any]]
-    """The processes that worked on it; none for a run of an old version."""
+    """The processes that worked on it; none if their file was removed."""
 
     @property
     def status(self) -> str:
@@ -73,10 +73,6 @@ def compare_origins(one: RunRecord, other: RunRecord) -> dict[str, list[Differen
     """
     sections: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
     first, second = _origin(one), _origin(other)
-    if not (one.made_by.get("numerics") and other.made_by.get("numerics")):
-        # A run of an older version has none.
-        first["environment"].pop("numerics")
-        second["environment"].pop("numerics")
     for section in ("data", "code", "environment"):
         known = bool(one.processes and other.processes)
         sections[section] = differences(first[section], second[section]) if known else None

@@ -88,6 +88,6 @@ def restore_weights(
 
 
 def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
-    if saved.recipe is None or recipe_digest(saved.recipe) == recipe_digest(recipe):
+    if recipe_digest(saved.recipe) == recipe_digest(recipe):
         return []
     return find_changes(recipe, normalised(saved.recipe))

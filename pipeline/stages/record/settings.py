@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from pipeline.core.files.error_text import shown
+from pipeline.core.files.value_text import first_lines
 from pipeline.stages.record.provenance import Provenance
 
 NUMERICS = (
@@ -56,14 +57,14 @@ class ChangedSettings:
 
 
 def compare_settings(before: Sequence[Mapping[str, Any]], now: Provenance) -> ChangedSettings:
-    """Compare with the newest process that has kept `numerics`; no earlier version has.
+    """Compare with the newest process.
 
     The values may be a stranger's: they are only compared and shown.
     """
-    kept = [process for process in before if isinstance(process.get("numerics"), Mapping)]
-    if not kept or not kept[-1]["numerics"]:
+    newest = before[-1] if before else {}
+    numerics, variables = newest.get("numerics"), newest.get("settings")
+    if not isinstance(numerics, Mapping):
         return ChangedSettings()
-    numerics, variables = kept[-1]["numerics"], kept[-1].get("settings")
     lines: dict[bool, list[str]] = {True: [], False: []}
     # A name that only one of them has is another version's.
     for name in now.numerics:
@@ -75,7 +76,9 @@ def compare_settings(before: Sequence[Mapping[str, Any]], now: Provenance) -> Ch
         known = name.lower().removeprefix("jax_") in now.numerics
         if not known and was.get(name) != is_now.get(name):
             lines[_is_decisive(name)].append(_line(name, was.get(name), is_now.get(name)))
-    return ChangedSettings(*(_first(lines[decisive]) for decisive in (True, False)))
+    return ChangedSettings(
+        first_lines(lines[True], MAX_SETTINGS), first_lines(lines[False], MAX_SETTINGS)
+    )
 
 
 def _split(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,8 +108,3 @@ def _is_decisive(name: str) -> bool:
 def _line(name: str, old: Any, new: Any) -> str:
     was, is_now = (shown("not set" if value is None else str(value)) for value in (old, new))
     return f"{shown(name)}: was {was}, is {is_now}"
-
-
-def _first(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - MAX_SETTINGS
-    return [*lines[:MAX_SETTINGS], *([f"{more:,} more"] if more > 0 else [])]

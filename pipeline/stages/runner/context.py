@@ -7,6 +7,7 @@ starts the run passes it; without one a run has none of these.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -48,13 +49,15 @@ class Profile(Protocol):
         """Write the profile once training has ended with `state`."""
 
 
-class Dumps(Monitor, Protocol):
+class Dumps(Monitor, ABC):
     """The dumps of a run; called with a state and the number of steps done."""
 
     @property
+    @abstractmethod
     def steps(self) -> tuple[int, ...]:
         """Numbers of steps done at which there is a dump."""
 
+    @abstractmethod
     def __call__(self, state: TrainState, step: int) -> None:
         """Dump the step after `step` steps; the state stays as it is."""
 

@@ -18,7 +18,7 @@ from pipeline.core.files.value_text import show
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.callbacks.events import Monitor, MonitorBase, Pruner
+from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
 from pipeline.engine.hooks import (
@@ -64,7 +64,7 @@ def make_extras(run: CompiledRun) -> Extras:
     return Extras(callbacks, context.options.inspection.open_dumps(run))
 
 
-class AdvanceMonitor(MonitorBase):
+class AdvanceMonitor(Monitor):
     """Let a resumed run change its directory once its first new step is computed."""
 
     def __init__(self, advanced: HeldWrites) -> None:

@@ -22,6 +22,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
 from pipeline.core.files.real_files import require_real, require_real_folder, require_real_trees
+from pipeline.core.files.value_text import join_first
 from pipeline.stages.record.recorded_recipe import changed_keys
 from pipeline.stages.record.run_directory import RECIPE, require_unused
 from pipeline.study.sweep.command import Command, read_command, write_command
@@ -222,9 +223,8 @@ def _refuse_another(
     problems += [problem for job in jobs for problem in _differences(job)]
     problems += _foreign_jobs(sweep_dir, jobs) if grows else []
     if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        first = "; ".join(problems[:3])
-        raise RunError(f"{sweep_dir}: holds another sweep: {first}{more}; name another directory")
+        first = join_first(problems, 3, "; ", "; and ")
+        raise RunError(f"{sweep_dir}: holds another sweep: {first}; name another directory")
 
 
 def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:

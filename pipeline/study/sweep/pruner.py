@@ -11,13 +11,13 @@ import numpy as np
 import optuna
 
 from pipeline.core.errors import RunError
-from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, Pruner, SinkReport
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.study import open_study, read_settings
 from pipeline.training.telemetry import Telemetry
 
 
-class TrialPruner(MonitorBase):
+class TrialPruner(Pruner):
     """Monitor that reports a trial's values and asks the study's pruner after every report.
 
     At the end of every sink it reports the sink's mean training loss, over steps with a finite

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
+from pipeline.core.host.tree_paths import path_text
 from pipeline.core.registry import part
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.part_specs import DecayRule, OptimizerSpec
@@ -122,15 +123,8 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     return optax.GradientTransformation(init, update)
 
 
-def joined_path(path: Any) -> str:
-    """Format the path of a leaf of jax as text: "conv_0/kernel"."""
-    import jax
-
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def _scopes(path: Any) -> Path:
-    return tuple(joined_path(path).split("/"))
+    return tuple(path_text(path).split("/"))
 
 
 def _decay_rate(path: Path, default: float, rules: Sequence[DecayRule]) -> float:

@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
 from pipeline.core.files.error_text import nearest, shown
+from pipeline.core.host.tree_paths import path_text
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardRule
 from pipeline.training.parallel.placement import DevicePlacement
@@ -168,4 +169,4 @@ def _spec_of_leaf(
 
 def _keys(where: Any) -> Path:
     """Return the path of a leaf as the names in it."""
-    return tuple(jax.tree_util.keystr(where, simple=True, separator="/").split("/"))
+    return tuple(path_text(where).split("/"))

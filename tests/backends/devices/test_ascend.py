@@ -32,12 +32,6 @@ def test_a_recipe_says_how_the_device_is_used() -> None:
 
 
 CASES = {
-    "the old key": (
-        "device.devices=8",
-        "device.devices = 8: is parallel.devices now, with parallel.mode=data; train.batch_size is "
-        "the batch of all devices",
-    ),
-    "the old key at its default": ("device.devices=1", "device.devices = 1: is parallel.devices"),
     "no device": ("parallel.devices=0", "parallel.devices = 0: must be greater than 0"),
     "half a device": ("parallel.devices=0.5", "parallel.devices = 0.5: must be a whole number"),
     "launch mode": (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.engine.callbacks.events import Evaluation, MonitorBase, SinkReport
+from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.monitors import background
 from pipeline.engine.monitors.background import BackgroundMonitor
 from pipeline.training.telemetry import Telemetry
@@ -22,7 +22,7 @@ def telemetry(start: int, steps: int = 1) -> Telemetry:
     return telemetry_of(start, np.tile([1.0, 1.0, 1.0, 1.0, 0.0], (steps, 1)))
 
 
-class Diary(MonitorBase):
+class Diary(Monitor):
     """Writes down its events; may be held up, or fail at one of its calls."""
 
     def __init__(self, entries: list[str] | None = None, fails_at: str = "") -> None:

@@ -48,7 +48,7 @@ def test_what_no_float32_can_be_is_no_number_of_a_step(number: str, tmp_path: Pa
 
 
 def test_the_numbers_of_a_step_are_those_that_it_has(tmp_path: Path) -> None:
-    """Older logs have fewer, and only a step that was skipped says so."""
+    """Only a step that was skipped says so."""
     log = tmp_path / "log"
     log.write_text('{"step": 0, "loss": 2}\n{"step": 7, "grad_norm": null, "skipped": true}\n')
     first, second = read_lines(log)

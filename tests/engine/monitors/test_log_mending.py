@@ -136,7 +136,6 @@ def test_what_is_missing_is_named_by_every_life_to_come(mark: Mark, tmp_path: Pa
 
 
 def test_without_a_mark_gaps_are_named(tmp_path: Path) -> None:
-    """A checkpoint of an older version kept none."""
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(lines(2, 3) + lines(6, 12))
     found = reopen(tmp_path, None, 11)

@@ -101,7 +101,7 @@ def assert_all_equal(
         lowerings = candidates(asked, engines)
         # The formulas are what is tested; compiling them well would take most of the time.
         quickly = jax.jit(
-            lambda a, b, p=asked, lowerings=lowerings: [compute(p, w, a, b) for w in lowerings],
+            lambda a, b, p=asked, lowerings=lowerings: [compute(p, w, (a, b)) for w in lowerings],
             compiler_options=QUICK,
         )
         results = quickly(*reads[role])
@@ -179,7 +179,7 @@ def test_padding_may_be_wider_than_the_kernel(
     for role in ROLES:
         asked, truth = problem(role, window, "float32"), truths[role]
         for lowering in candidates(asked, engines_here("float32")):
-            error = jnp.abs(compute(asked, lowering, *reads[role]) - truth).max()
+            error = jnp.abs(compute(asked, lowering, reads[role]) - truth).max()
             assert error <= TOLERANCE["float32"] * jnp.abs(truth).max(), f"{lowering} of {asked}"
 
 
@@ -293,7 +293,7 @@ def test_a_lowering_that_does_not_fit_is_refused() -> None:
     asked = problem("forward", _window(3, 1, "SAME", 1, 1), "float32")
     images, kernel = operands("float32", 1, 3)
     with pytest.raises(ValueError, match=r"pixels/xla can't compute conv2d forward 4x11x9x4"):
-        compute(asked, Lowering("pixels"), images, kernel)
+        compute(asked, Lowering("pixels"), (images, kernel))
 
 
 @pytest.mark.parametrize("lowering", [Lowering("dots", "onednn", 8), Lowering("patches")])

@@ -105,24 +105,6 @@ def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-def test_a_run_from_before_devices_were_of_the_training_is_resumed(
-    devices: int, tiny: Compose, tmp_path: Path
-) -> None:
-    """`device.devices` was of the price alone, so the losses go on as they were."""
-    run_dir = leave(tmp_path / "run", tiny("device=ascend910"))
-    kept = yaml.safe_load((run_dir / "recipe.yaml").read_text())
-    kept["device"]["devices"] = devices
-    del kept["parallel"], kept["launch"]
-    (run_dir / "recipe.yaml").write_text(yaml.safe_dump(kept))
-    recipe = tiny("device=ascend910", f"train.resume={run_dir}")
-    assert find_run_to_resume(recipe) == run_dir
-    recipe = tiny("device=ascend910", "parallel.mode=data", f"train.resume={run_dir}")
-    with pytest.raises(RecipeError, match=r"parallel.mode = data: was none in the run to resume"):
-        find_run_to_resume(recipe)
-
-
-@pytest.mark.slow
 def test_what_would_change_the_losses_is_listed_with_both_values(
     tiny: Compose, tmp_path: Path
 ) -> None:

@@ -206,7 +206,7 @@ def test_what_prepares_a_run_may_be_in_its_directory(tmp_path: Path) -> None:
 
 
 FILES = (*APPENDED, *REPLACED, *PRICES, ".lock", ".claim")
-DEEP = ("checkpoints/40/host", "tensorboard/x", "reproducer/step.json", "earlier_autopsy/x")
+DEEP = ("checkpoints/40/host", "embeddings/x", "reproducer/step.json", "earlier_autopsy/x")
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS, *DEEP])

@@ -19,13 +19,13 @@ def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
         if node.primitive == "conv_general_dilated":
-            _mark_convolution(graph, dataflow, node, axes)
+            _mark_convolution(dataflow, node, axes)
         elif dataflow.kinds[position] in ("elementwise", "rows", "window", "move", "loop_view"):
             _carry(graph, dataflow, node, axes)
     return axes
 
 
-def _mark_convolution(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
+def _mark_convolution(dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
     numbers = node.params["dimension_numbers"]
     if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
         axes.setdefault(dataflow.alias[node.inputs[0]], numbers.lhs_spec[1])

@@ -23,6 +23,7 @@ from pipeline.backends.graph.graph import Graph
 from pipeline.backends.graph.tracing import trace_with_result
 from pipeline.core.errors import RunError
 from pipeline.core.host.item_sizes import stored_bytes
+from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 TRACES_KEPT = 16
@@ -151,7 +152,7 @@ def _trace(
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
     with no_garbage_collection():
-        graph, result = trace_with_result(step, state, batch)
+        graph, result = trace_with_result(step, (state, batch))
     if not isinstance(result, tuple) or len(result) != 2:
         raise RunError(f"step returns {type(result).__name__}; it must return (state, result)")
     if _leaves(state) and _leaves(result) == _leaves(state):
@@ -180,12 +181,12 @@ def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
 def _signature(
     graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> Signature:
-    paths = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    paths = leaf_paths(state)
     of_state = dict(zip(graph.inputs, paths, strict=False))
     inputs = dict(
         zip(
             graph.inputs[len(paths) :],
-            [_batch_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)],
+            [f"batch/{path}".rstrip("/") for path in leaf_paths(batch)],
             strict=True,
         )
     )
@@ -198,16 +199,8 @@ def _signature(
 
 def _leaves(tree: Any) -> dict[str, str]:
     """Return the type and shape of each leaf by its path; a list may stand for a tuple."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _batch_name(path: Any) -> str:
-    return "/".join(part for part in ("batch", _name(path)) if part)
+    leaves = leaves_by_path(tree)
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
 
 
 def _trained(

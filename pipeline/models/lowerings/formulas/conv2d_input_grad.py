@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.bf16_bits import padded, via_bits
+from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, padded
 from pipeline.models.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
 from pipeline.models.lowerings.formulas.matmuls import convolve, multiply
 from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
@@ -52,10 +51,11 @@ def by_phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: 
     """
     down, across = window.strides
     phases = [
-        [_phase(window, lowering, kernel, cotangent, (row, column)) for column in range(across)]
+        _phase(window, lowering, kernel, cotangent, (row, column))
         for row in range(down)
+        for column in range(across)
     ]
-    return via_bits(functools.partial(_interleaved, window), *itertools.chain(*phases))
+    return from_bits(_interleaved(window, list(map(as_bits, phases))), phases[0].dtype)
 
 
 def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
@@ -104,7 +104,7 @@ def _phase(
     )
 
 
-def _interleaved(window: ConvWindow, *phases: Array) -> Array:
+def _interleaved(window: ConvWindow, phases: Sequence[Array]) -> Array:
     """Interleave rows and columns of the phases, and crop to the images."""
     down, across = window.strides
     batch, height, width, channels = phases[0].shape

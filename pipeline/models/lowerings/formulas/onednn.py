@@ -13,7 +13,6 @@ out of the cache.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -66,7 +65,8 @@ def convolve(
         )
     )
     shape = (images.shape[0], *positions, kernel.shape[3])
-    return _call("convolution", shape, dtype or images.dtype, config, images, kernel)
+    result = jax.ShapeDtypeStruct(shape, dtype or images.dtype)
+    return _call("convolution", result, config, images, kernel)
 
 
 def matmul(
@@ -78,8 +78,8 @@ def matmul(
     """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
     rows, columns = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
-    shape = (*a.shape[:-2], rows, columns)
-    return _call("matmul", shape, dtype or a.dtype, config, a, b)
+    result = jax.ShapeDtypeStruct((*a.shape[:-2], rows, columns), dtype or a.dtype)
+    return _call("matmul", result, config, a, b)
 
 
 def _numbers(values: Any) -> list[str]:
@@ -87,15 +87,15 @@ def _numbers(values: Any) -> list[str]:
     return [str(value) for value in values]
 
 
-def _call(name: str, shape: Sequence[int], dtype: Any, config: Any, *operands: Array) -> Array:
+def _call(name: str, result: jax.ShapeDtypeStruct, config: Any, left: Array, right: Array) -> Array:
     # Version 2 is the one that passes the configuration on as text; XLA parses it as JSON.
     call = jax.ffi.ffi_call(
         CALLS + name,
-        jax.ShapeDtypeStruct(tuple(shape), dtype),
+        result,
         custom_call_api_version=2,
         legacy_backend_config=json.dumps(config),
     )
-    return call(*operands)
+    return call(left, right)
 
 
 def probe(dtype: str) -> None:

@@ -184,7 +184,7 @@ def _along_both_axes(matrix: Matrix, grid: Array) -> Array:
 
 
 def _transposed(matrix: Matrix) -> Matrix:
-    return tuple(zip(*matrix, strict=True))
+    return tuple(tuple(row[n] for row in matrix) for n in range(len(matrix[0])))
 
 
 def _combined(matrix: Matrix, arrays: Iterable[Array], axis: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ SHORTEST_S = 1e-8
 
 
 class Timer:
-    """Times functions of the same operands, the first of which is an array of numbers.
+    """Times functions of the same tuple of operands, the first of which is an array of numbers.
 
     Each of `rounds` repeats a function for a quarter to all of `round_s` seconds, at least once.
     """
@@ -49,7 +50,7 @@ class Timer:
         The result is the minimum of several rounds, since other load only adds to a time. The time
         around the loop, such as that of copies of the operands, is subtracted.
         """
-        lowered = repeatedly(function).lower(*self._operands, np.int32(1))
+        lowered = repeatedly(function).lower(self._operands, np.int32(1))
         with no_compile_cache():
             run = lowered.compile()
         self._seconds(run, 1)
@@ -71,7 +72,7 @@ class Timer:
 
     def _seconds(self, run: Any, count: int) -> float:
         started_at = time.perf_counter()
-        jax.block_until_ready(run(*self._operands, np.int32(count)))
+        jax.block_until_ready(run(self._operands, np.int32(count)))
         return time.perf_counter() - started_at
 
 
@@ -85,9 +86,7 @@ class Stopwatch(Timer):
 
     def __call__(self, lowering: Lowering, give_up_us: float) -> float:
         """Microseconds per call of a lowering, by `Timer.time_us`."""
-        return self.time_us(
-            lambda *operands: compute(self._problem, lowering, *operands), give_up_us
-        )
+        return self.time_us(partial(compute, self._problem, lowering), give_up_us)
 
 
 def repeatedly(function: Callable[..., Any]) -> Any:
@@ -95,15 +94,15 @@ def repeatedly(function: Callable[..., Any]) -> Any:
     result. The whole result is carried, so that the compiler can't skip a part of it.
     """
 
-    def run(first: Array, *others_and_count: Any) -> Any:
-        *others, count = others_and_count
-        shapes = jax.eval_shape(function, first, *others)
+    def run(operands: tuple[Any, ...], count: Array) -> Any:
+        first, others = operands[0], operands[1:]
+        shapes = jax.eval_shape(function, operands)
 
         def body(_: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
             # As a call, into which XLA looks from neither side: it could move what other operands
             # decide out of the loop, or compute a result once more for its corner.
             with set_xla_metadata(inlineable="false"):
-                result = jax.jit(function)(carry[0], *others)
+                result = jax.jit(function)((carry[0], *others))
             corners = jnp.stack([_corner(leaf) for leaf in jax.tree.leaves(result)])
             return _nudged(carry[0], 1e-30 * corners.astype(jnp.float32).sum()), result
 

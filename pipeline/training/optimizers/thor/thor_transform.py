@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from pipeline.core.host.tree_paths import leaves_by_path, path_text
 from pipeline.training.curvature import Curvature, where_due
-from pipeline.training.optimizers.first_order import joined_path
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     curvature_factors,
@@ -46,7 +46,7 @@ def scale_by_thor(
     """
 
     def init(params: optax.Params) -> ThorState:
-        leaves = {joined_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+        leaves = leaves_by_path(params)
         kernels = {path: leaf.shape for path, leaf in leaves.items() if _has_factors(path, leaf)}
         inverses = {path: _empty(shape, split_dim) for path, shape in kernels.items()}
         return ThorState(jnp.zeros((), jnp.int32), inverses)
@@ -90,7 +90,7 @@ def _directions(
     """Precondition the gradients of the kernels that have positions; keep the others."""
 
     def direction(path: Any, gradient: Array) -> Array:
-        kernel = joined_path(path)
+        kernel = path_text(path)
         if kernel not in positions:
             return gradient
         return precondition(gradient, inverses[kernel], positions[kernel])

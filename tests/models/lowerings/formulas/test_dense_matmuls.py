@@ -63,7 +63,7 @@ def test_all_equal_the_product(role: Role, dtype: str) -> None:
     assert tuple(operand.shape for operand in operands) == problem.operand_shapes
     truth = exact(role, m)
     for lowering in candidates(problem, engines_here(dtype)):
-        result = jax.jit(lambda a, b, lowering=lowering: compute(problem, lowering, a, b))(
+        result = jax.jit(lambda a, b, lowering=lowering: compute(problem, lowering, (a, b)))(
             *operands
         )
         assert result.dtype == dtype

@@ -53,7 +53,7 @@ def test_all_equal_the_default_and_its_gradient(geometry: Geometry, dtype: str) 
         problem = PoolingProblem(role, SHAPE, *geometry, dtype)
         assert tuple(array.shape for array in reads[role]) == problem.operand_shapes
         for lowering in (*candidates(problem, BOTH), *chunked(role)):
-            result = compute(problem, lowering, *reads[role])
+            result = compute(problem, lowering, reads[role])
             assert result.dtype == dtype
             np.testing.assert_array_equal(
                 result, expected[role], err_msg=f"{lowering} of {problem}"

@@ -56,12 +56,12 @@ def test_the_loop_computes_what_is_timed(role: Role, dtype: str) -> None:
     problem = small(role, dtype)
     made = operands(problem)
     lowerings = candidates(problem, engines_here(dtype))
-    once = jax.jit(lambda a, b: [compute(problem, lowering, a, b) for lowering in lowerings])
+    once = jax.jit(lambda a, b: [compute(problem, lowering, (a, b)) for lowering in lowerings])
     all_expected = compiled(once, *made)(*made)
     for lowering, expected in zip(lowerings, all_expected, strict=True):
         count = np.int32(3)
         run = timing.repeatedly(partial(compute, problem, lowering))
-        result = compiled(run, *made, count)(*made, count)
+        result = compiled(run, made, count)(made, count)
         assert (result.shape, result.dtype) == (expected.shape, dtype)
         largest = np.abs(np.asarray(expected, np.float32)).max()
         error = np.abs(np.asarray(result, np.float32) - np.asarray(expected, np.float32)).max()
@@ -79,13 +79,13 @@ def compiled(function: Any, *args: Any) -> Any:
 def test_every_repetition_needs_the_one_before(dtype: str) -> None:
     """Else one would be enough: with results as large as to be felt, it shows."""
 
-    def double(first: jax.Array, _: jax.Array) -> jax.Array:
-        return first * jnp.asarray(1e30, first.dtype)
+    def double(operands: tuple[jax.Array, ...]) -> jax.Array:
+        return operands[0] * jnp.asarray(1e30, operands[0].dtype)
 
     problem = small("forward", dtype)
     made = operands(problem)
     run = timing.repeatedly(double)
-    corners = [float(run(*made, np.int32(count))[0, 0, 0, 0]) for count in range(1, 5)]
+    corners = [float(run(made, np.int32(count))[0, 0, 0, 0]) for count in range(1, 5)]
     np.testing.assert_allclose(np.divide(corners[1:], corners[:-1]), 2, rtol=0.02)
 
 

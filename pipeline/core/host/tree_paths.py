@@ -1,0 +1,27 @@
+"""Paths of the leaves of a tree of arrays, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def path_text(path: Any) -> str:
+    """Format the path of a leaf of jax as text: "conv_0/kernel"."""
+    # Descriptions of optimizers are read without jax.
+    import jax
+
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """Return the path of each leaf of a tree."""
+    import jax
+
+    return [path_text(path) for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by path."""
+    import jax
+
+    return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
