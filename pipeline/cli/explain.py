@@ -160,7 +160,8 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         reason = unmeasurable(single_ms, bounds)
         if reason is not None:
             return explanation(no_sink(single_ms, reason), memory=memory)
-        measured = measure(trials, single_ms, mechanisms_of(recipe, executable), BUDGET_S)
+        mechanisms = mechanisms_of(recipe.train.mechanism, executable)
+        measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = achieve(trials, choice)
     return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)

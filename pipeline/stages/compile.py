@@ -13,7 +13,7 @@ from pipeline.backends.feed.feed import Feed, make_feed
 from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.config.cache import program_folder
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.compile_cache import enable_compile_cache, programs_by_names
 from pipeline.core.reporter import Reporter
@@ -108,24 +108,26 @@ def compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
     """Return what is compiled, and the feeds, which put the data where the device reaches it."""
-    if recipe.train.remat == "blocks":
+    train = recipe.train
+    if train.remat == "blocks":
         with blaming_key("train.remat = blocks"):
             built = recomputing(built)
-    shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
-    train, evaluated = _feeds(recipe, dataset, built, backend, reporter)
+    shards = shards_of(recipe.parallel, train.batch_size, backend.placement.parts)
+    feed, eval_feed = _feeds(train, dataset, built, backend, reporter)
+    sample = _train_sample(train, dataset, backend) if recipe.eval.on_train else None
     return CompileInputs(
         step=built.step_on(shards),
-        train=train,
-        eval=evaluated,
+        train=feed,
+        eval=eval_feed,
         learning_rates=built.learning_rates,
         seed=built.seed,
-        eager=recipe.train.mode == "eager",
-        jit_layers=recipe.train.jit_layers,
+        eager=train.mode == "eager",
+        jit_layers=train.jit_layers,
         cuts=cuts_of(recipe.parallel),
         single_steps=built.single_steps,
-        recomputes=recipe.train.remat == "blocks",
-        train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,
-        dispatch_steps=_dispatch_steps(recipe, built),
+        recomputes=train.remat == "blocks",
+        train_sample=sample,
+        dispatch_steps=_dispatch_steps(train, built),
     )
 
 
@@ -167,9 +169,8 @@ def compile_given(
     return executable
 
 
-def _dispatch_steps(recipe: Recipe, built: Built) -> int | None:
+def _dispatch_steps(train: TrainSpec, built: Built) -> int | None:
     """Return the most steps of a dispatch; None where the size of sinks is measured later."""
-    train = recipe.train
     if not train.sink or train.mechanism == "soft":
         return 1
     return built.run_schedule.sink_steps if train.sink_size != "auto" else None
@@ -186,21 +187,21 @@ def _collectives(program_text: str) -> str:
 
 
 def _feeds(
-    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
+    train: TrainSpec, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> tuple[Feed, Feed]:
     """Return the feeds of training and evaluation; warn when training has to wait for data."""
 
     def report(starves: bool, text: str) -> None:
         reporter.stage("warning" if starves else "feed", text)
 
-    kind, placement = recipe.train.feed, backend.placement
+    placement = backend.placement
     stop, eval_stop = built.run_schedule.total, dataset.eval_order.steps_per_pass
-    train = FeedSource(dataset.train, dataset.train_order, placement, stop, short_first=True)
+    trained = FeedSource(dataset.train, dataset.train_order, placement, stop, short_first=True)
     evaluated = FeedSource(dataset.eval, dataset.eval_order, placement, eval_stop)
-    return make_feed(train, kind, report), make_feed(evaluated, kind)
+    return make_feed(trained, train.feed, report), make_feed(evaluated, train.feed)
 
 
-def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
+def _train_sample(train: TrainSpec, dataset: Dataset, backend: Backend) -> Feed:
     """Return the feed of the training samples to evaluate: of the sizes of evaluation, whose
     program it shares."""
     sample, order = dataset.train_sample(), dataset.eval_order
@@ -208,7 +209,7 @@ def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
         problem = "training and evaluation samples differ in shape or type; must be false"
         raise RecipeError([f"eval.on_train = true: {problem}"])
     source = FeedSource(sample, order, backend.placement, order.steps_per_pass)
-    return make_feed(source, recipe.train.feed)
+    return make_feed(source, train.feed)
 
 
 def _line(program: ProgramReport) -> str:

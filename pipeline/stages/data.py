@@ -96,14 +96,19 @@ def _ordered(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         if bucket is not None and recipe.dataset.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(recipe.dataset)
-    plain = _balanced(recipe, _train_order(recipe, raw.train), raw)
+    plain = _train_order(recipe, raw.train)
+    if recipe.dataset.train.balance:
+        plain = _balanced(plain, raw)
     refuse_useless_buckets(plain, raw.train, buckets)
     order = in_buckets(plain, raw.train, buckets)
     evaluated = _evaluated(recipe, raw.eval, order)
+    targets = raw.targets
+    if recipe.train.loss.counts_classes:
+        targets = _counted(raw, recipe.dataset.ignore_index)
     dataset = Dataset(
         train=raw.train,
         eval=evaluated,
-        targets=_counted(recipe, raw),
+        targets=targets,
         image=image,
         train_images=drawn,
         train_label=mapped["label"],
@@ -118,7 +123,7 @@ def _ordered(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         unit=raw.unit,
         text=raw.text,
     )
-    reporter.stage("data", _line(recipe, raw, dataset))
+    reporter.stage("data", f"{recipe.dataset.name}: {_line(raw, dataset)}")
     if raw.table is not None:
         reporter.stage("data", f"columns: {raw.table}")
     for note in raw.notes:
@@ -229,27 +234,21 @@ def _train_order(recipe: Recipe, split: Split) -> SampleOrder:
         raise RecipeError([f"train.batch_size: {error}"]) from error
 
 
-def _counted(recipe: Recipe, raw: RawData) -> Targets:
-    """Return the targets, with the training labels of each class where the loss needs them."""
+def _counted(raw: RawData, ignore_index: int | None) -> Targets:
+    """Return the targets, with the number of training labels of each class."""
     labels = raw.train.columns["label"]
-    integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
-    if not recipe.train.loss.counts_classes or not integer:
+    if not np.issubdtype(np.dtype(labels.dtype), np.integer):
         return raw.targets
     counts = np.zeros(len(raw.targets), np.int64)
     for start in range(0, len(raw.train), COUNTED_SAMPLES):
         found = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
-        known = found[found != recipe.dataset.ignore_index]
+        known = found[found != ignore_index]
         counts += np.bincount(known, minlength=len(counts))[: len(counts)]
     return replace(raw.targets, counts=tuple(counts.tolist()))
 
 
-def _balanced(recipe: Recipe, order: SampleOrder, raw: RawData) -> SampleOrder:
-    """Return the order of balanced classes where it is asked for.
-
-    Raises RecipeError where samples have not one class each.
-    """
-    if not recipe.dataset.train.balance:
-        return order
+def _balanced(order: SampleOrder, raw: RawData) -> SampleOrder:
+    """Return the order of balanced classes. Raises RecipeError if samples have not one class."""
     labels = raw.train.columns["label"]
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         raise RecipeError(
@@ -271,7 +270,7 @@ def _eval_order(recipe: Recipe, samples: int) -> SampleOrder:
     )
 
 
-def _line(recipe: Recipe, raw: RawData, dataset: Dataset) -> str:
+def _line(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
     size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
     size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6
@@ -279,7 +278,6 @@ def _line(recipe: Recipe, raw: RawData, dataset: Dataset) -> str:
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
-        f"{recipe.dataset.name}: {len(raw.train):,} training and {part}{len(raw.eval):,} "
-        f"evaluation {unit.samples} {size}, {raw.targets}, {size_mb:,.1f} MB; "
-        f"{order.steps_per_pass:,} steps a pass{shard}"
+        f"{len(raw.train):,} training and {part}{len(raw.eval):,} evaluation {unit.samples} "
+        f"{size}, {raw.targets}, {size_mb:,.1f} MB; {order.steps_per_pass:,} steps a pass{shard}"
     )

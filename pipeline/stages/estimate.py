@@ -81,7 +81,7 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
         steps_per_pass=run_schedule.steps_per_pass,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
-        choose_sink=modelled_chooser(recipe, run_schedule) if chooses_sink(recipe) else None,
+        choose_sink=modelled_chooser(recipe, run_schedule) if chooses_sink(recipe.train) else None,
         sizes_each=recipe.parallel.batch_per_device is not None,
     )
 

@@ -67,10 +67,10 @@ def fine_tuned(
             optimizer = _optimizer_by_phase(train, phases, params)
         parts = replace(parts, phases=phases, optimizer=optimizer)
     with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
-        _require_fixed(recipe, parts, variables)
+        _require_fixed(train, parts, variables, recipe.model.name)
     with blaming_key(f"train.lr_decay_by_layer = {train.lr_decay_by_layer}"):
         if train.lr_decay_by_layer != 1.0:
-            scopes = _depths(recipe, parts, params, seed)
+            scopes = _depths(recipe.model.name, parts, params, seed)
             parts = replace(parts, layer_rates=rates_by_depth(scopes, train.lr_decay_by_layer))
     return parts
 
@@ -117,19 +117,19 @@ def _require_thawed(
         before = phase.frozen
 
 
-def _require_fixed(recipe: Recipe, parts: StepConfig, variables: Mapping[str, Any]) -> None:
+def _require_fixed(
+    train: TrainSpec, parts: StepConfig, variables: Mapping[str, Any], model: str
+) -> None:
     """Require batch norm that can be fixed, where the recipe asks for it."""
-    train = recipe.train
     if train.freeze_statistics == "none":
         return
     if not isinstance(parts.network, Network):
         raise ValueError(
-            f"{recipe.model.name} is no list of layers, whose batch norm could be told apart; "
-            "must be none"
+            f"{model} is no list of layers, whose batch norm could be told apart; must be none"
         )
     norms = {path[:-1] for path in flatten_dict(dict(variables.get("batch_stats", {})))}
     if not norms:
-        raise ValueError(f"{recipe.model.name} has no batch norm; must be none")
+        raise ValueError(f"{model} has no batch norm; must be none")
     frozen = train.freeze
     if train.freeze_statistics == "frozen" and not any(
         all(is_frozen(frozen, (*path, name)) for name in ("scale", "bias")) for path in norms
@@ -142,7 +142,7 @@ def _require_fixed(recipe: Recipe, parts: StepConfig, variables: Mapping[str, An
 
 
 def _depths(
-    recipe: Recipe, parts: StepConfig, params: Mapping[str, Any], seed: np.ndarray
+    model: str, parts: StepConfig, params: Mapping[str, Any], seed: np.ndarray
 ) -> list[list[str]]:
     """The outermost scopes with parameters, grouped by depth, the first layer's first.
 
@@ -161,8 +161,7 @@ def _depths(
     listed = {name for own in depths for name in own}
     loose = [name for name in params if name not in listed]
     if not depths or (loose and isinstance(parts.network, ImportedNetwork)):
-        name = recipe.model.name
-        raise ValueError(f"{name} does not say which layers follow one another; must be 1.0")
+        raise ValueError(f"{model} does not say which layers follow one another; must be 1.0")
     return [loose, *depths] if loose else depths
 
 

@@ -70,8 +70,9 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
     launch = recipe.launch
     if launch.name == "local" and LOCAL not in os.environ:
         return run_in_processes(recipe, options)
-    is_alone = launch.name == "auto" and recipe.parallel.mode == "none"
-    place = None if is_alone else find_place(launch.name, os.environ)
+    place = None
+    if launch.name != "auto" or recipe.parallel.mode != "none":
+        place = find_place(launch.name, os.environ)
     summary = None
     try:
         with (
@@ -211,9 +212,9 @@ def sinks_of_run(run: CompiledRun, estimate: Estimate | None, host: HostState) -
     """Return the sinks of the run; several processes measure none."""
     recipe, reporter = run.context.recipe, run.context.reporter
     schedule = run.built.run_schedule
-    if chooses_sink(recipe) and run.context.ranks.size > 1:
+    if chooses_sink(recipe.train) and run.context.ranks.size > 1:
         return SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
-    if chooses_sink(recipe) and host.sink is not None:
+    if chooses_sink(recipe.train) and host.sink is not None:
         return resume_sink(host.sink, reporter)
     return choose_sink(recipe, schedule, run.executable, run.backend, estimate, reporter)
 

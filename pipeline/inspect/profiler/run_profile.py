@@ -250,7 +250,7 @@ class RunProfiler:
     def _sink_gain(self) -> SinkGain | None:
         """Measure which sink would be fastest, with a state that is thrown away."""
         recipe, schedule = self._recipe, self._schedule
-        mechanisms = mechanisms_of(recipe, self._raw)
+        mechanisms = mechanisms_of(recipe.train.mechanism, self._raw)
         if least_steps(mechanisms) > schedule.total:
             return None
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from pipeline.backends.sink_choice import (
     no_sink,
 )
 from pipeline.checkpoint.host_state import SinkState
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
@@ -67,9 +67,9 @@ class SinkPlan:
         return section
 
 
-def chooses_sink(recipe: Recipe) -> bool:
-    """Whether the recipe leaves the size of a sink to be chosen."""
-    return recipe.train.sink and recipe.train.sink_size == "auto"
+def chooses_sink(train: TrainSpec) -> bool:
+    """Whether a recipe leaves the size of a sink to be chosen."""
+    return train.sink and train.sink_size == "auto"
 
 
 def choose_sink(
@@ -85,11 +85,15 @@ def choose_sink(
     An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
     measurement.
     """
-    if not chooses_sink(recipe):
-        mechanism, why = _mechanism(recipe, executable, backend)
+    train = recipe.train
+    if not chooses_sink(train):
+        if train.sink and executable.report.single_steps:
+            return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS)
+        mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
     if estimate is not None and estimate.choice is not None:
-        plan = _modelled(recipe, executable, backend, estimate.device, estimate.choice)
+        mechanisms = mechanisms_of(train.mechanism, executable)
+        plan = _modelled(mechanisms, backend, estimate.device, estimate.choice)
     else:
         with reporter.clock("measuring sinks"):
             plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
@@ -108,21 +112,12 @@ def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
     return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
 
 
-def _mechanism(recipe: Recipe, executable: Executable, backend: Backend) -> tuple[Mechanism, str]:
-    """The mechanism of sinks whose size is given, and why."""
-    train = recipe.train
-    if train.sink and executable.report.single_steps:
-        return "soft", SINGLE_STEPS
-    return backend.mechanism(train.mechanism, sink=train.sink)
-
-
 def _modelled(
-    recipe: Recipe, executable: Executable, backend: Backend, device: str, choice: SinkChoice
+    mechanisms: tuple[SinkMechanism, ...], backend: Backend, device: str, choice: SinkChoice
 ) -> SinkPlan:
     """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
-    (preferred, *others), sink = mechanisms_of(recipe, executable), choice.size is not None
-    requested = recipe.train.mechanism if others else preferred
-    mechanism, _ = backend.mechanism(requested, sink=sink)
+    requested: SinkMechanism | Literal["auto"] = mechanisms[0] if len(mechanisms) == 1 else "auto"
+    mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
     return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
 
 
@@ -136,7 +131,7 @@ def _measured(
     bounds = measured_bounds(recipe, run_schedule, executable)
     try:
         with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
-            choice = _choose(bounds, mechanisms_of(recipe, executable), trials)
+            choice = _choose(bounds, mechanisms_of(recipe.train.mechanism, executable), trials)
     except RunError as error:
         return SinkPlan(None, "none", f"not measured, steps that were only timed failed: {error}")
     return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
@@ -160,11 +155,12 @@ def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 
-def mechanisms_of(recipe: Recipe, executable: Executable) -> tuple[SinkMechanism, ...]:
+def mechanisms_of(
+    mechanism: SinkMechanism | Literal["auto"], executable: Executable
+) -> tuple[SinkMechanism, ...]:
     """Return the mechanisms that recipe and programs permit, the preferred one first."""
     if executable.report.single_steps:
         return ("soft",)
-    mechanism = recipe.train.mechanism
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import set_others_aside
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
@@ -80,7 +79,7 @@ def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainSta
     into memory.
     """
     context, built, executable = run.context, run.built, run.executable
-    _require_room(context.recipe, built, run.backend.placement.free_bytes)
+    _require_room(context.recipe.model.name, built, run.backend.placement.free_bytes)
     found = _resumed(context, built) if context.resuming and restored is None else None
     # Weights that are drawn only to be replaced, or are copied, would take as much memory again.
     if found is not None:
@@ -91,11 +90,11 @@ def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainSta
     return state, HostState()
 
 
-def _require_room(recipe: Recipe, built: Built, free_bytes: int | None) -> None:
+def _require_room(model: str, built: Built, free_bytes: int | None) -> None:
     """Raise RunError where the state fits into no memory; `free_bytes` are those of a GPU."""
     leaves = jax.tree.leaves(built.state)
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    what = f"the weights and the optimizer of {recipe.model.name}"
+    what = f"the weights and the optimizer of {model}"
     try:
         if free_bytes is None:
             require_room(size_bytes, what)
