@@ -116,7 +116,7 @@ def _modelled(
     mechanisms: tuple[SinkMechanism, ...], backend: Backend, device: str, choice: SinkChoice
 ) -> SinkPlan:
     """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
-    requested = mechanisms[0] if len(mechanisms) == 1 else "auto"
+    requested: SinkMechanism | Literal["auto"] = mechanisms[0] if len(mechanisms) == 1 else "auto"
     mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
     return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
 
