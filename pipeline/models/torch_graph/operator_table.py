@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
-from pipeline.models.torch_graph.laid import Laid, laid
+from pipeline.models.torch_graph.laid import Laid, batch_first, laid
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,6 +39,8 @@ class OperatorContext:
     dtype: str
     """Type of activations."""
     policy: LoweringPolicy
+    layout: Layout
+    """Order of axes that images are computed in."""
     key: Callable[[], Array] | None
     """Makes the random key of this node; None outside of training."""
 
@@ -48,6 +51,10 @@ class OperatorContext:
         if name not in TYPES:
             raise ValueError(f"dtype {name} is not computed")
         return jnp.dtype(TYPES[name])
+
+    def to_draw_for(self, x: Laid) -> Laid:
+        """Return x in the order that random numbers are drawn in, the same in both layouts."""
+        return batch_first(x) if self.layout == "chwn" else x
 
     def draw(self) -> Array:
         """Return the random key of this node. Raises ValueError outside of training."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
+from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.laid import NHWC, Laid, laid
+from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 
 HWIO = (2, 3, 1, 0)
@@ -38,7 +40,7 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Laid:
-    """Convolution of images; computed in NHWC by the lowering that the policy chooses."""
+    """Convolution of images, in NHWC by the lowering that the policy chooses, or in CHWN."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     if x.shape[1] != weight.shape[1] * groups:
@@ -50,16 +52,23 @@ def conv2d(
     else:
         rows, columns = as_pair(padding)
         pads = (rows, rows), (columns, columns)
-    y = lowered_conv2d(
-        x.lying(NHWC),
-        kernel,
-        strides=as_pair(stride),
-        padding=pads,
-        dilation=as_pair(dilation),
-        groups=groups,
-        policy=context.policy,
+    convolve: Callable[..., Array] = conv2d_chwn
+    if context.layout == "nhwc":
+        convolve = partial(lowered_conv2d, groups=groups, policy=context.policy)
+    order = IMAGE_ORDERS[context.layout]
+    strides, spread = as_pair(stride), as_pair(dilation)
+    y = Laid(
+        convolve(x.lying(order), kernel, strides=strides, padding=pads, dilation=spread), order
     )
-    return Laid(y if bias is None else y + bias.array.astype(y.dtype), NHWC)
+    return _with_bias(y, bias)
+
+
+def _with_bias(y: Laid, bias: Laid | None) -> Laid:
+    """Add a bias (channels,) to images or sequences."""
+    if bias is None:
+        return y
+    sizes = [-1 if number == 1 else 1 for number in y.order]
+    return y.same(y.array + bias.array.astype(y.dtype).reshape(sizes))
 
 
 def _named_pads(name: str, kernel: Sequence[int], dilation: Pair) -> tuple[Pair, Pair]:
