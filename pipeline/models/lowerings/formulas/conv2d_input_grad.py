@@ -22,12 +22,12 @@ def by_convolution(
     """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
     flipped, pads = rotate_and_swap(kernel, window.groups), window.input_grad_pads
     if lowering.engine == "xla":
-        return _slide(window, flipped, cotangent, pads)
+        return slide(window, flipped, cotangent, pads)
     spread = _spread(cotangent, window.strides)
     return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
 
 
-def _slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
     """Convolve with pads of at least 0, and crop the result by the negative ones."""
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     whole = lax.conv_general_dilated(

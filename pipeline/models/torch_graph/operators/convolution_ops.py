@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
+from pipeline.models.lowerings.conv2d_transpose import transpose_window
 from pipeline.models.lowerings.dense import dense_product
-from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 
@@ -102,6 +104,7 @@ def conv1d(
 
 @aten("conv_transpose2d.input", kind="conv_transpose")
 def conv_transpose2d(
+    context: OperatorContext,
     x: Laid,
     weight: Laid,
     bias: Laid | None = None,
@@ -111,32 +114,37 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> Laid:
-    """Transpose of a convolution, whose kernel is (in, out / groups, height, width)."""
+    """Transpose of a convolution, whose kernel is (in, out / groups, height, width).
+
+    Computed in NHWC by the lowering that the policy chooses.
+    """
     strides, spread = as_pair(stride), as_pair(dilation)
-    inputs, outputs, rows, columns = weight.shape
-    pads = [
-        ((size - 1) * wide - cut, (size - 1) * wide - cut + more)
-        for size, wide, cut, more in zip(
-            (rows, columns), spread, as_pair(padding), as_pair(output_padding), strict=True
+    images = x.lying(NHWC)
+    rows, columns = (
+        _transposed_axis(size, kernel, *numbers)
+        for size, kernel, *numbers in zip(
+            images.shape[1:3],
+            weight.shape[2:],
+            strides,
+            spread,
+            as_pair(padding),
+            as_pair(output_padding),
+            strict=True,
         )
-    ]
-    # Of each group the kernel is flipped, and its inputs and outputs change places.
-    flipped = jnp.flip(weight.plain().astype(x.dtype), (2, 3))
-    grouped = flipped.reshape(groups, inputs // groups, outputs, rows, columns)
-    kernel = grouped.transpose(3, 4, 1, 0, 2).reshape(
-        rows, columns, inputs // groups, groups * outputs
     )
-    y = lax.conv_general_dilated(
-        x.lying(NHWC),
-        kernel,
-        (1, 1),
-        pads,
-        lhs_dilation=strides,
-        rhs_dilation=spread,
-        feature_group_count=groups,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    return Laid(y if bias is None else y + bias.array.astype(y.dtype), NHWC)
+    # Of each group the kernel is rotated, and its inputs and outputs change places.
+    kernel = rotate_and_swap(weight.lying(HWIO).astype(x.dtype), groups)
+    y = transpose_window(ConvWindow(rows, columns, groups), images, kernel, context.policy)
+    return _with_bias(Laid(y, NHWC), bias)
+
+
+def _transposed_axis(
+    size: int, kernel: int, stride: int, dilation: int, padding: int, more: int
+) -> Axis:
+    """Return the axis of the convolution that gives `size` rows, for images of the result."""
+    result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + more
+    # Rows of the result that no position of the kernel reaches are no part of the padding.
+    return Axis(result, kernel, stride, dilation, (padding, padding - more // stride * stride))
 
 
 @aten("linear.default", kind="dense")

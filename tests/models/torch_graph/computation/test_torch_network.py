@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, RecordingPolicy
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid
 from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
@@ -96,6 +97,22 @@ def test_convolutions_products_and_maxima_go_through_the_policy() -> None:
     assert forward["ConvolutionProblem"] == 3 * 3
     assert forward["DenseProblem"] == 3
     assert forward["PoolingProblem"] == 2
+
+
+def test_transposed_convolutions_go_through_the_policy() -> None:
+    listing = RecordingPolicy()
+    graph = golden_graph("buffers")
+    network = network_of(graph, policy=listing)
+    jax.eval_shape(lambda v: network.apply(v, IMAGES, train=False), initial_variables_of(graph))
+    convolutions = sum(node.op.startswith("aten.conv") for node in graph.evaluate.nodes)
+    problems = [p for p in listing.problems if isinstance(p, ConvolutionProblem)]
+    assert len(problems) == 3 * convolutions
+    text = str(
+        jax.make_jaxpr(lambda v: network_of(graph).apply(v, IMAGES, train=False))(
+            initial_variables_of(graph)
+        )
+    )
+    assert text.count("conv_general_dilated[") == convolutions
 
 
 @pytest.mark.slow
