@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -21,21 +22,37 @@ MAX_SIDE = 1 << 16
 """Limit of the height or width that images are resized to."""
 
 
-@aten("max_pool2d.default", kind="max_pool")
-def max_pool2d(
-    context: OperatorContext,
-    x: Laid,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-) -> Laid:
+@dataclass(frozen=True)
+class MaxPool:
+    """Settings of max pooling, in ATen's order."""
+
+    kernel_size: Sizes
+    stride: Sizes = ()
+    padding: Sizes = 0
+    dilation: Sizes = 1
+    ceil_mode: bool = False
+
+
+@dataclass(frozen=True)
+class AvgPool:
+    """Settings of average pooling, in ATen's order."""
+
+    kernel_size: Sizes
+    stride: Sizes = ()
+    padding: Sizes = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+
+@aten("max_pool2d.default", kind="max_pool", settings=MaxPool)
+def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPool) -> Laid:
     """Largest value of every window; computed by the lowering that the policy chooses."""
-    window, strides, spread = as_pair(kernel_size), _strides(stride, kernel_size), as_pair(dilation)
+    window, spread = as_pair(settings.kernel_size), as_pair(settings.dilation)
+    strides = _strides(settings.stride, settings.kernel_size)
     order = image_order(x)
     images = x.lying(order)
-    pads = _pads(images, window, strides, as_pair(padding), spread, ceil_mode)
+    pads = _pads(images, window, strides, as_pair(settings.padding), spread, settings.ceil_mode)
     if spread == (1, 1):
         return Laid(pool_max(images, window, strides, pads, context.policy), order)
     y = lax.reduce_window(
@@ -50,33 +67,28 @@ def max_pool2d(
     return Laid(y, order)
 
 
-@aten("max_pool2d_with_indices.default", kind="max_pool")
-def max_pool2d_with_indices(context: OperatorContext, x: Laid, *args: object) -> tuple[Laid, ...]:
+@aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPool)
+def max_pool2d_with_indices(
+    context: OperatorContext, x: Laid, settings: MaxPool
+) -> tuple[Laid, ...]:
     """Largest value of every window; the places are not computed."""
-    return (max_pool2d(context, x, *args),)  # type: ignore[arg-type]
+    return (max_pool2d(context, x, settings),)
 
 
-@aten("avg_pool2d.default", kind="avg_pool")
-def avg_pool2d(
-    x: Laid,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Laid:
+@aten("avg_pool2d.default", kind="avg_pool", settings=AvgPool)
+def avg_pool2d(x: Laid, settings: AvgPool) -> Laid:
     """Mean of every window; padding counts unless told otherwise."""
-    window, strides, around = as_pair(kernel_size), _strides(stride, kernel_size), as_pair(padding)
+    window, around = as_pair(settings.kernel_size), as_pair(settings.padding)
+    strides = _strides(settings.stride, settings.kernel_size)
     order = image_order(x)
     images = x.lying(order)
-    pads = _pads(images, window, strides, around, (1, 1), ceil_mode)
+    pads = _pads(images, window, strides, around, (1, 1), settings.ceil_mode)
     total = _window_sums(images, window, strides, pads)
-    if divisor_override is not None:
-        return Laid(total / divisor_override, order)
+    if settings.divisor_override is not None:
+        return Laid(total / settings.divisor_override, order)
     sizes = images.shape[1], images.shape[2]
     counts = [
-        _counts(size, kernel, step, pad, own, count_include_pad)
+        _counts(size, kernel, step, pad, own, settings.count_include_pad)
         for size, kernel, step, pad, own in zip(sizes, window, strides, pads, around, strict=True)
     ]
     divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
@@ -151,7 +163,7 @@ def adaptive_max_pool2d(
             f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
         )
     window = sizes[0] // output_size[0], sizes[1] // output_size[1]
-    return (max_pool2d(context, x, window),)
+    return (max_pool2d(context, x, MaxPool(window)),)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
