@@ -74,13 +74,13 @@ def test_images_stay_in_nhwc() -> None:
 
 
 def test_images_stay_in_chwn() -> None:
-    """Two convolutions, pooling and a flattening transpose the input and the rows alone."""
+    """Of two convolutions, pooling and a product, input, kernels and rows alone are transposed."""
     graph = golden_graph("twoconvs")
     network, variables = network_of(graph, layout="chwn"), initial_variables_of(graph)
     images = jnp.zeros((4, 12, 12, 3))
     text = str(jax.make_jaxpr(lambda v, x: network.apply(v, x, train=False))(variables, images))
     moved = re.findall(r":f32\[([\d,]+)\] = transpose\[", text)
-    assert moved == ["3,12,12,4", "4,288"]
+    assert moved == ["3,12,12,4", "16,27", "32,144", "4,288"]
     assert "conv_general_dilated" not in text
 
 
