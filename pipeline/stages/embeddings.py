@@ -18,6 +18,7 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.models.modules.layout import batch_first
+from pipeline.models.modules.standard import Network
 from pipeline.stages.sample_pictures import label_text
 from pipeline.training.state import StepConfig, TrainState, merge
 from pipeline.training.step import network_inputs
@@ -92,7 +93,8 @@ def _embedding(config: StepConfig) -> Callable[..., Any]:
             config.network.apply(variables, inputs, train=False)
         if not read:
             return None
-        layout: Any = getattr(config.network, "layout", "nhwc")
+        # Another network than a list of layers has no modules inside that read its images.
+        layout = config.network.layout if isinstance(config.network, Network) else "nhwc"
         last = batch_first(read[-1], layout).astype(jnp.float32)
         return last.mean(axis=tuple(range(1, last.ndim - 1))) if last.ndim > 2 else last
 

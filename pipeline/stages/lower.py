@@ -32,8 +32,7 @@ from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
 from pipeline.models.lowerings.tune.layouts import find_layout
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
-from pipeline.models.modules.layout import best_layout, has_choice
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import (
     layout_key,
@@ -48,6 +47,7 @@ from pipeline.training.parallel.cuts import cuts_of
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.shards import shards_of
+from pipeline.training.step import image_shape
 
 SHOWN_KEPT = 3
 """Operations that are named where no lowering replaces them."""
@@ -124,8 +124,8 @@ def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter:
 
 
 def _in_layout(network: nn.Module, layout: Layout) -> nn.Module:
-    """Return the network with images in a layout, of which only lists of layers have a choice."""
-    return network.clone(layout=layout) if isinstance(network, Network) else network
+    """Return the network with images in a layout, if it has a choice."""
+    return network.clone(layout=layout) if isinstance(network, LaidOutNetwork) else network
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,14 +191,15 @@ class _LoweringRequest:
 def _in_best_layout(request: _LoweringRequest) -> LoweringChoice:
     """Choose in the layout that is fastest by a bank or the clock, else in that of the rule."""
     network, device = request.network, request.backend.device
-    if request.tuning.mode == "off" or not isinstance(network, Network):
+    if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.chosen_in("nhwc")
-    layers, problems = network.layers, request.problems_in("nhwc")
-    if not has_choice(layers, problems, device.platform):
+    problems = request.problems_in("nhwc")
+    can_choose = network.can_be_batch_last(image_shape(request.built.parts.image))
+    if not (can_choose and has_choice(problems, device.platform)):
         return request.chosen_in("nhwc")
     key = layout_key(network, request.built.parts, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
-    by_rule = best_layout(layers, problems, device.platform)
+    by_rule = best_layout(problems, device.platform)
     chosen = request.chosen_in(tuned.best if tuned is not None else by_rule)
     return replace(chosen, layout_found=tuned)
 

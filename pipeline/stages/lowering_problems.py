@@ -23,7 +23,7 @@ from pipeline.models.lowerings.problem.lowering import (
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.timing import Timer, random_operands
-from pipeline.models.modules.standard import Network
+from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
@@ -115,9 +115,9 @@ def time_gradients_us(
     return Timer((images, *weights), device).time_us(gradients)
 
 
-def layout_key(network: Network, parts: StepConfig, batch: int, device: jax.Device) -> str:
+def layout_key(network: LaidOutNetwork, parts: StepConfig, batch: int, device: jax.Device) -> str:
     """Return the key of a network, its images and the device in a knowledge bank."""
-    text = repr((network.layers, network.rules, network.padding_mask))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    shape = "x".join(map(str, (batch, *image_shape(parts.image))))
+    image = image_shape(parts.image)
+    digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
+    shape = "x".join(map(str, (batch, *image)))
     return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

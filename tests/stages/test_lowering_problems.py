@@ -128,6 +128,21 @@ def test_a_network_is_lowered_alike_whoever_wrote_it(policy: LoweringPolicy, tin
         assert found[name] == found["layers"], name
 
 
+@pytest.mark.slow
+def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    found = {}
+    for name in ("layers", "torch"):
+        keys = (*WRITTEN[name], "autotune=bank", f"cache.root={tmp_path}")
+        text, built = reported(tiny(*IMAGES, *keys))
+        assert "images as CHWN: vectors of samples, for few channels" in text
+        found[name] = formulas(built, built.parts)
+    assert found["torch"] == found["layers"]
+    assert not any(name == "conv_general_dilated" for name, *_ in found["torch"])
+    assert found["torch"].total() >= 6
+
+
 def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["ModelSpec"]))
     plain = replace(built.parts, lowerings=None)

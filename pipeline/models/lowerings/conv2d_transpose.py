@@ -14,7 +14,7 @@ from typing import Literal
 import jax
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_weight_grad
+from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
 from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
 from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
@@ -47,51 +47,60 @@ def conv2d_transpose(
     "SAME" gives size * stride positions, "VALID" all that the kernel reaches. `policy` chooses how
     it and its gradients are computed. Differentiable in reverse mode only.
     """
-    (batch, height, width, channels), (rows, columns, _, features) = x.shape, kernel.shape
+    (_, height, width, _), (rows, columns, _, _) = x.shape, kernel.shape
 
     def reached(size: int, stride: int, reach: int) -> int:
         return size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
 
     sizes = reached(height, strides[0], rows), reached(width, strides[1], columns)
     window = make_window(sizes, (rows, columns), strides, padding, (1, 1), 1)
+    return transpose_window(window, x, kernel, policy)
+
+
+def transpose_window(
+    window: ConvWindow, x: Array, kernel: Array, policy: LoweringPolicy = DEFAULTS
+) -> Array:
+    """Transpose the convolution that slides by `window` over images of the result's size.
+
+    The kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
+    (height, width, channels // groups, features). Differentiable in reverse mode only.
+    """
 
     def chosen(role: Role) -> ChosenLowering[ConvolutionProblem]:
-        dtype = str(x.dtype)
-        problem = ConvolutionProblem(role, window, batch, features, channels, dtype)
+        dtype, (batch, *_, channels) = str(x.dtype), x.shape
+        problem = ConvolutionProblem(role, window, batch, kernel.shape[3], channels, dtype)
         return ChosenLowering(problem, policy.choose(problem))
 
-    return _transpose(LayerPlan(*map(chosen, ROLES)), padding, x, kernel)
+    return _transpose(LayerPlan(*map(chosen, ROLES)), x, kernel)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _transpose(plan: _Plan, padding: Padding, x: Array, kernel: Array) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _transpose(plan: _Plan, x: Array, kernel: Array) -> Array:
     if plan.input_grad.is_default:
-        return _by_jax(plan, padding, x, kernel)
-    return plan.input_grad(rotate_and_swap(kernel, 1), x)
+        return _by_jax(plan, x, kernel)
+    return plan.input_grad(rotate_and_swap(kernel, _window(plan).groups), x)
 
 
-def _by_jax(plan: _Plan, padding: Padding, x: Array, kernel: Array) -> Array:
-    y: Array = lax.conv_transpose(
-        x, kernel, _window(plan).strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    return y
+def _by_jax(plan: _Plan, x: Array, kernel: Array) -> Array:
+    window = _window(plan)
+    return conv2d_input_grad.slide(window, kernel, x, window.input_grad_pads)
 
 
 def _window(plan: _Plan) -> ConvWindow:
     return plan.forward.problem.window
 
 
-def _forward(plan: _Plan, padding: Padding, x: Array, kernel: Array) -> tuple[Array, _Operands]:
-    return _transpose(plan, padding, x, kernel), (x, kernel)
+def _forward(plan: _Plan, x: Array, kernel: Array) -> tuple[Array, _Operands]:
+    return _transpose(plan, x, kernel), (x, kernel)
 
 
-def _backward(plan: _Plan, padding: Padding, operands: _Operands, cotangent: Array) -> _Operands:
+def _backward(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     if plan.forward.is_default and plan.weight_grad.is_default:
         return lax.platform_dependent(
             operands,
             cotangent,
             cpu=functools.partial(_gradients, plan),
-            default=functools.partial(_derived_gradients, plan, padding),
+            default=functools.partial(_derived_gradients, plan),
         )
     return _gradients(plan, operands, cotangent)
 
@@ -101,7 +110,8 @@ _transpose.defvjp(_forward, _backward)
 
 def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    rotated, window = rotate_and_swap(kernel, 1), _window(plan)
+    window = _window(plan)
+    rotated = rotate_and_swap(kernel, window.groups)
     if plan.forward.is_default:
         by_x = conv2d_forward.by_convolution(window, _CONVOLUTION, cotangent, rotated)
     else:
@@ -110,13 +120,11 @@ def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
         by_rotated = conv2d_weight_grad.by_convolution(window, _CONVOLUTION, cotangent, x)
     else:
         by_rotated = plan.weight_grad(cotangent, x)
-    return by_x, rotate_and_swap(by_rotated, 1)
+    return by_x, rotate_and_swap(by_rotated, window.groups)
 
 
-def _derived_gradients(
-    plan: _Plan, padding: Padding, operands: _Operands, cotangent: Array
-) -> _Operands:
+def _derived_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    by_x = jax.linear_transpose(lambda x: _by_jax(plan, padding, x, kernel), x)
-    by_kernel = jax.linear_transpose(lambda kernel: _by_jax(plan, padding, x, kernel), kernel)
+    by_x = jax.linear_transpose(lambda x: _by_jax(plan, x, kernel), x)
+    by_kernel = jax.linear_transpose(lambda kernel: _by_jax(plan, x, kernel), kernel)
     return *by_x(cotangent), *by_kernel(cotangent)

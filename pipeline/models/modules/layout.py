@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Protocol, runtime_checkable
 
 from jax import Array
 
@@ -52,6 +53,20 @@ _CHWN_LAYERS = (
 """Layers that can be computed in CHWN."""
 
 
+@runtime_checkable
+class LaidOutNetwork(Protocol):
+    """A network that can be computed in both layouts, if all its layers can."""
+
+    dtype: str
+    layout: Layout
+
+    def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
+        """Return whether images (height, width, channels) can be computed in CHWN."""
+
+    def structure(self, image: tuple[int, ...]) -> str:
+        """Return the text of all that decides the speed in a layout, but for type and batch."""
+
+
 def batch_last(images: Array) -> Array:
     """Images (batch, height, width, channels) as (channels, height, width, batch)."""
     return images.transpose(3, 1, 2, 0)
@@ -82,26 +97,24 @@ def _knows_batch_last(layer: LayerSpec) -> bool:
     return isinstance(layer, _CHWN_LAYERS) and getattr(layer, "groups", 1) == 1
 
 
-def best_layout(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> Layout:
-    """The layout that a network of these layers is fastest in, by a rule.
+def best_layout(problems: Sequence[Problem], platform: str) -> Layout:
+    """The layout that a network which can be computed in both is fastest in, by a rule.
 
     `problems` are those of a training step in NHWC. CHWN is chosen on the CPU, for float32 and
-    bfloat16, where every layer can compute in it, there is a convolution, and the patches of each
-    are small.
+    bfloat16, if there is a convolution, and the patches of each are small.
     """
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
-    if not has_choice(stack, convolutions, platform):
+    if not has_choice(convolutions, platform):
         return "nhwc"
     small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in convolutions)
     known = {problem.dtype for problem in convolutions} <= _CHWN_DTYPES
     return "chwn" if small and known else "nhwc"
 
 
-def has_choice(stack: tuple[LayerSpec, ...], problems: Sequence[Problem], platform: str) -> bool:
-    """Whether both layouts are possible: on the CPU, with convolutions and layers of both."""
+def has_choice(problems: Sequence[Problem], platform: str) -> bool:
+    """Whether either layout may be faster: on the CPU, with convolutions."""
     slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
-    chooses = platform_of(platform).chooses_lowerings
-    return chooses and slides and first_without_batch_last(stack) is None
+    return slides and platform_of(platform).chooses_lowerings
 
 
 def _patches_bytes(problem: ConvolutionProblem) -> int:

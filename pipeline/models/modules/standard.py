@@ -79,6 +79,14 @@ class Network(nn.Module):
     recomputes: bool = False
     """Whether the backward pass computes what is inside of blocks again, instead of keeping it."""
 
+    def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
+        """Return whether every layer can be computed in CHWN."""
+        return first_without_batch_last(self.layers) is None
+
+    def structure(self, image: tuple[int, ...]) -> str:
+        """Return the text of all that decides the speed in a layout, but for type and batch."""
+        return repr((self.layers, self.rules, self.padding_mask))
+
     @nn.compact
     def __call__(self, images: Array, train: bool, position: Array | None = None) -> Array:
         """Logits (batch, classes), float32, of images (batch, height, width, channels).

@@ -8,15 +8,21 @@ operators compute in any order, and only what needs another order transposes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
+from pipeline.models.lowerings.problem.image_layout import Layout
+
 NHWC = (0, 2, 3, 1)
 """Order of the axes of images: those numbered 0, 2, 3, 1 in PyTorch's NCHW."""
+CHWN = (1, 2, 3, 0)
+"""Order with the batch innermost, in which vectors consist of samples."""
+IMAGE_ORDERS: Mapping[Layout, tuple[int, ...]] = {"nhwc": NHWC, "chwn": CHWN}
+"""Orders by the layout of a network. Height and width are axes 1 and 2 in both."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,19 @@ def laid(array: Any) -> Laid:
     """Return an array that lies in PyTorch's order."""
     array = jnp.asarray(array)
     return Laid(array, tuple(range(array.ndim)))
+
+
+def image_order(x: Laid) -> tuple[int, ...]:
+    """Return the order to compute images in: CHWN where they lie so, else NHWC."""
+    return CHWN if x.order == CHWN else NHWC
+
+
+def batch_first(x: Laid) -> Laid:
+    """Return an array whose samples lie last with its channels there; other ones unchanged."""
+    if x.ndim < 2 or x.order[-1] != 0:
+        return x
+    order = (0, *x.order[1:-1], x.order[0])
+    return Laid(x.lying(order), order)
 
 
 def permuted(x: Laid, numbers: Sequence[int]) -> Laid:

@@ -2,7 +2,8 @@
 
 A function takes the operator's arguments in the order of ATen's schema, its by-name arguments by
 name. Arrays are `Laid`; sizes and numbers are Python's. It returns a `Laid`, or a tuple of them. A
-first parameter called `context` gets an `OperatorContext`.
+first parameter called `context` gets an `OperatorContext`. An operator with many arguments has a
+frozen data class of its settings, those after the arrays, which its function takes last.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
-from pipeline.models.torch_graph.laid import Laid, laid
+from pipeline.models.torch_graph.laid import Laid, batch_first, laid
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,6 +40,8 @@ class OperatorContext:
     dtype: str
     """Type of activations."""
     policy: LoweringPolicy
+    layout: Layout
+    """Order of axes that images are computed in."""
     key: Callable[[], Array] | None
     """Makes the random key of this node; None outside of training."""
 
@@ -48,6 +52,10 @@ class OperatorContext:
         if name not in TYPES:
             raise ValueError(f"dtype {name} is not computed")
         return jnp.dtype(TYPES[name])
+
+    def to_draw_for(self, x: Laid) -> Laid:
+        """Return x in the order that random numbers are drawn in, the same in both layouts."""
+        return batch_first(x) if self.layout == "chwn" else x
 
     def draw(self) -> Array:
         """Return the random key of this node. Raises ValueError outside of training."""
@@ -67,6 +75,8 @@ class AtenOperator:
     """Whether it draws random numbers."""
     full_weights: bool
     """Whether it reads weights in float32 whatever the type of activations, as norms do."""
+    settings: type | None = None
+    """Data class of the arguments after the arrays, which the last parameter takes."""
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -80,14 +90,25 @@ class AtenOperator:
 
     def require_fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError unless the function takes these arguments."""
-        context = (None,) if self.takes_context else ()
-        self.signature.bind(*context, *args, **kwargs)
+        self._bind(None, args, kwargs)
 
     def __call__(self, context: OperatorContext, *args: Any, **kwargs: Any) -> Any:
-        """Apply the function."""
+        """Apply the function. Raises TypeError unless it takes these arguments."""
+        bound = self._bind(context, args, kwargs)
+        return self.function(*bound.args, **bound.kwargs)
+
+    def _bind(
+        self, context: OperatorContext | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> inspect.BoundArguments:
+        """Return the arguments of the function, with the settings in their data class."""
         if self.takes_context:
-            return self.function(context, *args, **kwargs)
-        return self.function(*args, **kwargs)
+            args = (context, *args)
+        if self.settings is None:
+            return self.signature.bind(*args, **kwargs)
+        *arrays, last = self.signature.parameters
+        bound = inspect.signature(self.settings).bind(*args[len(arrays) :], **kwargs)
+        settings = self.settings(*bound.args, **bound.kwargs)
+        return self.signature.bind(*args[: len(arrays)], **{last: settings})
 
 
 OPERATORS: dict[str, AtenOperator] = {}
@@ -95,12 +116,16 @@ OPERATORS: dict[str, AtenOperator] = {}
 
 
 def aten(
-    *names: str, kind: str = "", draws: bool = False, full_weights: bool = False
+    *names: str,
+    kind: str = "",
+    draws: bool = False,
+    full_weights: bool = False,
+    settings: type | None = None,
 ) -> Callable[[Function], Function]:
     """Decorator: register a function for ATen operators such as `relu.default`."""
 
     def register(function: Function) -> Function:
-        operator = AtenOperator(function, kind, draws, full_weights)
+        operator = AtenOperator(function, kind, draws, full_weights, settings)
         for name in names:
             assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
             OPERATORS[f"aten.{name}"] = operator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,8 +11,17 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.models.lowerings.conv2d_transpose import Padding, conv2d_transpose
-from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
+from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.conv2d_transpose import Padding, conv2d_transpose, transpose_window
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULTS,
+    Lowering,
+    LoweringPolicy,
+    Lowerings,
+    Problem,
+    RecordingPolicy,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -53,6 +63,41 @@ def test_results_and_gradients_are_those_of_jax(kernel: int, stride: int, paddin
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected
     )
     np.testing.assert_array_equal(found[0], expected[0])
+
+
+@dataclass(frozen=True)
+class LastCandidate:
+    """A policy that never chooses the default: each problem's last formula by XLA."""
+
+    def choose(self, problem: Problem) -> Lowering:
+        return candidates(problem, frozenset(("xla",)))[-1]
+
+
+@pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])
+def test_windows_with_groups_and_unreached_rows_are_those_of_jax(policy: LoweringPolicy) -> None:
+    """Stride 3 and 2, dilation 1 and 3, pads, and rows after the last that a kernel reaches."""
+    x, weights = operands()
+    weights = weights[:, :, :2].repeat(2, -1)
+    axes = Axis(14, 3, 3, 1, (1, 1)), Axis(17, 3, 2, 3, (1, -1))
+    window = ConvWindow(*axes, 2)
+    assert window.output_size == x.shape[1:3]
+
+    def native(x: Array, weights: Array) -> Array:
+        return lax.conv_general_dilated(
+            x,
+            weights,
+            (1, 1),
+            ((1, 2), (5, 7)),
+            lhs_dilation=(3, 2),
+            rhs_dilation=(1, 3),
+            feature_group_count=2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    found = with_gradients(lambda x, w: transpose_window(window, x, w, policy), x, weights)
+    expected = with_gradients(native, x, weights)
+    assert found[0].shape == (2, 14, 17, 6)
+    assert_close(found, expected)
 
 
 def test_chosen_lowerings_compute_the_same() -> None:

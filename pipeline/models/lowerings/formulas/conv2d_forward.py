@@ -21,15 +21,7 @@ from pipeline.models.lowerings.problem.lowering import Lowering
 
 def by_convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The engine's own convolution."""
-    return convolve(
-        lowering.engine,
-        images,
-        kernel,
-        window.strides,
-        window.pads,
-        window.dilation,
-        window.groups,
-    )
+    return convolve(lowering.engine, images, kernel, window.slide)
 
 
 def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:

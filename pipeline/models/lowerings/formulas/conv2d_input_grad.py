@@ -11,7 +11,7 @@ from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, pad
 from pipeline.models.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
 from pipeline.models.lowerings.formulas.matmuls import convolve, multiply
 from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 
@@ -19,14 +19,14 @@ def by_convolution(
     window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
 ) -> Array:
     """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
-    flipped, pads = rotate_and_swap(kernel, window.groups), window.input_grad_pads
+    flipped = rotate_and_swap(kernel, window.groups)
     if lowering.engine == "xla":
-        return _slide(window, flipped, cotangent, pads)
+        return slide(window, flipped, cotangent, window.input_grad_pads)
     spread = _spread(cotangent, window.strides)
-    return convolve("onednn", spread, flipped, (1, 1), pads, window.dilation, window.groups)
+    return convolve("onednn", spread, flipped, window.transposed.slide)
 
 
-def _slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
     """Convolve with pads of at least 0, and crop the result by the negative ones."""
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     whole = lax.conv_general_dilated(
@@ -99,9 +99,8 @@ def _phase(
         )
     )
     flipped = rotate_and_swap(part, window.groups)
-    return convolve(
-        lowering.engine, cotangent, flipped, (1, 1), (rows, columns), groups=window.groups
-    )
+    over_phase = Slide(pads=(rows, columns), groups=window.groups)
+    return convolve(lowering.engine, cotangent, flipped, over_phase)
 
 
 def _interleaved(window: ConvWindow, phases: Sequence[Array]) -> Array:

@@ -14,7 +14,7 @@ from pipeline.models.lowerings.formulas.matmuls import (
     patches,
     shifted,
 )
-from pipeline.models.lowerings.problem.conv_window import ConvWindow
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 BLOCK_CHANNELS = 64
@@ -56,15 +56,8 @@ def _xla(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
 
 def _onednn(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
     by_channel, pads = crop(by_channel, window.weight_grad_pads)
-    return onednn.convolve(
-        by_channel,
-        kernel,
-        window.dilation,
-        pads,
-        window.strides,
-        window.groups,
-        jnp.float32,
-    )
+    across = Slide(window.dilation, pads, window.strides, window.groups)
+    return onednn.convolve(by_channel, kernel, across, jnp.float32)
 
 
 def per_tap_matmul(

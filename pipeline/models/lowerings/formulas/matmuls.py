@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.formulas import onednn
 from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, padded, via_bits
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Engine
 
 
@@ -30,31 +31,23 @@ def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
     return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def convolve(
-    engine: Engine,
-    images: Array,
-    kernel: Array,
-    strides: Pair = (1, 1),
-    pads: tuple[Pair, Pair] = ((0, 0), (0, 0)),
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-) -> Array:
+def convolve(engine: Engine, images: Array, kernel: Array, slide: Slide) -> Array:
     """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
 
     Cropped first, since XLA:CPU (jaxlib 0.10.2) takes pads of (-1, 1) for none and reads beyond
     the images.
     """
-    images, pads = crop(images, pads)
+    images, pads = crop(images, slide.pads)
     if engine == "onednn":
-        return onednn.convolve(images, kernel, strides, pads, dilation, groups)
+        return onednn.convolve(images, kernel, replace(slide, pads=pads))
     return lax.conv_general_dilated(
         images,
         kernel,
-        strides,
+        slide.strides,
         pads,
-        rhs_dilation=dilation,
+        rhs_dilation=slide.dilation,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
+        feature_group_count=slide.groups,
     )
 
 

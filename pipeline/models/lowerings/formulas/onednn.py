@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.problem.conv_window import Slide
 
 CALLS = "__onednn$"
 """Prefix of the names of the calls in a compiled program."""
@@ -29,15 +29,7 @@ _PIXELS = {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}
 _FILTER = {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
 
 
-def convolve(
-    images: Array,
-    kernel: Array,
-    strides: Pair = (1, 1),
-    pads: tuple[Pair, Pair] = ((0, 0), (0, 0)),
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-    dtype: Any = None,
-) -> Array:
+def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> Array:
     """Convolve images NHWC with a kernel HWIO; the result has `dtype`, by default theirs.
 
     Products of bfloat16 are summed in float32.
@@ -45,23 +37,28 @@ def convolve(
     config = {
         "onednn_conv_config": {
             "dims": "4",
-            "feature_groups": str(groups),
+            "feature_groups": str(slide.groups),
             "input": {"dims": "4", "data": _PIXELS},
             "kernel": {"dims": "4", "filter": _FILTER},
             "output": {"dims": "4", "data": _PIXELS},
             "window": {
                 "size": _numbers(kernel.shape[:2]),
-                "pad_left": _numbers(before for before, _ in pads),
-                "pad_right": _numbers(after for _, after in pads),
-                "strides": _numbers(strides),
-                "window_dilations": _numbers(dilation),
+                "pad_left": _numbers(before for before, _ in slide.pads),
+                "pad_right": _numbers(after for _, after in slide.pads),
+                "strides": _numbers(slide.strides),
+                "window_dilations": _numbers(slide.dilation),
             },
         }
     }
     positions = (
         (size + sum(pad) - (k - 1) * spread - 1) // stride + 1
         for size, pad, k, spread, stride in zip(
-            images.shape[1:3], pads, kernel.shape[:2], dilation, strides, strict=True
+            images.shape[1:3],
+            slide.pads,
+            kernel.shape[:2],
+            slide.dilation,
+            slide.strides,
+            strict=True,
         )
     )
     shape = (images.shape[0], *positions, kernel.shape[3])
@@ -106,7 +103,7 @@ def probe(dtype: str) -> None:
     values = np.linspace(-1, 1, 2 * 6 * 6 * 16, dtype=np.float32)
     images = jnp.asarray(values.reshape(2, 6, 6, 16), dtype)
     kernel = jnp.asarray(np.resize(values, (3, 3, 16, 16)), dtype)
-    ours = jax.jit(lambda x, k: convolve(x, k, (2, 2), ((1, 1), (1, 1))))(images, kernel)
+    ours = jax.jit(lambda x, k: convolve(x, k, Slide((2, 2), ((1, 1), (1, 1)))))(images, kernel)
     theirs = jax.lax.conv_general_dilated(
         images.astype(jnp.float32),
         kernel.astype(jnp.float32),
@@ -115,7 +112,7 @@ def probe(dtype: str) -> None:
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=0.02, atol=0.02)
-    alone = jax.jit(lambda x, k: convolve(x, k, groups=16))(images, kernel[:, :, :1])
+    alone = jax.jit(lambda x, k: convolve(x, k, Slide(groups=16)))(images, kernel[:, :, :1])
     sums = (images[:, :3, :3] * kernel[:, :, 0]).astype(jnp.float32).sum((1, 2))
     np.testing.assert_allclose(alone[:, 0, 0].astype(np.float32), sums, rtol=0.02, atol=0.05)
     rows = images.reshape(-1, 16)

@@ -11,6 +11,16 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Slide:
+    """Settings with which a kernel slides over images of any size."""
+
+    strides: Pair = (1, 1)
+    pads: tuple[Pair, Pair] = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+
+@dataclass(frozen=True)
 class Axis:
     """Sizes, stride, dilation and pads along the height or the width of the images."""
 
@@ -77,6 +87,11 @@ class ConvWindow:
     @property
     def pads(self) -> tuple[Pair, Pair]:
         return self.rows.pads, self.columns.pads
+
+    @property
+    def slide(self) -> Slide:
+        """Settings of the convolution."""
+        return Slide(self.strides, self.pads, self.dilation, self.groups)
 
     @property
     def output_size(self) -> Pair:

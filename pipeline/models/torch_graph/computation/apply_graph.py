@@ -13,6 +13,7 @@ from jax import Array
 
 from pipeline.core.errors import first_line
 from pipeline.models.layers.precision import TypeRule, rule_for
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import (
     INPUT,
@@ -24,7 +25,7 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
     ValueOf,
 )
-from pipeline.models.torch_graph.laid import NHWC, Laid, laid
+from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
 from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
@@ -41,6 +42,8 @@ class GraphSettings:
     dtype: str
     """Type of activations."""
     policy: LoweringPolicy
+    layout: Layout
+    """Order of axes that images are computed in."""
     rules: tuple[TypeRule, ...]
     """Nodes that compute in another type, by kind of layer and path of the module."""
     key: Callable[[], Array] | None
@@ -71,11 +74,11 @@ def apply_form(
     return output.plain(), run.changed
 
 
-def input_of(spec: TensorSpec, images: Array) -> Laid:
+def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Laid:
     """Return images (batch, height, width, channels) as a graph's input.
 
-    An input of four axes is read as images, another one in the order of the values. Raises
-    ValueError for images of another size than the graph was made for.
+    An input of four axes is read as images, which lie as the layout says, another one in the order
+    of the values. Raises ValueError for images of another size than the graph was made for.
     """
     batch, *sizes = images.shape
     dtype = images.dtype if spec.dtype.startswith("float") else jnp.dtype("int32")
@@ -91,7 +94,8 @@ def input_of(spec: TensorSpec, images: Array) -> Laid:
                 f"the network was made for images {wanted} (height, width, channels), and {came} "
                 "came; resize them, or export it for them"
             )
-        return Laid(images.astype(dtype), NHWC)
+        order = IMAGE_ORDERS[layout]
+        return Laid(Laid(images.astype(dtype), NHWC).lying(order), order)
     wanted_shape = tuple(size or 0 for size in spec.shape[1:])
     if int(np.prod(sizes)) != int(np.prod(wanted_shape)):
         raise ValueError(
@@ -152,7 +156,9 @@ class _Run:
         path = tuple(node.module.split("."))
         rule = rule_for(self.settings.rules, operator.kind, path) if self.settings.rules else None
         dtype = self.settings.dtype if rule is None else rule.dtype
-        context = OperatorContext(dtype, self.settings.policy, self._key_of(number))
+        context = OperatorContext(
+            dtype, self.settings.policy, self.settings.layout, self._key_of(number)
+        )
         reader = _reader_of(dtype, operator, bool(self.settings.rules))
 
         def read(argument: Any) -> Any:

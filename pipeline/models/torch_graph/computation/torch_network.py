@@ -13,9 +13,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.layers.precision import TypeRule
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import GraphSettings, apply_form, input_of
 from pipeline.models.torch_graph.graph import Role, TorchGraph
+from pipeline.models.torch_graph.operators.batch_last import can_be_batch_last
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
 
@@ -41,6 +43,9 @@ class TorchNetwork(nn.Module):
     """Type of the activations."""
     policy: LoweringPolicy = DEFAULTS
     """Chooses how convolutions, dense layers and max pooling are computed."""
+    layout: Layout = "nhwc"
+    """Order of axes that images are computed in. It changes neither parameters nor results, beyond
+    the last digits. In CHWN there is one formula of a convolution, and no policy chooses."""
     rules: tuple[TypeRule, ...] = ()
     """Nodes that compute in another type, by kind of layer and path of the module."""
 
@@ -62,12 +67,23 @@ class TorchNetwork(nn.Module):
 
         # Under rules every node casts its inputs: the first may compute in float32.
         x = images if self.rules else images.astype(self.dtype)
-        settings = GraphSettings(self.dtype, self.policy, self.rules, key if train else None)
-        inputs = input_of(graph.input, x)
+        draws = key if train else None
+        settings = GraphSettings(self.dtype, self.policy, self.layout, self.rules, draws)
+        inputs = input_of(graph.input, x, self.layout)
         logits, changed = apply_form(graph, graph.form(train), inputs, weights, settings)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._keep(graph, changed)
         return logits.astype(jnp.float32)
+
+    def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
+        """Return whether images (height, width, channels) can be computed in CHWN."""
+        return can_be_batch_last(self.source.graph_for(image))
+
+    def structure(self, image: tuple[int, ...]) -> str:
+        """Return the text of all that decides the speed in a layout, but for type and batch."""
+        graph = self.source.graph_for(image)
+        nodes = [(node.op, node.args, node.kwargs) for node in graph.train.nodes]
+        return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))
 
     def _weights(self, graph: TorchGraph, role: Role) -> dict[str, Array]:
         """Return parameters or buffers by PyTorch's names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +14,24 @@ from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 from pipeline.models.torch_graph.operators.random_ops import dropped
 
 
-@aten("scaled_dot_product_attention.default", kind="self_attention", draws=True)
+@dataclass(frozen=True)
+class Attention:
+    """Settings of attention, in ATen's order; the last two are by name alone."""
+
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = field(default=None, kw_only=True)
+    enable_gqa: bool = field(default=False, kw_only=True)
+
+
+@aten("scaled_dot_product_attention.default", kind="self_attention", draws=True, settings=Attention)
 def scaled_dot_product_attention(
     context: OperatorContext,
     query: Laid,
     key: Laid,
     value: Laid,
     attn_mask: Laid | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    settings: Attention = Attention(),
 ) -> Laid:
     """softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1), softmax in float32.
 
@@ -32,16 +39,16 @@ def scaled_dot_product_attention(
     numbers is added.
     """
     q, k, v = query.plain(), key.plain(), value.plain()
-    if enable_gqa:
+    if settings.enable_gqa:
         k, v = (jnp.repeat(each, q.shape[-3] // each.shape[-3], -3) for each in (k, v))
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    factor = 1 / math.sqrt(q.shape[-1]) if settings.scale is None else settings.scale
     scores = jnp.matmul(q * factor, jnp.swapaxes(k, -1, -2))
     mask = None if attn_mask is None else attn_mask.plain()
-    if is_causal:
+    if settings.is_causal:
         mask = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
     shares = jax.nn.softmax(_masked(scores, mask).astype(jnp.float32), -1).astype(q.dtype)
-    if dropout_p > 0:
-        shares = dropped(shares, dropout_p, context.draw())
+    if settings.dropout_p > 0:
+        shares = dropped(shares, settings.dropout_p, context.draw())
     return laid(jnp.matmul(shares, v))
 
 

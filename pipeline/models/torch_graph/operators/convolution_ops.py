@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
+from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
+from pipeline.models.lowerings.conv2d_transpose import transpose_window
 from pipeline.models.lowerings.dense import dense_product
-from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.laid import NHWC, Laid, laid
+from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
+from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 
 HWIO = (2, 3, 1, 0)
@@ -27,39 +32,65 @@ def as_pair(sizes: int | Sequence[int]) -> Pair:
     return first, rest[0] if rest else first
 
 
-@aten("conv2d.default", "conv2d.padding", kind="conv")
+@dataclass(frozen=True)
+class Convolution:
+    """Settings of a convolution, in ATen's order."""
+
+    stride: int | Sequence[int] = 1
+    padding: int | Sequence[int] | str = 0
+    dilation: int | Sequence[int] = 1
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class TransposedConvolution:
+    """Settings of the transpose of a convolution, in ATen's order."""
+
+    stride: int | Sequence[int] = 1
+    padding: int | Sequence[int] = 0
+    output_padding: int | Sequence[int] = 0
+    groups: int = 1
+    dilation: int | Sequence[int] = 1
+
+
+@aten("conv2d.default", "conv2d.padding", kind="conv", settings=Convolution)
 def conv2d(
     context: OperatorContext,
     x: Laid,
     weight: Laid,
     bias: Laid | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
+    settings: Convolution = Convolution(),
 ) -> Laid:
-    """Convolution of images; computed in NHWC by the lowering that the policy chooses."""
+    """Convolution of images, in NHWC by the lowering that the policy chooses, or in CHWN."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
+    groups, padding = settings.groups, settings.padding
     if x.shape[1] != weight.shape[1] * groups:
         raise ValueError(f"{x.shape[1]} channels, and the kernel reads {weight.shape[1] * groups}")
     kernel = weight.lying(HWIO).astype(x.dtype)
+    strides, spread = as_pair(settings.stride), as_pair(settings.dilation)
     pads: tuple[Pair, Pair]
     if isinstance(padding, str):
-        pads = _named_pads(padding, kernel.shape[:2], as_pair(dilation))
+        pads = _named_pads(padding, kernel.shape[:2], spread)
     else:
         rows, columns = as_pair(padding)
         pads = (rows, rows), (columns, columns)
-    y = lowered_conv2d(
-        x.lying(NHWC),
-        kernel,
-        strides=as_pair(stride),
-        padding=pads,
-        dilation=as_pair(dilation),
-        groups=groups,
-        policy=context.policy,
+    convolve: Callable[..., Array] = conv2d_chwn
+    if context.layout == "nhwc":
+        convolve = partial(lowered_conv2d, groups=groups, policy=context.policy)
+    order = IMAGE_ORDERS[context.layout]
+    y = Laid(
+        convolve(x.lying(order), kernel, strides=strides, padding=pads, dilation=spread), order
     )
-    return Laid(y if bias is None else y + bias.array.astype(y.dtype), NHWC)
+    return _with_bias(y, bias)
+
+
+def _with_bias(y: Laid, bias: Laid | None) -> Laid:
+    """Add a bias (channels,) to images or sequences."""
+    if bias is None:
+        return y
+    sizes = [-1 if number == 1 else 1 for number in y.order]
+    return y.same(y.array + bias.array.astype(y.dtype).reshape(sizes))
 
 
 def _named_pads(name: str, kernel: Sequence[int], dilation: Pair) -> tuple[Pair, Pair]:
@@ -71,63 +102,66 @@ def _named_pads(name: str, kernel: Sequence[int], dilation: Pair) -> tuple[Pair,
     return rows, columns
 
 
-@aten("conv1d.default", "conv1d.padding", kind="conv")
+@aten("conv1d.default", "conv1d.padding", kind="conv", settings=Convolution)
 def conv1d(
     context: OperatorContext,
     x: Laid,
     weight: Laid,
     bias: Laid | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
+    settings: Convolution = Convolution(),
 ) -> Laid:
     """Convolution of sequences (batch, channels, length), as one of images of height 1."""
     image = laid(x.plain()[:, :, None, :])
     kernel = laid(weight.plain()[:, :, None, :])
-    pads = padding if isinstance(padding, str) else (0, as_pair(padding)[0])
-    steps = (1, as_pair(stride)[0]), (1, as_pair(dilation)[0])
-    y = conv2d(context, image, kernel, bias, steps[0], pads, steps[1], groups)
+    padding = settings.padding
+    across = Convolution(
+        (1, as_pair(settings.stride)[0]),
+        padding if isinstance(padding, str) else (0, as_pair(padding)[0]),
+        (1, as_pair(settings.dilation)[0]),
+        settings.groups,
+    )
+    y = conv2d(context, image, kernel, bias, across)
     return Laid(y.array[:, 0], (0, 2, 1))
 
 
-@aten("conv_transpose2d.input", kind="conv_transpose")
+@aten("conv_transpose2d.input", kind="conv_transpose", settings=TransposedConvolution)
 def conv_transpose2d(
+    context: OperatorContext,
     x: Laid,
     weight: Laid,
     bias: Laid | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    output_padding: int | Sequence[int] = 0,
-    groups: int = 1,
-    dilation: int | Sequence[int] = 1,
+    settings: TransposedConvolution = TransposedConvolution(),
 ) -> Laid:
-    """Transpose of a convolution, whose kernel is (in, out / groups, height, width)."""
-    strides, spread = as_pair(stride), as_pair(dilation)
-    inputs, outputs, rows, columns = weight.shape
-    pads = [
-        ((size - 1) * wide - cut, (size - 1) * wide - cut + more)
-        for size, wide, cut, more in zip(
-            (rows, columns), spread, as_pair(padding), as_pair(output_padding), strict=True
+    """Transpose of a convolution, whose kernel is (in, out / groups, height, width).
+
+    Computed in NHWC by the lowering that the policy chooses.
+    """
+    images = x.lying(NHWC)
+    rows, columns = (
+        _transposed_axis(size, kernel, *numbers)
+        for size, kernel, *numbers in zip(
+            images.shape[1:3],
+            weight.shape[2:],
+            as_pair(settings.stride),
+            as_pair(settings.dilation),
+            as_pair(settings.padding),
+            as_pair(settings.output_padding),
+            strict=True,
         )
-    ]
-    # Of each group the kernel is flipped, and its inputs and outputs change places.
-    flipped = jnp.flip(weight.plain().astype(x.dtype), (2, 3))
-    grouped = flipped.reshape(groups, inputs // groups, outputs, rows, columns)
-    kernel = grouped.transpose(3, 4, 1, 0, 2).reshape(
-        rows, columns, inputs // groups, groups * outputs
     )
-    y = lax.conv_general_dilated(
-        x.lying(NHWC),
-        kernel,
-        (1, 1),
-        pads,
-        lhs_dilation=strides,
-        rhs_dilation=spread,
-        feature_group_count=groups,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    return Laid(y if bias is None else y + bias.array.astype(y.dtype), NHWC)
+    # Of each group the kernel is rotated, and its inputs and outputs change places.
+    kernel = rotate_and_swap(weight.lying(HWIO).astype(x.dtype), settings.groups)
+    y = transpose_window(ConvWindow(rows, columns, settings.groups), images, kernel, context.policy)
+    return _with_bias(Laid(y, NHWC), bias)
+
+
+def _transposed_axis(
+    size: int, kernel: int, stride: int, dilation: int, padding: int, more: int
+) -> Axis:
+    """Return the axis of the convolution that gives `size` rows, for images of the result."""
+    result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + more
+    # Rows of the result that no position of the kernel reaches are no part of the padding.
+    return Axis(result, kernel, stride, dilation, (padding, padding - more // stride * stride))
 
 
 @aten("linear.default", kind="dense")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -21,17 +22,33 @@ class Normalised(NamedTuple):
     var: Array
 
 
-@aten("batch_norm.default", kind="batch_norm", full_weights=True)
+@dataclass(frozen=True)
+class BatchNorm:
+    """Settings of batch norm, in ATen's order; of instance norm, `training` is whether each sample
+    has its statistics."""
+
+    training: bool
+    momentum: float
+    eps: float
+    cudnn_enabled: bool = True
+
+
+@dataclass(frozen=True)
+class RunningNorm:
+    """Settings of batch norm by the running statistics, in ATen's order."""
+
+    momentum: float
+    eps: float
+
+
+@aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNorm)
 def batch_norm(
     x: Laid,
     weight: Laid | None,
     bias: Laid | None,
     running_mean: Laid | None,
     running_var: Laid | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
+    settings: BatchNorm,
 ) -> Laid | Normalised:
     """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
 
@@ -39,19 +56,20 @@ def batch_norm(
     """
     channel = x.axis(1)
     axes = tuple(axis for axis in range(x.ndim) if axis != channel)
-    settings = NormSettings(axes, eps, str(x.dtype), None, 1)
+    how = NormSettings(axes, settings.eps, str(x.dtype), None, 1)
     channels = x.shape[1]
     scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
     shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
-    if not training and running_mean is not None and running_var is not None:
+    if not settings.training and running_mean is not None and running_var is not None:
         statistics = running_mean.array, running_var.array
-        return x.same(scaled(settings, x.array, *statistics, scale, shift))
-    mean, var = batch_statistics(lax.stop_gradient(x.array), settings)
-    y = x.same(normalised(settings, x.array, mean, var, scale, shift))
-    if running_mean is None or running_var is None or not training:
+        return x.same(scaled(how, x.array, *statistics, scale, shift))
+    mean, var = batch_statistics(lax.stop_gradient(x.array), how)
+    y = x.same(normalised(how, x.array, mean, var, scale, shift))
+    if running_mean is None or running_var is None or not settings.training:
         return y
     count = x.array.size // channels
     unbiased = var * (count / max(count - 1, 1))
+    momentum = settings.momentum
     return Normalised(
         y,
         (1 - momentum) * running_mean.array + momentum * mean,
@@ -59,35 +77,44 @@ def batch_norm(
     )
 
 
-@aten("_native_batch_norm_legit_no_training.default", kind="batch_norm", full_weights=True)
+@aten(
+    "_native_batch_norm_legit_no_training.default",
+    kind="batch_norm",
+    full_weights=True,
+    settings=RunningNorm,
+)
 def batch_norm_no_training(
     x: Laid,
     weight: Laid | None,
     bias: Laid | None,
     running_mean: Laid,
     running_var: Laid,
-    momentum: float,
-    eps: float,
+    settings: RunningNorm,
 ) -> tuple[Laid]:
     """Batch norm by the running statistics."""
-    y = batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
+    how = BatchNorm(False, settings.momentum, settings.eps)
+    y = batch_norm(x, weight, bias, running_mean, running_var, how)
     assert isinstance(y, Laid)
     return (y,)
 
 
-@aten("_native_batch_norm_legit_functional.default", kind="batch_norm", full_weights=True)
+@aten(
+    "_native_batch_norm_legit_functional.default",
+    kind="batch_norm",
+    full_weights=True,
+    settings=BatchNorm,
+)
 def batch_norm_functional(
     x: Laid,
     weight: Laid | None,
     bias: Laid | None,
     running_mean: Laid,
     running_var: Laid,
-    training: bool,
-    momentum: float,
-    eps: float,
+    settings: BatchNorm,
 ) -> tuple[Laid | None, ...]:
     """Batch norm by the batch, with the new running statistics as its last two results."""
-    done = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    how = replace(settings, training=True)
+    done = batch_norm(x, weight, bias, running_mean, running_var, how)
     assert isinstance(done, Normalised)
     return done.y, None, None, laid(done.mean), laid(done.var)
 
@@ -163,22 +190,19 @@ def group_norm(
     return own.same(_affine(own, y, weight, bias, [1]))
 
 
-@aten("instance_norm.default", full_weights=True)
+@aten("instance_norm.default", full_weights=True, settings=BatchNorm)
 def instance_norm(
     x: Laid,
     weight: Laid | None,
     bias: Laid | None,
     running_mean: Laid | None,
     running_var: Laid | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
+    settings: BatchNorm,
 ) -> Laid:
     """Normalise each channel of each sample over its positions."""
-    if not use_input_stats or running_mean is not None:
+    if not settings.training or running_mean is not None:
         raise ValueError("instance norm with running statistics is not computed")
-    return group_norm(x, x.shape[1], weight, bias, eps)
+    return group_norm(x, x.shape[1], weight, bias, settings.eps)
 
 
 def _affine(

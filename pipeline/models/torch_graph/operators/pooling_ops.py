@@ -1,8 +1,9 @@
-"""Pooling and resizing of images, in NHWC."""
+"""Pooling and resizing of images, in NHWC or CHWN, with height and width as axes 1 and 2."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.laid import NHWC, Laid
+from pipeline.models.torch_graph.laid import Laid, image_order
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair
 
@@ -21,22 +22,39 @@ MAX_SIDE = 1 << 16
 """Limit of the height or width that images are resized to."""
 
 
-@aten("max_pool2d.default", kind="max_pool")
-def max_pool2d(
-    context: OperatorContext,
-    x: Laid,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-) -> Laid:
+@dataclass(frozen=True)
+class MaxPool:
+    """Settings of max pooling, in ATen's order."""
+
+    kernel_size: Sizes
+    stride: Sizes = ()
+    padding: Sizes = 0
+    dilation: Sizes = 1
+    ceil_mode: bool = False
+
+
+@dataclass(frozen=True)
+class AvgPool:
+    """Settings of average pooling, in ATen's order."""
+
+    kernel_size: Sizes
+    stride: Sizes = ()
+    padding: Sizes = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+
+@aten("max_pool2d.default", kind="max_pool", settings=MaxPool)
+def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPool) -> Laid:
     """Largest value of every window; computed by the lowering that the policy chooses."""
-    window, strides, spread = as_pair(kernel_size), _strides(stride, kernel_size), as_pair(dilation)
-    images = x.lying(NHWC)
-    pads = _pads(images, window, strides, as_pair(padding), spread, ceil_mode)
+    window, spread = as_pair(settings.kernel_size), as_pair(settings.dilation)
+    strides = _strides(settings.stride, settings.kernel_size)
+    order = image_order(x)
+    images = x.lying(order)
+    pads = _pads(images, window, strides, as_pair(settings.padding), spread, settings.ceil_mode)
     if spread == (1, 1):
-        return Laid(pool_max(images, window, strides, pads, context.policy), NHWC)
+        return Laid(pool_max(images, window, strides, pads, context.policy), order)
     y = lax.reduce_window(
         images,
         -jnp.inf,
@@ -46,41 +64,37 @@ def max_pool2d(
         ((0, 0), *pads, (0, 0)),
         window_dilation=(1, *spread, 1),
     )
-    return Laid(y, NHWC)
+    return Laid(y, order)
 
 
-@aten("max_pool2d_with_indices.default", kind="max_pool")
-def max_pool2d_with_indices(context: OperatorContext, x: Laid, *args: object) -> tuple[Laid, ...]:
+@aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPool)
+def max_pool2d_with_indices(
+    context: OperatorContext, x: Laid, settings: MaxPool
+) -> tuple[Laid, ...]:
     """Largest value of every window; the places are not computed."""
-    return (max_pool2d(context, x, *args),)  # type: ignore[arg-type]
+    return (max_pool2d(context, x, settings),)
 
 
-@aten("avg_pool2d.default", kind="avg_pool")
-def avg_pool2d(
-    x: Laid,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Laid:
+@aten("avg_pool2d.default", kind="avg_pool", settings=AvgPool)
+def avg_pool2d(x: Laid, settings: AvgPool) -> Laid:
     """Mean of every window; padding counts unless told otherwise."""
-    window, strides, around = as_pair(kernel_size), _strides(stride, kernel_size), as_pair(padding)
-    images = x.lying(NHWC)
-    pads = _pads(images, window, strides, around, (1, 1), ceil_mode)
+    window, around = as_pair(settings.kernel_size), as_pair(settings.padding)
+    strides = _strides(settings.stride, settings.kernel_size)
+    order = image_order(x)
+    images = x.lying(order)
+    pads = _pads(images, window, strides, around, (1, 1), settings.ceil_mode)
     total = _window_sums(images, window, strides, pads)
-    if divisor_override is not None:
-        return Laid(total / divisor_override, NHWC)
+    if settings.divisor_override is not None:
+        return Laid(total / settings.divisor_override, order)
     sizes = images.shape[1], images.shape[2]
     counts = [
-        _counts(size, kernel, step, pad, own, count_include_pad)
+        _counts(size, kernel, step, pad, own, settings.count_include_pad)
         for size, kernel, step, pad, own in zip(sizes, window, strides, pads, around, strict=True)
     ]
     divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
     if (divisor == divisor.flat[0]).all():
-        return Laid(total / np.asarray(divisor.flat[0], total.dtype), NHWC)
-    return Laid(total / jnp.asarray(divisor, total.dtype), NHWC)
+        return Laid(total / np.asarray(divisor.flat[0], total.dtype), order)
+    return Laid(total / jnp.asarray(divisor, total.dtype), order)
 
 
 def _window_sums(images: Array, window: Pair, strides: Pair, pads: Sequence[Pair]) -> Array:
@@ -106,10 +120,11 @@ def _counts(
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: Laid, output_size: Sequence[int | None]) -> Laid:
     """Means of windows that give a height and a width."""
-    images = x.lying(NHWC)
+    order = image_order(x)
+    images = x.lying(order)
     for axis, wanted in zip((1, 2), output_size, strict=True):
         images = _resized_axis(images, axis, images.shape[axis] if wanted is None else wanted)
-    return Laid(images, NHWC)
+    return Laid(images, order)
 
 
 def _resized_axis(images: Array, axis: int, wanted: int) -> Array:
@@ -148,7 +163,7 @@ def adaptive_max_pool2d(
             f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
         )
     window = sizes[0] // output_size[0], sizes[1] // output_size[1]
-    return (max_pool2d(context, x, window),)
+    return (max_pool2d(context, x, MaxPool(window)),)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
@@ -156,12 +171,13 @@ def upsample_nearest2d(
     x: Laid, output_size: Sequence[int] | None = None, scales: object = None, *_: object
 ) -> Laid:
     """Images resized by taking the nearest pixel."""
-    images = x.lying(NHWC)
+    order = image_order(x)
+    images = x.lying(order)
     for axis, wanted in zip((1, 2), _wanted(x, output_size, scales), strict=True):
         size = images.shape[axis]
         places = np.minimum(np.arange(wanted) * size // wanted, size - 1)
         images = jnp.take(images, places, axis=axis)
-    return Laid(images, NHWC)
+    return Laid(images, order)
 
 
 @aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
@@ -173,7 +189,8 @@ def upsample_bilinear2d(
     *_: object,
 ) -> Laid:
     """Images resized by interpolation between the nearest pixels."""
-    images = x.lying(NHWC)
+    order = image_order(x)
+    images = x.lying(order)
     for axis, wanted in zip((1, 2), _wanted(x, output_size, scales), strict=True):
         size = images.shape[axis]
         if align_corners:
@@ -186,7 +203,7 @@ def upsample_bilinear2d(
         shares[np.arange(wanted), low] += 1 - share
         shares[np.arange(wanted), np.minimum(low + 1, size - 1)] += share
         images = _along(images, axis, shares)
-    return Laid(images, NHWC)
+    return Laid(images, order)
 
 
 def _wanted(x: Laid, output_size: Sequence[int] | None, scales: object) -> Pair:

@@ -30,7 +30,10 @@ def dropped(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = N
 @aten("dropout.default", draws=True)
 def dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
     """Zero a share p of the values, and scale the others by 1 / (1 - p)."""
-    return x.same(dropped(x.array, p, context.draw())) if train and p > 0 else x
+    if not train or p == 0:
+        return x
+    x = context.to_draw_for(x)
+    return x.same(dropped(x.array, p, context.draw()))
 
 
 @aten("native_dropout.default", draws=True)
@@ -46,6 +49,7 @@ def feature_dropout(context: OperatorContext, x: Laid, p: float, train: bool) ->
     """Zero a share p of the channels of each sample, and scale the others."""
     if not train or p == 0:
         return x
+    x = context.to_draw_for(x)
     sizes = tuple(x.shape[number] if number in (0, 1) else 1 for number in x.order)
     return x.same(dropped(x.array, p, context.draw(), sizes))
 

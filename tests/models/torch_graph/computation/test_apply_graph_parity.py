@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +40,14 @@ def test_logits_are_those_of_pytorch(name: str) -> None:
     np.testing.assert_allclose(logits, theirs["logits"], rtol=1e-4, atol=1e-5)
 
 
+LAID_OUT = [(name, "nhwc") for name in NAMES] + [("residual", "chwn")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_step_is_that_of_pytorch(name: str) -> None:
+@pytest.mark.parametrize(("name", "layout"), LAID_OUT)
+def test_a_step_is_that_of_pytorch(name: str, layout: str) -> None:
     theirs = golden_results(name)
-    loss, gradients, buffers = train_once(golden_graph(name), theirs["images"])
+    loss, gradients, buffers = train_once(golden_graph(name), theirs["images"], layout=layout)
     assert loss == pytest.approx(float(theirs["loss"]), rel=1e-5)
     expected = {k.removeprefix("gradient "): v for k, v in theirs.items() if k[:8] == "gradient"}
     assert set(gradients) == set(expected)
@@ -67,6 +71,17 @@ def test_images_stay_in_nhwc() -> None:
         variables, jnp.zeros((4, 12, 12, 3))
     )
     assert " transpose[" not in str(jaxpr)
+
+
+def test_images_stay_in_chwn() -> None:
+    """Of two convolutions, pooling and a product, input, kernels and rows alone are transposed."""
+    graph = golden_graph("twoconvs")
+    network, variables = network_of(graph, layout="chwn"), initial_variables_of(graph)
+    images = jnp.zeros((4, 12, 12, 3))
+    text = str(jax.make_jaxpr(lambda v, x: network.apply(v, x, train=False))(variables, images))
+    moved = re.findall(r":f32\[([\d,]+)\] = transpose\[", text)
+    assert moved == ["3,12,12,4", "16,27", "32,144", "4,288"]
+    assert "conv_general_dilated" not in text
 
 
 def test_a_frozen_weight_is_kept_with_the_buffers() -> None:

@@ -11,9 +11,18 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
-from pipeline.models.lowerings.problem.lowering import RecordingPolicy
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, RecordingPolicy
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
-from tests.models.torch_graph.golden_graphs import golden_graph, golden_results, network_of
+from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid
+from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
+from pipeline.models.torch_graph.operators.batch_last import can_be_batch_last
+from tests.models.torch_graph.golden_graphs import (
+    NAMES,
+    golden_graph,
+    golden_results,
+    network_of,
+)
 
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(4, 12, 12, 3)), jnp.float32)
 
@@ -50,6 +59,24 @@ def test_dropout_is_a_function_of_the_key() -> None:
     assert np.abs(first - other).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["dropout", "feature_dropout"])
+def test_the_same_values_are_dropped_in_both_layouts(name: str) -> None:
+    dropped = []
+    for layout, order in IMAGE_ORDERS.items():
+        context = OperatorContext("float32", DEFAULTS, layout, lambda: jax.random.key(0))
+        x = Laid(Laid(IMAGES, NHWC).lying(order), order)
+        dropped.append(OPERATORS[f"aten.{name}.default"](context, x, 0.5, True).plain())
+    np.testing.assert_array_equal(*dropped)
+    assert 0.1 < float((dropped[0] == 0).mean()) < 0.9
+
+
+def test_graphs_of_images_alone_can_be_computed_in_chwn() -> None:
+    """Patches become tokens, and channels in groups or shuffled have no formula in CHWN."""
+    able = {name for name in NAMES if can_be_batch_last(golden_graph(name))}
+    assert able == {"residual"}
+    assert can_be_batch_last(golden_graph("twoconvs"))
+
+
 def test_nodes_draw_apart() -> None:
     """Two dropouts of one shape do not drop the same places."""
     from pipeline.models.torch_graph.operators.known_operators import draws
@@ -70,6 +97,22 @@ def test_convolutions_products_and_maxima_go_through_the_policy() -> None:
     assert forward["ConvolutionProblem"] == 3 * 3
     assert forward["DenseProblem"] == 3
     assert forward["PoolingProblem"] == 2
+
+
+def test_transposed_convolutions_go_through_the_policy() -> None:
+    listing = RecordingPolicy()
+    graph = golden_graph("buffers")
+    network = network_of(graph, policy=listing)
+    jax.eval_shape(lambda v: network.apply(v, IMAGES, train=False), initial_variables_of(graph))
+    convolutions = sum(node.op.startswith("aten.conv") for node in graph.evaluate.nodes)
+    problems = [p for p in listing.problems if isinstance(p, ConvolutionProblem)]
+    assert len(problems) == 3 * convolutions
+    text = str(
+        jax.make_jaxpr(lambda v: network_of(graph).apply(v, IMAGES, train=False))(
+            initial_variables_of(graph)
+        )
+    )
+    assert text.count("conv_general_dilated[") == convolutions
 
 
 @pytest.mark.slow
