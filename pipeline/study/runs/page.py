@@ -147,8 +147,8 @@ def _short(value: Any) -> Any:
 def _page(content: Mapping[str, Any], runs: Sequence[KeptRun], folder: Path) -> str:
     # `<` could end the element that holds the data.
     data = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    own = files("pipeline.study.runs")
-    style, script = (own.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style = files("pipeline.study.runs").joinpath("page.css").read_text("utf-8")
+    script = files("pipeline.core.pages").joinpath("templates", "runs.js").read_text("utf-8")
     return "\n".join(
         (
             "<!doctype html>",
