@@ -39,7 +39,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """Values from `low` to `high` along an edge, at the pixels from `begin` to `end`."""
 
     low: float
@@ -53,7 +53,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Block:
+class LaneBar:
     """A part of a lane, of a colour of the style; the words are drawn if they fit."""
 
     begin: float
@@ -68,18 +68,18 @@ class Lane:
     """Blocks beside each other, with a label before them and a note after them."""
 
     label: str
-    blocks: Sequence[Block]
+    blocks: Sequence[LaneBar]
     note: str = ""
 
 
-def horizontal_axis(low: float, high: float) -> Axis:
+def horizontal_axis(low: float, high: float) -> ChartAxis:
     """Return the axis below a chart."""
-    return Axis(low, high, LEFT, WIDTH - RIGHT)
+    return ChartAxis(low, high, LEFT, WIDTH - RIGHT)
 
 
-def vertical_axis(low: float, high: float) -> Axis:
+def vertical_axis(low: float, high: float) -> ChartAxis:
     """Return the axis on the left of a chart."""
-    return Axis(low, high, HEIGHT - BOTTOM, TOP)
+    return ChartAxis(low, high, HEIGHT - BOTTOM, TOP)
 
 
 def pixels(places: Iterable[tuple[float, float]]) -> str:
@@ -88,7 +88,7 @@ def pixels(places: Iterable[tuple[float, float]]) -> str:
 
 
 def draw_frame(
-    title: str, x: Axis, y: Axis, label: str, x_ticks: Mapping[float, str] | None = None
+    title: str, x: ChartAxis, y: ChartAxis, label: str, x_ticks: Mapping[float, str] | None = None
 ) -> Drawing:
     """Return a chart that has its title, its axes and the label of the lower one."""
     chart = Drawing(WIDTH, HEIGHT, title)
@@ -197,7 +197,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = F
     Lanes leave room for labels and notes if any has one.
     """
     left = LABELS if any(lane.label for lane in lanes) else 0.0
-    x = Axis(0, end or 1.0, left, WIDE - (NOTES if any(lane.note for lane in lanes) else 0.0))
+    x = ChartAxis(0, end or 1.0, left, WIDE - (NOTES if any(lane.note for lane in lanes) else 0.0))
     head = 24.0 if ticks else 0.0
     chart = Drawing(WIDE, head + len(lanes) * (LANE + LANE_GAP) - LANE_GAP, title, "wide")
     for value in round_values(0, end, 8) if ticks else ():
@@ -215,7 +215,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = F
     return chart
 
 
-def _draw_block(chart: Drawing, block: Block, x: Axis, top: float) -> None:
+def _draw_block(chart: Drawing, block: LaneBar, x: ChartAxis, top: float) -> None:
     begin, end = (min(max(x.place(at), x.begin), x.end) for at in (block.begin, block.end))
     # Thin gaps keep wide blocks apart.
     wide = max(end - begin - (0.6 if end - begin > 4 else 0.0), 0.2)
@@ -225,12 +225,12 @@ def _draw_block(chart: Drawing, block: Block, x: Axis, top: float) -> None:
         chart.add("text", f"{tone} middle", block.words, x=begin + wide / 2, y=top + 15)
 
 
-def pile_blocks(parts: Iterable[tuple[str, float, str]]) -> list[Block]:
+def pile_blocks(parts: Iterable[tuple[str, float, str]]) -> list[LaneBar]:
     """Return blocks laid end to end, from their colours, sizes and words; none of no size."""
     blocks, at = [], 0.0
     for colour, size, words in parts:
         if size > 0:
-            blocks.append(Block(at, at + size, colour, words, words))
+            blocks.append(LaneBar(at, at + size, colour, words, words))
             at += size
     return blocks
 

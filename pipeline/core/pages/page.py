@@ -48,7 +48,7 @@ class Legend:
 
 
 @dataclass(frozen=True)
-class Table:
+class RowTable:
     """Rows of equal keys. Precision, recall and F1 have a bar each."""
 
     kind: ClassVar[str] = "table"
@@ -88,14 +88,14 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleGrid:
     """Samples in a grid."""
 
     kind: ClassVar[str] = "samples"
     samples: Sequence[Sample]
 
 
-Block = Words | Charts | Legend | Table | Matrix | Beside | Samples
+Block = Words | Charts | Legend | RowTable | Matrix | Beside | SampleGrid
 
 
 @dataclass(frozen=True)

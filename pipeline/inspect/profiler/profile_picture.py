@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from textwrap import wrap
 
-from pipeline.core.pages.charts import WIDE, Block, Lane, lane_chart, pile_blocks
+from pipeline.core.pages.charts import WIDE, Lane, LaneBar, lane_chart, pile_blocks
 from pipeline.core.pages.drawing import Drawing, stack_drawings
 from pipeline.inspect.profiler.iterations import Iteration, Traced
 from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
@@ -65,7 +65,7 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
         ("pale-red", end - iteration.bp_end, "update tail"),
     )
     named = [(colour, ns / 1e6, f"{name} {ns / 1e6:.3g} ms") for colour, ns, name in parts]
-    threads: dict[int, list[Block]] = {}
+    threads: dict[int, list[LaneBar]] = {}
     for event in traced.events:
         if event.end_ns > begin and event.begin_ns < end:
             operation = traced.operations[event.name]
@@ -73,7 +73,7 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
             tip = f"{event.name}, {words}, {operation.kind}, {event.ns / 1e3:.1f} us"
             colour = COLOURS.get(operation.phase, COLOURS["other"])
             start, stop = ((ns - begin) / 1e6 for ns in (event.begin_ns, event.end_ns))
-            threads.setdefault(event.thread, []).append(Block(start, stop, colour, tip, words))
+            threads.setdefault(event.thread, []).append(LaneBar(start, stop, colour, tip, words))
     lanes = [Lane("Iteration", pile_blocks(named))]
     for number, thread in enumerate(sorted(threads), 1):
         lanes.append(Lane(f"Thread {number}", threads[thread]))

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.pages.page import Beside, Block, Section, Table, Words
+from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.study.runs.kept_run import KeptRun, read_run
@@ -33,9 +33,9 @@ def origin_sections(run_dir: Path) -> list[Section]:
     lineage = "From the data to what was made of the run, in the order of time."
     dumps = list(_dumps(run_dir))
     return [
-        Section("Lineage", lineage, [Table(list(_lineage(run)))]),
+        Section("Lineage", lineage, [RowTable(list(_lineage(run)))]),
         Section("Profile", "", _profile(run_dir)),
-        Section("Dumps", "Tensors of a step, by layer.", [Table(dumps)] if dumps else []),
+        Section("Dumps", "Tensors of a step, by layer.", [RowTable(dumps)] if dumps else []),
     ]
 
 
@@ -99,7 +99,7 @@ def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
         for key in ("source", "device", "batch_size", "step_ms")
         if _is_plain(profile.get(key))
     ]
-    tables = [Table(rows) for name in TABLES if (rows := _plain_rows(profile.get(name)))]
+    tables = [RowTable(rows) for name in TABLES if (rows := _plain_rows(profile.get(name)))]
     if not tables:
         return []
     return [*([Words(", ".join(facts))] if facts else []), Beside(tables)]

@@ -25,10 +25,10 @@ from pipeline.core.pages.page import (
     Charts,
     Matrix,
     Page,
+    RowTable,
     Sample,
-    Samples,
+    SampleGrid,
     Section,
-    Table,
     render_page,
 )
 from pipeline.core.reporter import Reporter
@@ -312,7 +312,7 @@ def _page(
     sections = [
         Section("Training", "", [Charts(training)] if training else []),
         *_task_sections(predictions, names),
-        Section("Worst predictions", mistakes, [Samples(samples)] if samples else []),
+        Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
         *origin_sections(evaluated.run_dir),
     ]
     footer = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
@@ -337,7 +337,7 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
             return _class_sections(predictions.counts, names)
         case LabelPredictions():
             about = "Predicted where the probability is above 0.5."
-            return [Section("Labels", about, [Table(count_rows(predictions.counts, names))])]
+            return [Section("Labels", about, [RowTable(count_rows(predictions.counts, names))])]
         case NumberPredictions():
             shown: list[Drawing | None] = []
             for column, name in enumerate(names[:MAX_SCATTERED]):
@@ -347,7 +347,7 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
             charts = [chart for chart in shown if chart is not None]
             pairs = [Charts(charts, pairs=True)] if charts else []
             return [
-                Section("Numbers", "", [Table(number_rows(predictions, names))]),
+                Section("Numbers", "", [RowTable(number_rows(predictions, names))]),
                 Section("Predicted against true", "", pairs),
             ]
 
@@ -361,9 +361,9 @@ def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
     if counts.confusion is not None and len(names) <= MAX_MATRIX:
         blocks.append(Matrix(names, counts.confusion.tolist()))
     if mistakes := confusion_rows(counts, names):
-        blocks.append(Table(mistakes))
+        blocks.append(RowTable(mistakes))
     about = "True classes in rows, predicted ones in columns; the most frequent mistakes."
     return [
-        Section("Classes", f"Classes {order}.", [Table(rows)]),
+        Section("Classes", f"Classes {order}.", [RowTable(rows)]),
         Section("Confusion", about, [Beside(blocks)] if blocks else []),
     ]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pipeline.core.pages.charts import (
     LABELS,
     WIDE,
-    Block,
     Curve,
     Lane,
+    LaneBar,
     curve_chart,
     histogram,
     lane_chart,
@@ -82,7 +82,7 @@ def test_numbers_that_are_not_finite_are_left_out() -> None:
 
 def test_lanes_have_blocks_at_their_times() -> None:
     lanes = [
-        Lane("one", [Block(1, 2, "blue", "tip", "words")]),
+        Lane("one", [LaneBar(1, 2, "blue", "tip", "words")]),
         Lane("two", pile_blocks([("red", 1.0, "a"), ("blue", 0.0, "b"), ("sand", 3.0, "c")])),
     ]
     chart = lane_chart("lanes", lanes, 4.0, ticks=True)

@@ -20,10 +20,10 @@ from pipeline.core.pages.page import (
     Legend,
     Matrix,
     Page,
+    RowTable,
     Sample,
-    Samples,
+    SampleGrid,
     Section,
-    Table,
     Words,
     render_page,
 )
@@ -34,9 +34,9 @@ BLOCKS: list[Block] = [
     Words(HOSTILE),
     Charts([lane_chart(HOSTILE, [Lane(HOSTILE, [])], 1.0)]),
     Legend({"blue": HOSTILE}),
-    Table([{HOSTILE: HOSTILE, "n": 1234, "f1": 0.5}]),
+    RowTable([{HOSTILE: HOSTILE, "n": 1234, "f1": 0.5}]),
     Matrix([HOSTILE, "b"], [[3, 1], [0, 0]]),
-    Samples([Sample(b"png", HOSTILE, HOSTILE, HOSTILE)]),
+    SampleGrid([Sample(b"png", HOSTILE, HOSTILE, HOSTILE)]),
     Beside([Words(HOSTILE)]),
 ]
 
@@ -85,7 +85,7 @@ def test_a_section_without_blocks_is_not_shown() -> None:
 
 def test_a_table_has_rows_that_fit_a_page() -> None:
     rows = [{"class": number, "recall": 0.25} for number in range(150)]
-    page = render_page(Page("test", "page", "", [Section("rows", "", [Table(rows)])]))
+    page = render_page(Page("test", "page", "", [Section("rows", "", [RowTable(rows)])]))
     assert page.count("<tr>") == 101
     assert '0.2500<i style="width:12px">' in page
 

@@ -11,9 +11,9 @@ from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
-from pipeline.core.pages.charts import WIDE, Block, Lane, lane_chart, pile_blocks
+from pipeline.core.pages.charts import WIDE, Lane, LaneBar, lane_chart, pile_blocks
 from pipeline.core.pages.drawing import Drawing
-from pipeline.core.pages.page import Charts, Legend, Page, Section, Table, render_page
+from pipeline.core.pages.page import Charts, Legend, Page, RowTable, Section, render_page
 
 COLOURS: dict[Kind, str] = {
     "cube": "blue",
@@ -59,7 +59,7 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
             "",
             [Charts([lane_chart("Shares of the step", [bar], timeline.step_us)]), Legend(shares)],
         ),
-        Section("Slowest layers", "", [Table(layers)] if layers else []),
+        Section("Slowest layers", "", [RowTable(layers)] if layers else []),
     ]
     footer = (
         "All times are modelled, none was measured on a device. Overlapped time counts in no share."
@@ -116,13 +116,13 @@ def _lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
     return lane_chart(title, lanes, timeline.step_us / 1e3, ticks=True)
 
 
-def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[Block]:
+def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
     for span, count in _merged(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
         words = f"{span.name} {_ms(span.duration_us)}" if count == 1 else ""
         tip = f"{what}, {span.duration_us:.1f} us"
-        yield Block(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
+        yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 
 def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
