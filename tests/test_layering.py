@@ -41,7 +41,7 @@ LAZY_PACKAGES = {
     # Formats of data that few runs read.
     "array_record", "google", "google_crc32c", "grain", "pyarrow", "scipy", "tokenizers",
     # The time until the first step.
-    "PIL", "numpy", "orbax", "re2", "rich", "tensorboardX",
+    "PIL", "jinja2", "numpy", "orbax", "re2", "rich", "tensorboardX",
     # A module of one version alone.
     "hydra",
 }  # fmt: skip

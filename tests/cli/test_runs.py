@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_runs_without_accuracy_come_below_those_that_have_it(
     assert "ranked by accuracy, which 2 of 4 runs don't have\n" in shown
     assert main([str(tmp_path), "--html"]) == 0
     page = (tmp_path / "runs.html").read_text()
-    assert "<p>4 done; ranked by accuracy, which 2 don&#x27;t have</p>" in page
+    assert "<p>4 done; ranked by accuracy, which 2 don't have</p>" in unescape(page)
 
 
 def test_the_folder_is_outputs_unless_named(

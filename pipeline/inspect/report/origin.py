@@ -6,7 +6,6 @@ The files of profiles and dumps are read as a stranger's: what plainly says some
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.inspect.report import report_page
+from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.study.runs.kept_run import KeptRun, read_run
@@ -28,19 +27,15 @@ MOST_PROFILES, MOST_ROWS, MOST_COLUMNS, MOST_DUMPS = 4, 30, 8, 50
 MOST_FOUND = 10_000
 
 
-def origin_sections(run_dir: Path) -> list[str]:
-    """Sections as markup: lineage, and profile and dumps where the directory has any."""
+def origin_sections(run_dir: Path) -> list[Section]:
+    """Return lineage, and profile and dumps if the directory has any."""
     run = read_run(run_dir, run_dir, curves=False)
+    lineage = "From the data to what was made of the run, in the order of time."
+    dumps = list(_dumps(run_dir))
     return [
-        *report_page.section(
-            "Lineage",
-            "From the data to what was made of the run, in the order of time.",
-            report_page.table(list(_lineage(run))),
-        ),
-        *_profile(run_dir),
-        *report_page.section(
-            "Dumps", "Tensors of a step, by layer.", report_page.table(list(_dumps(run_dir)))
-        ),
+        Section("Lineage", lineage, [RowTable(list(_lineage(run)))]),
+        Section("Profile", "", _profile(run_dir)),
+        Section("Dumps", "Tensors of a step, by layer.", [RowTable(dumps)] if dumps else []),
     ]
 
 
@@ -81,7 +76,7 @@ def _time(text: str) -> str:
     return text[:16].replace("T", " ")
 
 
-def _profile(run_dir: Path) -> list[str]:
+def _profile(run_dir: Path) -> list[Block]:
     """The verdict of a profile, and its tables of phases and layers."""
     tree = next((found for name in PROFILES if (found := _object(run_dir / name))), None)
     if tree is None:
@@ -91,25 +86,23 @@ def _profile(run_dir: Path) -> list[str]:
         verdict = verdict.get("text") or verdict.get("name")
     several = tree.get("profiles")
     profiles = several if isinstance(several, list) else [tree]
-    markup: list[str] = []
+    blocks: list[Block] = [Words(verdict)] if isinstance(verdict, str) else []
     for profile in profiles[:MOST_PROFILES]:
         if isinstance(profile, Mapping):
-            markup += _profile_tables(profile)
-    said = str(verdict) if isinstance(verdict, str) else ""
-    return report_page.section("Profile", said, markup or ([""] if said else []))
+            blocks += _profile_blocks(profile)
+    return blocks
 
 
-def _profile_tables(profile: Mapping[str, Any]) -> list[str]:
+def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
     facts = [
         f"{key.replace('_', ' ')} {_cell(profile[key])}"
         for key in ("source", "device", "batch_size", "step_ms")
         if _is_plain(profile.get(key))
     ]
-    tables = [_plain_rows(profile.get(name)) for name in TABLES]
-    if not any(tables):
+    tables = [RowTable(rows) for name in TABLES if (rows := _plain_rows(profile.get(name)))]
+    if not tables:
         return []
-    said = [f"<p>{escape(', '.join(facts))}</p>"] if facts else []
-    return [*said, *report_page.beside(*(report_page.table(rows) for rows in tables if rows))]
+    return [*([Words(", ".join(facts))] if facts else []), Beside(tables)]
 
 
 def _plain_rows(value: Any) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from pipeline.inspect.report.evaluated import (
 
 PREDICTIONS, CLASSES, CONFUSION = "predictions.csv", "classes.csv", "confusion.csv"
 NUMBERS, LABELS = "numbers.csv", "labels.csv"
+MAX_CONFUSIONS = 10
 
 
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
@@ -34,7 +35,7 @@ def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
         return {**files, LABELS: csv_text(rows)}
     files[CLASSES] = csv_text(count_rows(predictions.counts, names))
     if predictions.counts.confusion is not None:
-        files[CONFUSION] = csv_text(_confusion_rows(predictions.counts.confusion, names))
+        files[CONFUSION] = csv_text(_matrix_rows(predictions.counts.confusion, names))
     return files
 
 
@@ -44,6 +45,26 @@ def count_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]
     return [
         {"class": name, "precision": p, "recall": r, "f1": f1, "count": count}
         for name, (p, r, f1), count in zip(names, ratios, counts.actual.tolist(), strict=True)
+    ]
+
+
+def confusion_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the most frequent confusions, the share being of the samples of the true class."""
+    if counts.confusion is None:
+        return []
+    wrong = counts.confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]
+    cells = [divmod(int(cell), len(names)) for cell in order]
+    return [
+        {
+            "true": names[true],
+            "predicted as": names[guess],
+            "count": int(wrong[true, guess]),
+            "of the class": f"{wrong[true, guess] / max(1, counts.actual[true]):.1%}",
+        }
+        for true, guess in cells
+        if wrong[true, guess]
     ]
 
 
@@ -97,7 +118,7 @@ def _pairs(
     return {key: v for name, a, b in columns for key, v in ((name, a), (f"{of} {name}", b))}
 
 
-def _confusion_rows(confusion: np.ndarray, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+def _matrix_rows(confusion: np.ndarray, names: Sequence[str]) -> Iterable[dict[str, Any]]:
     # The first column could have the name of a class, and a mapping has each key once.
     header = [f"predicted {name}" for name in names]
     for name, counts in zip(names, confusion.tolist(), strict=True):

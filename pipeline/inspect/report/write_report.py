@@ -14,12 +14,28 @@ from rich.console import Console
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.pages.charts import Curve, curve_chart, histogram, scatter_chart
+from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import (
+    GENERATOR,
+    HEADS,
+    MAX_ROWS,
+    Beside,
+    Block,
+    Charts,
+    Matrix,
+    Page,
+    RowTable,
+    Sample,
+    SampleGrid,
+    Section,
+    render_page,
+)
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
-from pipeline.inspect.report import report_page
-from pipeline.inspect.report.charts import Curve, bar_chart, curve_chart, scatter_chart, standalone
 from pipeline.inspect.report.evaluated import (
+    ClassCounts,
     ClassPredictions,
     LabelPredictions,
     NumberPredictions,
@@ -35,6 +51,7 @@ from pipeline.inspect.report.report_files import (
     LABELS,
     NUMBERS,
     PREDICTIONS,
+    confusion_rows,
     count_rows,
     csv_files,
     number_rows,
@@ -47,7 +64,11 @@ from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
 PAGE, MISTAKES = "index.html", "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
 OWN = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+KIND = "report"
+"""Kind of the page, by which a report is recognized."""
 MAX_MISTAKES = 36
+MAX_MATRIX = 30
+"""Classes of a confusion matrix on the page."""
 MAX_SCATTERED = 4
 """Numbers with charts of their own."""
 HEADLINES = ("accuracy", "micro_f1", "r2")
@@ -61,7 +82,6 @@ class WorstSample:
     index: int
     predicted: str
     label: str
-    detail: str
 
 
 def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[str, str]]:
@@ -90,7 +110,7 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     evaluated = _Evaluated(run_dir, run, dataset, predictions)
     document = _page(evaluated, drawn, worst, figures)
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
-    files |= {name: standalone(chart) for name, chart in drawn.items()}
+    files |= {name: chart.file_text() for name, chart in drawn.items()}
     if worst:
         files[MISTAKES] = png(
             sheet([shown for _, shown in worst], [(w.predicted, w.label) for w, _ in worst])
@@ -111,7 +131,7 @@ def _holds_other_files(folder: Path) -> bool:
     if not names <= set(OWN) or not page.is_file():
         return True
     with page.open("rb") as file:
-        return report_page.GENERATOR.encode() not in file.read(4096)
+        return GENERATOR.format(KIND).encode() not in file.read(4096)
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
@@ -174,21 +194,21 @@ def _charts(
     evaluations: Mapping[str, np.ndarray],
     predictions: Predictions,
     names: Sequence[str],
-) -> dict[str, str]:
+) -> dict[str, Drawing]:
     """The charts of a report by the names of their files."""
-    drawn: dict[str, str | None] = {
+    drawn: dict[str, Drawing | None] = {
         "loss.svg": curve_chart("loss", _both("loss", steps, evaluations)),
         "learning_rate.svg": curve_chart("learning rate", _curves("rate", steps, "learning_rate")),
     }
     for name in HEADLINES:
         if name in evaluations:
-            title = report_page.HEADS.get(name, name.replace("_", " "))
+            title = HEADS.get(name, name.replace("_", " "))
             drawn["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
             break
     if isinstance(predictions, NumberPredictions):
         true, predicted = predictions.true[:, 0], predictions.predicted[:, 0]
         drawn["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
-        drawn["residuals.svg"] = bar_chart("residuals", predicted - true, "predicted - true")
+        drawn["residuals.svg"] = histogram("residuals", predicted - true, "predicted - true")
     found = ((name, drawn.get(name)) for name in CHARTS)
     return {name: chart for name, chart in found if chart is not None}
 
@@ -217,12 +237,12 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
                 share, own = predictions.probability[row], predictions.of_label[row]
                 index = int(predictions.samples[row])
                 label = f"is {names[true]} ({own:.1%})"
-                yield WorstSample(index, f"{names[guess]} ({share:.0%})", label, f"sample {index}")
+                yield WorstSample(index, f"{names[guess]} ({share:.0%})", label)
         case PositionPredictions():
             for index in np.argsort(predictions.right, kind="stable")[:MAX_MISTAKES].tolist():
                 share = predictions.right[index]
                 if share < 1:
-                    yield WorstSample(index, f"{1 - share:.1%} wrong", "", f"sample {index}")
+                    yield WorstSample(index, f"{1 - share:.1%} wrong", "")
         case NumberPredictions():
             errors = np.abs(predictions.predicted - predictions.true)
             scaled = errors / np.maximum(predictions.true.std(axis=0), 1e-30)
@@ -230,7 +250,7 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
                 column = int(scaled[index].argmax())
                 guess, true = predictions.predicted[index, column], predictions.true[index, column]
                 text = f"{names[column]} {guess:.4g}" if len(names) > 1 else f"{guess:.4g}"
-                yield WorstSample(index, text, f"is {true:.4g}", f"sample {index}")
+                yield WorstSample(index, text, f"is {true:.4g}")
         case LabelPredictions():
             wrong = predictions.true != predictions.predicted
             distance = np.abs(predictions.true - predictions.probabilities)
@@ -243,7 +263,7 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
                 said = ", ".join([*(f"+{name}" for name in more), *(f"-{name}" for name in less)])
                 own = [name for name, _, true in _each(names, wrong, predictions, index) if true]
                 label = f"is {', '.join(own) or 'none'}"
-                yield WorstSample(index, said, label, f"sample {index}")
+                yield WorstSample(index, said, label)
 
 
 def _each(
@@ -274,7 +294,7 @@ class _Evaluated:
 
 def _page(
     evaluated: _Evaluated,
-    drawn: Mapping[str, str],
+    drawn: Mapping[str, Drawing],
     worst: Sequence[tuple[WorstSample, Any]],
     figures: Mapping[str, str],
 ) -> str:
@@ -284,24 +304,19 @@ def _page(
         f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
         f"{len(dataset.eval):,} samples of its evaluation split."
     )
-    mistakes = [
-        report_page.Mistake(png(shown), one.predicted, one.label, one.index, one.detail)
-        for one, shown in worst
+    samples = [
+        Sample(png(shown), one.predicted, one.label, f"sample {one.index}") for one, shown in worst
     ]
+    mistakes = f"What the network said, in colour, and what is true; {_order(predictions)} first."
     training = [drawn[name] for name in CHARTS[:3] if name in drawn]
-    body = [
-        *report_page.heading(recipe.name, about, figures),
-        *report_page.section("Training", "", report_page.charts(training)),
+    sections = [
+        Section("Training", "", [Charts(training)] if training else []),
         *_task_sections(predictions, names),
-        *report_page.section(
-            "Worst predictions",
-            f"What the network said, in colour, and what is true; {_order(predictions)} first.",
-            report_page.samples(mistakes),
-        ),
+        Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
         *origin_sections(evaluated.run_dir),
-        _footer(run),
     ]
-    return report_page.page(f"{recipe.name}: report", body)
+    footer = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
+    return render_page(Page(KIND, f"{recipe.name}: report", about, sections, figures, footer))
 
 
 def _order(predictions: Predictions) -> str:
@@ -316,48 +331,39 @@ def _order(predictions: Predictions) -> str:
     return "the largest wrong share"
 
 
-def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[str]:
+def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:
     match predictions:
         case ClassPredictions() | PositionPredictions():
-            counts = predictions.counts
-            rows, order = count_rows(counts, names), "in the order of their labels"
-            if len(rows) > report_page.MAX_ROWS:
-                rows.sort(key=lambda row: row["f1"])
-                order = f"the {report_page.MAX_ROWS} with the lowest F1; all in {CLASSES}"
-            return [
-                *report_page.section("Classes", f"Classes {order}.", report_page.table(rows)),
-                *report_page.section(
-                    "Confusion",
-                    "True classes in rows, predicted ones in columns; the most frequent mistakes.",
-                    report_page.beside(
-                        report_page.matrix(counts, names),
-                        report_page.table(report_page.confusions(counts, names)),
-                    ),
-                ),
-            ]
+            return _class_sections(predictions.counts, names)
         case LabelPredictions():
-            rows = count_rows(predictions.counts, names)
-            return report_page.section(
-                "Labels", "Predicted where the probability is above 0.5.", report_page.table(rows)
-            )
+            about = "Predicted where the probability is above 0.5."
+            return [Section("Labels", about, [RowTable(count_rows(predictions.counts, names))])]
         case NumberPredictions():
-            shown = []
+            shown: list[Drawing | None] = []
             for column, name in enumerate(names[:MAX_SCATTERED]):
                 true, guess = predictions.true[:, column], predictions.predicted[:, column]
                 shown.append(scatter_chart(f"{name}: predicted", true, guess))
-                residuals = f"{name}: residuals"
-                shown.append(bar_chart(residuals, guess - true, "predicted - true"))
+                shown.append(histogram(f"{name}: residuals", guess - true, "predicted - true"))
+            charts = [chart for chart in shown if chart is not None]
+            pairs = [Charts(charts, pairs=True)] if charts else []
             return [
-                *report_page.section(
-                    "Numbers", "", report_page.table(number_rows(predictions, names))
-                ),
-                *report_page.section(
-                    "Predicted against true", "", report_page.charts(shown, pairs=True)
-                ),
+                Section("Numbers", "", [RowTable(number_rows(predictions, names))]),
+                Section("Predicted against true", "", pairs),
             ]
 
 
-def _footer(run: TrainedRun) -> str:
-    """The checkpoint, and the file that has the rest."""
-    said = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
-    return f"<footer>{said}</footer>"
+def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
+    rows, order = count_rows(counts, names), "in the order of their labels"
+    if len(rows) > MAX_ROWS:
+        rows.sort(key=lambda row: row["f1"])
+        order = f"the {MAX_ROWS} with the lowest F1; all in {CLASSES}"
+    blocks: list[Block] = []
+    if counts.confusion is not None and len(names) <= MAX_MATRIX:
+        blocks.append(Matrix(names, counts.confusion.tolist()))
+    if mistakes := confusion_rows(counts, names):
+        blocks.append(RowTable(mistakes))
+    about = "True classes in rows, predicted ones in columns; the most frequent mistakes."
+    return [
+        Section("Classes", f"Classes {order}.", [RowTable(rows)]),
+        Section("Confusion", about, [Beside(blocks)] if blocks else []),
+    ]

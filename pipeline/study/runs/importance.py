@@ -73,24 +73,44 @@ def _bootstrapped(
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
+    class SampledStudy(optuna.Study):
+        """A study whose trials are a sample, which a plain study would copy one by one."""
+
+        sample: Sequence[Any] = ()
+
+        def get_trials(self, deepcopy: bool = True, states: Any = None) -> list[Any]:
+            return list(self.sample)
+
     space = {key: distribution_of([run.keys[key] for run in runs]) for key in keys}
-    trials = [
-        optuna.create_trial(
-            params={key: value_in(space[key], run.keys[key]) for key in keys},
-            distributions=dict(space),
-            value=run.figures[metric],
+    params = [{key: value_in(space[key], run.keys[key]) for key in keys} for run in runs]
+
+    def make_trial(number: int, index: int) -> optuna.trial.FrozenTrial:
+        return optuna.trial.FrozenTrial(
+            number=number,
+            trial_id=number,
+            state=optuna.trial.TrialState.COMPLETE,
+            value=runs[index].figures[metric],
+            params=params[index],
+            distributions=space,
+            datetime_start=None,
+            datetime_complete=None,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={},
         )
-        for run in runs
-    ]
+
     generator = random.Random(0)
     direction: Literal["maximize", "minimize"] = "maximize" if larger_is_better else "minimize"
     shares: list[Mapping[str, float]] = []
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
+        storage = optuna.storages.InMemoryStorage()
+        optuna.create_study(storage=storage, study_name=metric, direction=direction)
+        study = SampledStudy(metric, storage)
         for _ in range(SAMPLES):
-            study = optuna.create_study(direction=direction)
-            study.add_trials(generator.choices(trials, k=min(len(trials), MOST_RUNS)))
+            chosen = generator.choices(range(len(runs)), k=min(len(runs), MOST_RUNS))
+            study.sample = [make_trial(number, index) for number, index in enumerate(chosen)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 evaluator = PedAnovaImportanceEvaluator()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.pages.page import Page, render_page
 from pipeline.study.runs.differing_keys import common_keys, differing_keys
 from pipeline.study.runs.importance import KeyImportance
 from pipeline.study.runs.kept_run import KeptRun
@@ -41,9 +39,16 @@ def write_page(
 
     Raises RunError where the disk refuses.
     """
-    content = page_data(runs, metric, larger_is_better, importance)
-    # Half a character of a stranger's file has no bytes.
-    text = _page(content, runs, folder).encode("utf-8", "replace").decode()
+    content = page_data(runs, metric, larger_is_better)
+    text = render_page(
+        Page("runs", _title(runs, folder), f"{_states(runs)}{_ranking(runs, content['sort'])}"),
+        "runs.html",
+        content=content,
+        importance=importance,
+        uses=uses_of_data(runs),
+        links=links_of(runs),
+        shared={key: _short(value) for key, value in common_keys(runs).items()},
+    )
     try:
         write_whole(path, text)
     except OSError as error:
@@ -51,10 +56,7 @@ def write_page(
 
 
 def page_data(
-    runs: Sequence[KeptRun],
-    metric: str | None,
-    larger_is_better: bool,
-    importance: Sequence[KeyImportance] | str,
+    runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool
 ) -> dict[str, Any]:
     """Return what the page's script draws, as JSON; a number that is not finite is null."""
     keys = differing_keys(runs)[: MOST_COLUMNS - 8]
@@ -74,11 +76,6 @@ def page_data(
         "down": larger_is_better,
         "curve": evaluated if any(_is_curve(run, evaluated) for run in runs) else "loss",
         "picked": ranked[:PICKED],
-        "importance": importance
-        if isinstance(importance, str)
-        else [[i.key, *(round(v, 4) for v in (i.median, i.low, i.high))] for i in importance],
-        "links": [[link.source, link.relation, link.target] for link in links_of(runs)],
-        "data": [vars(use) for use in uses_of_data(runs)],
     }
 
 
@@ -144,30 +141,6 @@ def _short(value: Any) -> Any:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _page(content: Mapping[str, Any], runs: Sequence[KeptRun], folder: Path) -> str:
-    # `<` could end the element that holds the data.
-    data = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    own = files("pipeline.study.runs")
-    style, script = (own.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(_title(runs, folder))}</title>",
-            f"<style>{style}</style></head><body><main>",
-            f"<h1>{escape(_title(runs, folder))}</h1>",
-            f"<p>{escape(_states(runs))}{escape(_ranking(runs, content['sort']))}</p>",
-            BODY,
-            _common(runs),
-            f'<script type="application/json" id="runs">{data}</script>',
-            f"<script>{script}</script>",
-            "</main></body></html>",
-            "",
-        )
-    )
-
-
 def _title(runs: Sequence[KeptRun], folder: Path) -> str:
     return f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
 
@@ -183,42 +156,3 @@ def _ranking(runs: Sequence[KeptRun], metric: str) -> str:
     if lacking == len(runs):
         return ""
     return f"; ranked by {metric}" + (f", which {lacking} don't have" if lacking else "")
-
-
-def _common(runs: Sequence[KeptRun]) -> str:
-    shared = common_keys(runs)
-    lines = "".join(
-        f"<li>{escape(key)}: {escape(str(_short(v)))}</li>" for key, v in shared.items()
-    )
-    return (
-        f"<details><summary>{len(shared)} keys that all runs share</summary>"
-        f'<ul class="lineage">{lines}</ul></details>'
-    )
-
-
-BODY = """
-<div class="controls">
-<input type="search" id="filter" aria-label="filter of runs"
- placeholder="filter: words, or conditions such as lr&gt;0.01 status=done">
-<span id="count"></span><button id="clear">clear</button>
-<span id="unknown" role="status"></span></div>
-<div class="scroll" tabindex="0"><table id="table"></table></div>
-<h2>Curves of picked runs</h2>
-<div class="controls"><label>of <select id="curve"></select></label>
-<label><input type="checkbox" id="log"> logarithm</label></div>
-<div class="drawing" id="curves"></div><ul class="legend" id="legend"></ul>
-<h2>Keys and results, one line a run</h2>
-<p>Drag along an axis to keep a range; click it to clear.</p>
-<div class="drawing" id="axes"></div>
-<h2>What matters: importance of keys</h2>
-<p>Share of what the best runs have in common (PED-ANOVA); the thin bar is the range of 80 % of
-bootstrap samples.</p>
-<div class="bars" id="importance"></div>
-<h2>Scatter</h2>
-<div class="controls"><label>across <select id="across"></select></label>
-<label>up <select id="up"></select></label></div>
-<div class="drawing" id="scatter"></div>
-<h2>Lineage</h2>
-<p>Data with its map ops, and what a run began with.</p>
-<div id="lineage"></div>
-""".strip()

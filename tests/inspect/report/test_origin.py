@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.core.pages.page import Page, render_page
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.stages.record.descendants import note_descendant, read_descendants
 from pipeline.study.runs.kept_run import read_runs
@@ -16,9 +17,15 @@ from tests.study.runs.made_up import make_run
 HOSTILE = "<img src=x>"
 
 
+def page_of(run_dir: Path) -> str:
+    """The sections as a page."""
+    return render_page(Page("report", "run", "", origin_sections(run_dir)))
+
+
 def text_of(run_dir: Path) -> str:
     """The sections without their markup."""
-    return re.sub(r"<[^>]*>", "|", "\n".join(origin_sections(run_dir)))
+    marked = re.sub(r"<[^>]*>", "|", page_of(run_dir).partition("</head>")[2])
+    return re.sub(r"\s*\|\s*", "|", marked)
 
 
 def test_lineage_goes_from_the_data_to_what_was_made(tmp_path: Path) -> None:
@@ -63,10 +70,10 @@ def test_a_profile_shows_its_verdict_and_tables(tmp_path: Path) -> None:
     profile = {"device": "cpu", "step_ms": 2.5, "phases": phases, "layers": layers}
     tree = {"verdict": {"text": "data-bound: waits 40 %"}, "profiles": [profile, 3, {"phases": 1}]}
     (run_dir / "profile" / "profile.json").write_text(json.dumps(tree))
-    page = "\n".join(origin_sections(run_dir))
-    assert "data-bound: waits 40 %" in page
-    assert "device cpu, step ms 2.5" in page
-    assert "<td>forward</td><td>2.5</td><td>1</td><td>3</td>" in page
+    page, said = page_of(run_dir), text_of(run_dir)
+    assert "data-bound: waits 40 %" in said
+    assert "device cpu, step ms 2.5" in said
+    assert "|forward||2.5||1||3|" in said
     assert HOSTILE not in page
     assert "conv_&lt;img" in page
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.svg_page import drawing, line, page, rectangle, text, ticks
+from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
+from pipeline.core.pages.charts import WIDE, Lane, LaneBar, lane_chart, pile_blocks
+from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import Charts, Legend, Page, RowTable, Section, render_page
 
 COLOURS: dict[Kind, str] = {
-    "cube": "#2b5c8f",
-    "vector": "#4e9b82",
-    "format": "#dd9f36",
-    "communication": "#b94a55",
-    "ai_cpu": "#8267ab",
-    "data": "#6f7f8a",
-    "host": "#b3aa9c",
+    "cube": "blue",
+    "vector": "green",
+    "format": "amber",
+    "communication": "red",
+    "ai_cpu": "purple",
+    "data": "slate",
+    "host": "sand",
 }
 LABELS: dict[Kind, str] = {
     "cube": "Cube",
@@ -33,10 +35,6 @@ LABELS: dict[Kind, str] = {
 }
 MODES = {"op_by_op": "op by op", "graph_sink": "graph sink", "loop_sink": "loop sink"}
 
-WIDTH, LEFT, RIGHT = 1056.0, 112.0, 8.0
-LANE, GAP = 24.0, 10.0
-GRID, AXIS = "#e3e6e5", "#5d6971"
-
 
 def write_picture(
     timeline: Timeline, graph: TaskGraph, path: Path, *, title: str = "Modelled step"
@@ -47,22 +45,27 @@ def write_picture(
 
 def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     """Return the page's text."""
-    return page(
-        title,
-        (
-            f"<h1>{escape(title)}</h1>",
-            f"<p>{escape(_subtitle(timeline))}</p>",
-            _figures(timeline),
-            "<h2>One step</h2>",
-            _lanes(timeline, graph),
-            "<h2>Shares of the step</h2>",
-            _shares(timeline),
-            "<h2>Slowest layers</h2>",
-            _table(slowest_layers(timeline, graph), timeline),
-            "<footer>All times are modelled, none was measured on a device. Overlapped "
-            "time counts in no share.</footer>",
+    exposed = [(kind, timeline.exposed_us[kind]) for kind in KINDS if timeline.exposed_us[kind] > 0]
+    shares = {
+        COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_ms(us)}"
+        for kind, us in exposed
+    }
+    bar = Lane("", pile_blocks((COLOURS[kind], us, shares[COLOURS[kind]]) for kind, us in exposed))
+    layers = [_layer_row(layer, timeline) for layer in slowest_layers(timeline, graph)]
+    sections = [
+        Section("One step, ms", "", [Charts([_lanes(timeline, graph)])]),
+        Section(
+            "Shares of the step",
+            "",
+            [Charts([lane_chart("Shares of the step", [bar], timeline.step_us)]), Legend(shares)],
         ),
+        Section("Slowest layers", "", [RowTable(layers)] if layers else []),
+    ]
+    footer = (
+        "All times are modelled, none was measured on a device. Overlapped time counts in no share."
     )
+    about, figures = _subtitle(timeline), _figures(timeline)
+    return render_page(Page("timeline", title, about, sections, figures, footer))
 
 
 def _subtitle(timeline: Timeline) -> str:
@@ -74,18 +77,16 @@ def _subtitle(timeline: Timeline) -> str:
     return f"Emulated device, {mode}, {devices}"
 
 
-def _figures(timeline: Timeline) -> str:
+def _figures(timeline: Timeline) -> dict[str, str]:
     trace = timeline.iteration
-    rows = (
-        ("Step", _ms(timeline.step_us)),
-        ("Interval", _ms(trace.interval_us)),
-        ("FP + BP", _ms(trace.fp_bp_us)),
-        ("Tail", _ms(trace.tail_us)),
-        ("Critical path", _ms(timeline.critical_path_us)),
-        ("Limited by", timeline.bound),
-    )
-    items = (f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
-    return f"<dl>{''.join(items)}</dl>"
+    return {
+        "Step": _ms(timeline.step_us),
+        "Interval": _ms(trace.interval_us),
+        "FP + BP": _ms(trace.fp_bp_us),
+        "Tail": _ms(trace.tail_us),
+        "Critical path": _ms(timeline.critical_path_us),
+        "Limited by": timeline.bound,
+    }
 
 
 def _ms(us: float) -> str:
@@ -94,63 +95,34 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
 
 
-def _x(us: float, timeline: Timeline) -> float:
-    return LEFT + us / timeline.step_us * (WIDTH - LEFT - RIGHT)
-
-
-def _lanes(timeline: Timeline, graph: TaskGraph) -> str:
+def _lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
+    """Draw the iteration and each stream in milliseconds."""
     used = sorted(
         {(span.stream, span.lane) for span in timeline.spans},
         key=lambda lane: ([stream for stream, _ in STREAMS].index(lane[0]), lane[1]),
     )
-    rows = {lane: 34 + (LANE + GAP) * number for number, lane in enumerate(used, 1)}
-    foot = 34 + (LANE + GAP) * (len(used) + 1)
-    marks = [*_axis(timeline, foot), *_iteration(timeline, 34)]
-    for (stream, lane), y in rows.items():
-        own = [span for span in timeline.spans if (span.stream, span.lane) == (stream, lane)]
-        label = dict(STREAMS)[stream] + (f" {lane + 1}" if lane else "")
-        marks.append(text(0, y + 16, label, size=13))
-        marks += _blocks(own, y, timeline, graph)
-    return drawing(WIDTH, foot, "Streams of one step over time", marks)
-
-
-def _axis(timeline: Timeline, foot: float) -> Iterator[str]:
-    for tick in ticks(timeline.step_us):
-        x = _x(tick, timeline)
-        yield line(x, 22, x, foot - GAP, GRID)
-        yield text(x, 14, f"{tick / 1e3:g}", anchor="middle", tone="quiet")
-    yield text(0, 14, "ms", tone="quiet")
-
-
-def _iteration(timeline: Timeline, y: float) -> Iterator[str]:
     trace = timeline.iteration
-    yield text(0, y + 16, "Iteration", size=13)
-    at_us = 0.0
     parts = (
-        ("Interval", trace.interval_us, "#eceae4"),
-        ("FP + BP", trace.fp_bp_us, "#d5e0ea"),
-        ("Tail", trace.tail_us, "#efdcdc"),
+        ("pale-sand", trace.interval_us / 1e3, f"Interval {_ms(trace.interval_us)}"),
+        ("pale-blue", trace.fp_bp_us / 1e3, f"FP + BP {_ms(trace.fp_bp_us)}"),
+        ("pale-red", trace.tail_us / 1e3, f"Tail {_ms(trace.tail_us)}"),
     )
-    for name, us, colour in parts:
-        x, end = _x(at_us, timeline), _x(at_us + us, timeline)
-        yield rectangle(x, y, end - x, LANE, colour, f"{name} {_ms(us)}")
-        words = f"{name} {_ms(us)}"
-        if end - x > 7 * len(words):
-            yield text((x + end) / 2, y + 16, words, anchor="middle")
-        at_us += us
+    lanes = [Lane("Iteration", pile_blocks(parts))]
+    for stream, number in used:
+        spans = [span for span in timeline.spans if (span.stream, span.lane) == (stream, number)]
+        label = dict(STREAMS)[stream] + (f" {number + 1}" if number else "")
+        lanes.append(Lane(label, list(_blocks(spans, timeline, graph))))
+    title = "Streams of one step over time"
+    return lane_chart(title, lanes, timeline.step_us / 1e3, ticks=True)
 
 
-def _blocks(spans: Sequence[Span], y: float, timeline: Timeline, graph: TaskGraph) -> Iterator[str]:
-    for span, count in _merged(spans, timeline.step_us / (WIDTH - LEFT - RIGHT)):
-        x, end = _x(span.start_us, timeline), _x(span.end_us, timeline)
+def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
+    for span, count in _merged(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
+        words = f"{span.name} {_ms(span.duration_us)}" if count == 1 else ""
         tip = f"{what}, {span.duration_us:.1f} us"
-        width = end - x - (0.8 if end - x > 4 else 0)
-        yield rectangle(x, y, width, LANE, COLOURS[span.kind], tip)
-        words = f"{span.name} {_ms(span.duration_us)}"
-        if count == 1 and width > 7 * len(words):
-            yield text(x + width / 2, y + 16, words, anchor="middle", tone="light")
+        yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 
 def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
@@ -175,31 +147,16 @@ def _touch(first: Span, second: Span, pixel_us: float) -> bool:
     return thin and near and first.kind == second.kind
 
 
-def _shares(timeline: Timeline) -> str:
-    marks, legend, at = [], [], 0.0
-    for kind in KINDS:
-        us = timeline.exposed_us[kind]
-        width = us / timeline.step_us * WIDTH
-        if us <= 0:
-            continue
-        share = f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_ms(us)}"
-        marks.append(rectangle(at, 0, width, 18, COLOURS[kind], share))
-        legend.append(f'<li><i style="background:{COLOURS[kind]}"></i>{escape(share)}</li>')
-        at += width
-    bar = drawing(WIDTH, 18, "Shares of the step", marks)
-    return f'{bar}\n<ul class="legend">{"".join(legend)}</ul>'
-
-
-def _table(layers: Sequence[Layer], timeline: Timeline) -> str:
-    heads = ("Layer", "Tasks", "Forward", "Backward", "Update", "All", "Of the step")
-    rows = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
-    for layer in layers:
-        times = (layer.forward_us, layer.backward_us, layer.update_us, layer.us)
-        cells = (
-            escape(layer.name),
-            str(layer.tasks),
-            *(_ms(us) if us else "" for us in times),
-            f"{layer.us / timeline.step_us:.1%}",
-        )
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return f"<table>{''.join(rows)}</table>"
+def _layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:
+    times = {
+        "Forward": layer.forward_us,
+        "Backward": layer.backward_us,
+        "Update": layer.update_us,
+        "All": layer.us,
+    }
+    return {
+        "Layer": layer.name,
+        "Tasks": str(layer.tasks),
+        **{name: _ms(us) if us else "" for name, us in times.items()},
+        "Of the step": f"{layer.us / timeline.step_us:.1%}",
+    }

@@ -10,10 +10,11 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES, Mode, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.html_timeline import COLOURS, WIDTH, picture, write_picture
+from pipeline.backends.ascend.report.html_timeline import COLOURS, picture, write_picture
 from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
+from pipeline.core.pages.charts import WIDE
 from tests.backends.ascend.made_up import HW, network, task, timed
 
 
@@ -48,10 +49,11 @@ def test_shares_are_as_long_as_what_they_stand_for() -> None:
         for svg in _elements(picture(line, graph, "step")).iter("svg")
         if svg.get("aria-label") == "Shares of the step"
     )
-    widths = {rect.get("fill"): float(rect.get("width", "nan")) for rect in bar.iter("rect")}
-    assert sum(widths.values()) == pytest.approx(WIDTH, abs=0.1)
+    widths = {rect.get("class"): float(rect.get("width", "nan")) for rect in bar.iter("rect")}
+    gap = 0.61
+    assert sum(widths.values()) == pytest.approx(WIDE, abs=gap * len(widths))
     for kind, us in line.exposed_us.items():
-        assert widths.get(COLOURS[kind], 0) == pytest.approx(us / line.step_us * WIDTH, abs=0.01)
+        assert widths.get(COLOURS[kind], 0) == pytest.approx(us / line.step_us * WIDE, abs=gap)
 
 
 def test_every_stream_has_its_lane_and_every_number_its_place() -> None:

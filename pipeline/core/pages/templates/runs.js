@@ -1,7 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("runs").textContent);
-const COLOURS = ["#2b6cb0", "#c05621", "#2f855a", "#b83280", "#6b46c1", "#0f766e", "#b7791f",
-  "#c53030", "#4a5568", "#0987a0"];
+const COLOURS = ["blue", "orange", "green", "pink", "purple", "teal", "amber", "red", "slate", "sand"]
+  .map((name) => `var(--${name})`);
 const MOST_PICKED = 20;
 const byId = (id) => document.getElementById(id);
 const picked = new Map();
@@ -174,7 +174,7 @@ function frame(where, xs, ys, { logX = false, logY = false, label }) {
   const [y, yMarks] = scale(ys, logY, height - bottom, top);
   const svg = mark("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const one of yMarks) svg.append(
-    mark("line", { class: "grid", x1: left, x2: width - right, y1: y(one), y2: y(one) }),
+    mark("line", { class: "rule", x1: left, x2: width - right, y1: y(one), y2: y(one) }),
     mark("text", { x: left - 8, y: y(one) + 4, "text-anchor": "end" }, words(one)));
   for (const one of xMarks) svg.append(
     mark("line", { class: "axis", x1: x(one), x2: x(one), y1: height - bottom, y2: height - bottom + 4 }),
@@ -258,7 +258,7 @@ function drawAxes(inBrush) {
     const good = place(axis, valueOf(run, metric)) ?? (data.down ? 0 : 1);
     const share = Math.round(100 * (data.down ? good : 1 - good));
     lines.append(mark("polyline", { points: places.join(" "),
-      stroke: kept.has(run) ? picked.get(run) ?? `color-mix(in oklab, var(--accent) ${share}%, #d9a441)` : "var(--line)",
+      stroke: kept.has(run) ? picked.get(run) ?? `color-mix(in oklab, var(--blue) ${share}%, var(--amber))` : "var(--rule)",
       "stroke-width": picked.has(run) ? 2.4 : 1, opacity: kept.has(run) ? 0.7 : 0.35 },
     mark("title", {}, run.name)));
   }
@@ -267,7 +267,7 @@ function drawAxes(inBrush) {
     const of = axisOf(column);
     svg.append(mark("line", { class: "axis", x1: x(i), x2: x(i), y1: y(0), y2: y(1) }));
     const name = short(column);
-    svg.append(mark("text", { class: "strong", x: x(i), y: i % 2 ? 14 : 30, "text-anchor": "middle" },
+    svg.append(mark("text", { class: "ink", x: x(i), y: i % 2 ? 14 : 30, "text-anchor": "middle" },
       name.length > 22 ? `${name.slice(0, 20)}…` : name, mark("title", {}, column)));
     const labels = of.choices ? of.choices.slice(0, 12).map((c, n) =>
       [of.choices.length < 2 ? 0.5 : n / (of.choices.length - 1), c])
@@ -316,32 +316,10 @@ function drawScatter(runs) {
   const { svg, x, y } = frame("scatter", points.map((p) => p[1]), points.map((p) => p[2]),
     { logX: xAxis.log ?? false, logY: yAxis.log ?? false, label: `${up} against ${across}` });
   for (const [run, a, b] of points) svg.append(mark("circle", { cx: x(a).toFixed(1), cy: y(b).toFixed(1),
-    r: picked.has(run) ? 6 : 4, fill: picked.get(run) ?? "var(--accent)", opacity: 0.75,
+    r: picked.has(run) ? 6 : 4, fill: picked.get(run) ?? "var(--blue)", opacity: 0.75,
     style: "cursor:pointer", onclick: () => { pick(run); refresh(); } },
   mark("title", {}, `${run.name}\n${across} ${words(valueOf(run, across))}\n${up} ${words(valueOf(run, up))}`)));
   byId("scatter").replaceChildren(svg);
-}
-
-function drawImportance() {
-  if (typeof data.importance === "string") { empty("importance", `No importance of keys: ${data.importance}.`); return; }
-  byId("importance").replaceChildren(...data.importance.flatMap(([key, median, low, high]) => [
-    element("span", { title: key }, key),
-    element("div", { class: "bar" }, element("b", { style: `width:${100 * median}%` }),
-      element("i", { style: `left:${100 * low}%;width:${Math.max(0.3, 100 * (high - low))}%` })),
-    element("span", {}, `${words(Number(median.toFixed(2)))} (${low.toFixed(2)} to ${high.toFixed(2)})`)]));
-}
-
-function drawLineage() {
-  const list = (names) => element("ul", { class: "lineage" },
-    ...names.slice(0, 50).map((name) => element("li", {}, name)),
-    names.length > 50 ? element("li", {}, `and ${names.length - 50} more`) : null);
-  const uses = data.data.map((use) => element("details", {},
-    element("summary", {}, `${use.dataset}${use.fingerprint ? `, ${use.fingerprint}` : ""}; ops ${use.ops || "none"}: ${use.runs.length} runs`),
-    list(use.runs)));
-  const links = data.links.map(([source, relation, target]) =>
-    element("li", {}, `${source} `, element("em", {}, relation), ` ${target}`));
-  byId("lineage").replaceChildren(...uses,
-    ...(links.length ? [element("ul", { class: "lineage" }, ...links)] : []));
 }
 
 function options(id, names, chosen) {
@@ -362,6 +340,4 @@ window.addEventListener("resize", () => {
 });
 byId("clear").addEventListener("click", () => { picked.clear(); brushes.clear(); byId("filter").value = ""; refresh(); });
 for (const index of data.picked) pick(data.runs[index]);
-drawImportance();
-drawLineage();
 refresh();

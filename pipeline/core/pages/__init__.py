@@ -1,0 +1,1 @@
+"""Pages and pictures: templates, a style and charts that all commands share."""

@@ -1,0 +1,88 @@
+"""SVG drawings, whose texts are escaped and whose colours are those of pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+TEMPLATES = "templates"
+MARGIN = 24.0
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML file may have, such as control characters of a hostile name."""
+
+
+class Drawing:
+    """An SVG drawing of `width` x `height` pixels; `label` describes it to a screen reader."""
+
+    def __init__(self, width: float, height: float, label: str, kind: str = "") -> None:
+        self.width = width
+        self.height = height
+        self.marks = Element("g")
+        self._label = label
+        self._kind = kind
+
+    def add(
+        self, name: str, kind: str = "", words: str = "", tip: str = "", **attributes: float | str
+    ) -> None:
+        """Add an element of classes `kind` with words, and the text that a pointer over it shows.
+
+        Numbers of attributes have six digits.
+        """
+        element = SubElement(self.marks, name, {"class": kind} if kind else {})
+        for key, value in attributes.items():
+            element.set(key, value if isinstance(value, str) else f"{value:.6g}")
+        if words:
+            element.text = NO_XML.sub("\ufffd", words)
+        if tip:
+            SubElement(element, "title").text = NO_XML.sub("\ufffd", tip)
+
+    def markup(self, margin: float = 0, **attributes: str) -> str:
+        """Return the drawing as an element of a page."""
+        box = (-margin, -margin, self.width + 2 * margin, self.height + 2 * margin)
+        root = Element("svg", attributes, viewBox=" ".join(f"{edge:g}" for edge in box), role="img")
+        root.set("aria-label", NO_XML.sub("\ufffd", self._label))
+        if self._kind:
+            root.set("class", self._kind)
+        root.extend(self.marks)
+        return tostring(root, "unicode")
+
+    def file_text(self) -> str:
+        """Return the drawing as a file, light or dark as the viewer is."""
+        head, _, marks = self.markup(MARGIN, xmlns="http://www.w3.org/2000/svg").partition(">")
+        corner = f'x="-{MARGIN:g}" y="-{MARGIN:g}"'
+        ground = f'<rect class="ground" {corner} width="100%" height="100%"/>'
+        return f"{head}><style>{_file_style()}</style>{ground}{marks}\n"
+
+
+def stack_drawings(drawings: Sequence[Drawing], label: str, gap: float = 16) -> Drawing:
+    """Return a drawing with others below each other."""
+    height = sum(drawing.height + gap for drawing in drawings) - gap
+    stack = Drawing(max(drawing.width for drawing in drawings), height, label)
+    top = 0.0
+    for drawing in drawings:
+        drawing.marks.set("transform", f"translate(0,{top:g})")
+        stack.marks.append(drawing.marks)
+        top += drawing.height + gap
+    return stack
+
+
+@cache
+def read_template(name: str) -> str:
+    """Return the text of a file in the folder of templates."""
+    return files(__package__).joinpath(TEMPLATES, name).read_text("utf-8")
+
+
+@cache
+def _file_style() -> str:
+    """Return rules without variables, which few viewers of SVG files know."""
+    light, dark = re.findall(r":root {(.*?)}", read_template("colours.css"), re.DOTALL)
+    rules = [_without_variables(read_template("charts.css"), colours) for colours in (light, dark)]
+    return f"\n{rules[0]}@media (prefers-color-scheme: dark) {{\n{rules[1]}}}\n"
+
+
+def _without_variables(rules: str, colours: str) -> str:
+    values = dict(re.findall(r"--([\w-]+): ([^;]+);", colours))
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: values[name[1]], rules)

@@ -1,0 +1,119 @@
+"""Pages: whole, safe from names of strangers, and usable on a narrow screen."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from pipeline.core.pages.charts import Lane, lane_chart
+from pipeline.core.pages.drawing import read_template
+from pipeline.core.pages.page import (
+    Beside,
+    Block,
+    Charts,
+    Legend,
+    Matrix,
+    Page,
+    RowTable,
+    Sample,
+    SampleGrid,
+    Section,
+    Words,
+    render_page,
+)
+
+HOSTILE = "</title></style><script>alert(1)</script>\"'&\ud800"
+SHOWN = HOSTILE.replace("\ud800", "?")
+BLOCKS: list[Block] = [
+    Words(HOSTILE),
+    Charts([lane_chart(HOSTILE, [Lane(HOSTILE, [])], 1.0)]),
+    Legend({"blue": HOSTILE}),
+    RowTable([{HOSTILE: HOSTILE, "n": 1234, "f1": 0.5}]),
+    Matrix([HOSTILE, "b"], [[3, 1], [0, 0]]),
+    SampleGrid([Sample(b"png", HOSTILE, HOSTILE, HOSTILE)]),
+    Beside([Words(HOSTILE)]),
+]
+
+
+class Reader(HTMLParser):
+    """Notes the tags of a page and its texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.kind)
+def test_names_of_strangers_are_text_in_each_block(block: Block) -> None:
+    page = render_page(Page("test", "page", "", [Section("section", "", [block])]))
+    reader = Reader(page)
+    assert "script" not in reader.tags
+    assert SHOWN.replace("?", "\ufffd" if block.kind == "charts" else "?") in reader.texts
+
+
+def test_names_of_strangers_are_text_around_the_blocks() -> None:
+    section = Section(HOSTILE, HOSTILE, [Words("")])
+    page = render_page(Page("test", HOSTILE, HOSTILE, [section], {HOSTILE: HOSTILE}, HOSTILE))
+    reader = Reader(page)
+    assert "script" not in reader.tags
+    assert reader.texts.count(SHOWN) == 8
+
+
+def test_a_section_without_blocks_is_not_shown() -> None:
+    page = render_page(
+        Page("test", "page", "", [Section("empty"), Section("full", "", [BLOCKS[0]])])
+    )
+    assert "<h2>empty" not in page
+    assert "<h2>full" in page
+
+
+def test_a_table_has_rows_that_fit_a_page() -> None:
+    rows = [{"class": number, "recall": 0.25} for number in range(150)]
+    page = render_page(Page("test", "page", "", [Section("rows", "", [RowTable(rows)])]))
+    assert page.count("<tr>") == 101
+    assert '0.2500<i style="width:12px">' in page
+
+
+def test_no_script_may_run_but_that_of_the_page() -> None:
+    assert "default-src 'none'; img-src" in render_page(Page("test", "page", ""))
+    values = {"content": {}, "importance": "", "uses": [], "links": [], "shared": {}}
+    page = render_page(Page("runs", "page", ""), "runs.html", **values)
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest.replace('+', '&#43;')}'" in page.replace("+", "&#43;")
+
+
+def test_nothing_is_wider_than_a_narrow_screen() -> None:
+    styles = "".join(read_template(name) for name in ("style.css", "charts.css", "runs.css"))
+    widths = [int(px) for px in re.findall(r"(?<!max-)width: (\d+)px", styles)]
+    assert widths
+    assert max(widths) < 300
+    # What is wider, such as a table or a timeline, scrolls by itself.
+    assert re.search(r"\.scroll {[^}]*overflow: auto", styles)
+    assert 'class="card scroll"' in render_page(
+        Page("test", "page", "", [Section("wide", "", [BLOCKS[1]])])
+    )
+
+
+@pytest.mark.parametrize("module", ["inspect.report.write_report", "cli.runs", "cli.profile"])
+def test_templates_are_imported_when_a_page_is_written(module: str) -> None:
+    script = f"import sys, pipeline.{module}; print('jinja2' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout.strip() == "False", ran.stderr
