@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.cost.calibration import load_calibration
-from pipeline.backends.ascend.fit.calibrate import price_row
+from pipeline.backends.ascend.fit.price_rows import load_left_out, price_row
 from pipeline.backends.ascend.fit.validate_trace import alexnet_step
 from pipeline.backends.ascend.fit.workloads import PUBLISHED, published_steps
-from pipeline.backends.ascend.validate import Verdict, compare_own, main, score
+from pipeline.backends.ascend.validate import (
+    Verdict,
+    compare_own,
+    main,
+    score,
+    validate,
+)
 
 HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
 ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))
@@ -65,6 +71,15 @@ def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS9999"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --row MS9999: published.csv has no such row; it has ")
+
+
+def test_a_published_row_is_priced_without_its_family() -> None:
+    row = next(row for row in published_steps() if row.id == "MS0081")
+    (verdict,) = validate([row])
+    without = load_left_out()["lenet"]
+    assert verdict.modelled_ms == price_row(row, without).step_ms
+    assert without.multipliers != load_calibration().multipliers
+    assert set(load_left_out()) == {row.family for row in published_steps()}
 
 
 def test_a_score_by_hand() -> None:
