@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
-from pipeline.backends.ascend.fit.price_rows import load_left_out, price_row
-from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
+from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
+from pipeline.backends.ascend.published.workloads import PUBLISHED, Published, published_steps
 from pipeline.core.errors import PipelineError, RunError
 
 KINDS = {
@@ -131,7 +131,7 @@ def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
 
 
 def compare_own(file: Path) -> tuple[Verdict, ...]:
-    """Price your own steps, in the columns of data/published.csv, by the calibration as it is.
+    """Price your own steps, in the columns of published.csv, by the calibration as it is.
 
     Raises RunError for a file that is no such table.
     """

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ascend_fit.validate_trace import alexnet_step
 from pipeline.backends.ascend.cost.calibration import load_calibration
-from pipeline.backends.ascend.fit.price_rows import load_left_out, price_row
-from pipeline.backends.ascend.fit.validate_trace import alexnet_step
-from pipeline.backends.ascend.fit.workloads import PUBLISHED, published_steps
+from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
+from pipeline.backends.ascend.published.workloads import PUBLISHED, published_steps
 from pipeline.backends.ascend.validate import (
     Verdict,
     compare_own,

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.calibration import GROUPS, calibrate_with, load_calibration
-from pipeline.backends.ascend.fit.calibrate import (
+from benchmarks.ascend_fit.calibrate import (
     Parts,
     calibration_at,
     fit,
@@ -23,20 +21,22 @@ from pipeline.backends.ascend.fit.calibrate import (
     quantile,
     spread_of,
 )
-from pipeline.backends.ascend.fit.validate_trace import (
+from benchmarks.ascend_fit.validate_trace import (
     alexnet_step,
     compare_classes,
     compare_step,
     lines,
 )
-from pipeline.backends.ascend.fit.workloads import (
+from pipeline.backends.ascend.chip.options import ExecutionConfig
+from pipeline.backends.ascend.cost.calibration import GROUPS, calibrate_with, load_calibration
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import (
     SPECIAL,
     Published,
     image_step,
     model_spec,
     published_steps,
 )
-from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.validate import kendall_tau
 from pipeline.core.errors import RunError
 

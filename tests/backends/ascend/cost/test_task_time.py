@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.ascend_fit.fit_kernels import measure_residuals, summarise, write_efficiency
+from benchmarks.ascend_fit.measured_kernels import read_traces
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import CostClass, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.cost.tiling import Tiling
-from pipeline.backends.ascend.fit.fit_kernels import measure_residuals, summarise, write_efficiency
-from pipeline.backends.ascend.fit.measured_kernels import read_traces
 from pipeline.core.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import (

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ascend_fit.fit_kernels import PRIORS, fit, measure_residuals, summarise
+from benchmarks.ascend_fit.measured_kernels import MeasuredKernel, Trace, read_traces
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.cost.task_time import price_tasks
-from pipeline.backends.ascend.fit.fit_kernels import PRIORS, fit, measure_residuals, summarise
-from pipeline.backends.ascend.fit.measured_kernels import MeasuredKernel, Trace, read_traces
 from pipeline.core.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import buffer, stream

@@ -9,11 +9,11 @@ from pathlib import Path
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.chip.options import ExecutionConfig, Software
 from pipeline.backends.ascend.cost.calibration import GROUPS, Calibration, calibrate_with
-from pipeline.backends.ascend.fit.workloads import Published, traced
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import Published, traced
 from pipeline.backends.ascend.report.priced_step import PricedStep
 
-LEFT_OUT_FILE = Path(__file__).with_name("data") / "left_out.csv"
+LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
 """Calibrations by the rows of all other families, one for each family."""
 
 

@@ -1,4 +1,4 @@
-"""Compare a traced step's kernels: `python -m pipeline.backends.ascend.fit.validate_trace`.
+"""Compare a traced step's kernels: `python -m benchmarks.ascend_fit.validate_trace`.
 
 The modelled AlexNet step is compared with every kernel of a published trace of the same step.
 
@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.ascend_fit.measured_kernels import read_traces
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
-from pipeline.backends.ascend.fit.measured_kernels import read_traces
-from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import image_step
 from pipeline.backends.ascend.report.priced_step import PricedStep
 
 TRACE = "alexnet_b32_2023"

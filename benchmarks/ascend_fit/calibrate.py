@@ -1,4 +1,4 @@
-"""Fit the calibration to published steps: `python -m pipeline.backends.ascend.fit.calibrate`.
+"""Fit the calibration to published steps: `python -m benchmarks.ascend_fit.calibrate`.
 
 It has few parameters, each with a prior: the log of a multiplier for every group of classes, and a
 task's time beyond its kernel. The loss is Huber's on log(modelled / published), one-sided for rows
@@ -25,8 +25,8 @@ from pipeline.backends.ascend.cost.calibration import (
     Calibration,
     calibrate_with,
 )
-from pipeline.backends.ascend.fit.price_rows import LEFT_OUT_FILE, price_row
-from pipeline.backends.ascend.fit.workloads import Published, published_steps
+from pipeline.backends.ascend.published.price_rows import LEFT_OUT_FILE, price_row
+from pipeline.backends.ascend.published.workloads import Published, published_steps
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 
 TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
@@ -200,7 +200,7 @@ def main() -> None:
         "interval_scale": round(scale, 3),
         "probes": {part.row.id: round(unit_ms(part), 4) for part in parts if part.row.id in PROBES},
     }
-    head = "# Written by python -m pipeline.backends.ascend.fit.calibrate; see calibration.py\n"
+    head = "# Written by python -m benchmarks.ascend_fit.calibrate; see calibration.py\n"
     CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
     rows = left_out_rows(parts)
     with LEFT_OUT_FILE.open("w", newline="", encoding="utf-8") as file:
