@@ -15,7 +15,7 @@ from statistics import median
 COLD = """
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.fit.workloads import image_step
+from pipeline.backends.ascend.published.workloads import image_step
 pricing = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
 step, memory = pricing.step(ExecutionConfig()), pricing.memory(ExecutionConfig())
 print(f"{step.step_ms:.2f} {step.interval_ms[0]:.2f} {memory.verdict}")
@@ -40,8 +40,8 @@ def cold() -> None:
 def main() -> None:
     """Print a line for each way."""
     from pipeline.backends.ascend.chip.options import ExecutionConfig
-    from pipeline.backends.ascend.fit.workloads import image_step
     from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+    from pipeline.backends.ascend.published.workloads import image_step
 
     chip = chipset("ascend910")
     traced = image_step("resnet50", 32, 224, 1000)

@@ -64,6 +64,7 @@ LAZY_MODULES = {
     "pipeline.cli.processes.worker",
     "pipeline.cli.train",
     "pipeline.data.download",
+    "pipeline.data.tables.fit_table",
     "pipeline.engine.sink",
     "pipeline.inspect.dumps.opened_recipe",
     "pipeline.inspect.dumps.run_inspection",

@@ -21,16 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
-from pipeline.backends.ascend.fit.calibrate import (
-    Parts,
-    calibration_at,
-    fit,
-    fitted_parts,
-    price_row,
-    spread_of,
-)
-from pipeline.backends.ascend.fit.validate_trace import alexnet_step, lines
-from pipeline.backends.ascend.fit.workloads import PUBLISHED, Published, published_steps
+from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
+from pipeline.backends.ascend.published.workloads import PUBLISHED, Published, published_steps
 from pipeline.core.errors import PipelineError, RunError
 
 KINDS = {
@@ -72,17 +64,10 @@ class Score:
     coverage: float
 
 
-def validate(parts: Sequence[Parts], rows: Sequence[Published]) -> tuple[Verdict, ...]:
-    """Price every row by a fit and an interval without its family."""
-    verdicts: dict[str, Verdict] = {}
-    for family in sorted({row.family for row in rows}):
-        seen = [part for part in parts if part.row.family != family]
-        log_sd, scale = spread_of(seen)
-        calibration = calibration_at(fit(seen), log_sd, scale)
-        for row in rows:
-            if row.family == family:
-                verdicts[row.id] = _verdict(row, calibration)
-    return tuple(verdicts[row.id] for row in rows)
+def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
+    """Price every row by the fit and the interval without its family."""
+    calibrations = load_left_out()
+    return tuple(_verdict(row, calibrations[row.family]) for row in rows)
 
 
 def score(verdicts: Sequence[Verdict]) -> Score:
@@ -146,7 +131,7 @@ def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
 
 
 def compare_own(file: Path) -> tuple[Verdict, ...]:
-    """Price your own steps, in the columns of data/published.csv, by the calibration as it is.
+    """Price your own steps, in the columns of published.csv, by the calibration as it is.
 
     Raises RunError for a file that is no such table.
     """
@@ -207,15 +192,13 @@ def row_by_class(row_id: str, file: Path) -> Iterator[str]:
 
 
 def _print_published() -> None:
-    parts = fitted_parts()
-    verdicts = validate(parts, published_steps())
+    verdicts = validate(published_steps())
     _print_table(verdicts)
     sunk = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
     eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
     kept = sum(v.error <= 0.1 for v in bounds)
     print()
-    print("\n".join(lines(alexnet_step(load_calibration()))), end="\n\n")
     _print_score("graph mode, device-bound, family left out", sunk)
     _print_score("eager PyTorch, 80 us an op", eager)
     for title, families in KINDS.items():

@@ -314,7 +314,7 @@ class CsvTable(TableDataset):
 
 @part("dataset")
 class ParquetTable(TableDataset):
-    """A Parquet file, which pyarrow reads: `pip install 'recipe-pipeline[parquet]'`."""
+    """A Parquet file."""
 
     root_must_be = "a Parquet file"
     name: Literal["parquet"] = "parquet"

@@ -26,7 +26,6 @@ from pipeline.data.tables.raw_table import (
     missing_column,
     require_numbers,
 )
-from pipeline.data.tables.read_csv import read_csv
 from pipeline.data.tables.read_parquet import read_parquet
 from pipeline.data.tables.table_targets import require_one_type
 
@@ -57,6 +56,9 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     try:
         if path.suffix.lower() in PARQUET:
             return read_parquet(path, kind_of)
+        # Few runs read tables, and importing pyarrow takes a while.
+        from pipeline.data.tables.read_csv import read_csv
+
         return read_csv(path, form, kind_of)
     except OSError as error:
         raise DataError(f"{path}: can't be read: {error.strerror}") from error

@@ -1,25 +1,28 @@
-"""CSV files: read in chunks by Python's own reader, columns as numbers or as texts."""
+"""CSV files: split by pyarrow, and by Python's reader where that one is stricter."""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import chain, islice
 from math import nan
-from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+from pyarrow import csv as arrow_csv
 
 from pipeline.core.files.error_text import shown
 from pipeline.core.files.unpacked_file import open_unpacked
 from pipeline.core.host.memory import require_room
-from pipeline.data.table import TableFormat
+from pipeline.data.table import Kind, TableFormat
 from pipeline.data.tables.raw_table import (
     MAX_COLUMNS,
     KindOf,
@@ -36,7 +39,8 @@ MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
-_BYTES_A_VALUE = 8
+_MEMORY_PER_BYTE = 3
+"""Memory for each byte of a file: its text, the split fields, the numbers."""
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -53,99 +57,139 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     def place(row: int) -> str:
         return f"line {_line_of(path, form, row):,}"
 
-    texts: set[str] = set()
-    while True:
-        columns = _read(path, form, kind_of, texts, place)
-        # A column whose first numbers were followed by texts is read again, as texts from the top.
-        mixed = {column.name for column in columns if column.is_mixed}
-        if not mixed:
-            break
-        texts |= mixed
-    rows = columns[0].rows if columns else 0
-    read = {column.name: column.read() for column in columns if column.kind != "ignore"}
-    for name, values in read.items():
-        if isinstance(values, Numbers):
-            require_finite(name, values.values, place)
-    return RawTable(read, tuple(column.name for column in columns), rows, place)
+    with _opened(path, form) as opened:
+        names, delimiter = opened.names, opened.delimiter
+    if len(names) > MAX_COLUMNS:
+        raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
+    fields = _split_by_arrow(path, form, delimiter, len(names)) or _split_strictly(path, form)
+    read: dict[str, Numbers | Texts] = {}
+    for name, values in zip(names, fields, strict=True):
+        # An index that was written without a name tells the order of the rows, and is not read.
+        if name and (kind := kind_of(name)) != "ignore":
+            read[name] = column = _column(values, kind, form)
+            if isinstance(column, Numbers):
+                require_finite(name, column.values, place)
+    return RawTable(read, names, len(fields[0]), place)
 
 
-class _Column:
-    """A column while it is read, chunk by chunk."""
+def _split_by_arrow(
+    path: Path, form: TableFormat, delimiter: str, columns: int
+) -> list[pa.ChunkedArray] | None:
+    """Return the fields of each column, large_string (rows,); None if they need a stricter reader.
 
-    def __init__(self, name: str, kind: str, form: TableFormat, as_texts: bool) -> None:
-        self.name, self.kind = name, kind
-        self.rows = 0
-        self._as_texts = as_texts or kind in ("category", "date")
-        self._missing = frozenset(("", *form.missing_values))
-        numbers = [value for value in map(_number, self._missing) if value is not None]
-        self._missing_numbers = np.array(numbers, np.float64)
-        self._comma = form.decimal == ","
-        self._numbers: list[np.ndarray] = []
-        self._codes: list[np.ndarray] = []
-        self._texts: dict[str, int] = {}
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether some chunks were numbers and others were not."""
-        return bool(self._numbers and self._codes)
-
-    def add(self, values: Sequence[str]) -> None:
-        """Add the next values."""
-        self.rows += len(values)
-        if self.kind == "ignore":
-            return
-        if not self._as_texts:
-            numbers = self._as_numbers(values)
-            if numbers is not None:
-                self._numbers.append(numbers)
-                return
-            self._as_texts = True
-        number_of = self._texts
-        codes = (number_of.setdefault(value, len(number_of)) for value in values)
-        self._codes.append(np.fromiter(codes, np.int32, len(values)))
-
-    def read(self) -> Numbers | Texts:
-        """The whole column; texts without the white space around them."""
-        if not self._codes:
-            return Numbers(np.concatenate(self._numbers) if self._numbers else np.zeros(0))
-        names: dict[str, int] = {}
-        merged = np.full(len(self._texts) + 1, -1, np.int32)
-        for text, code in self._texts.items():
-            if (bare := text.strip()) not in self._missing:
-                merged[code] = names.setdefault(bare, len(names))
-        return Texts(merged[np.concatenate(self._codes)], tuple(names))
-
-    def _as_numbers(self, values: Sequence[str]) -> np.ndarray | None:
-        """The values as numbers, NaN where one is missing; None where one is neither."""
-        if self._comma:
-            if any("." in value and value.strip() not in self._missing for value in values):
-                # A point between thousands would be read as one before decimals.
-                return None
-            values = [value.replace(",", ".") for value in values]
-        try:
-            numbers = np.fromiter(map(float, values), np.float64, len(values))
-        except ValueError:
-            missing = self._missing
-            bare = (value.strip() for value in values)
-            try:
-                read = (nan if value in missing else float(value) for value in bare)
-                numbers = np.fromiter(read, np.float64, len(values))
-            except ValueError:
-                return None
-        # Python takes 1_000 for a number.
-        if "_" in "".join(values):
+    Arrow accepts texts after a closing quote, and a quote that only the end of the file closes.
+    """
+    end = re.escape(delimiter).encode() + rb"\r\n"
+    quoted = rb'(?<![^%b])"(?:[^"]++|"")*+"(?=[%b]|\Z)' % (end, end)
+    try:
+        # Arrow would count an empty line before the header as the header.
+        text = _utf8(path, form).lstrip(b"\r\n")
+        if delimiter == " " or b"\0" in text:
             return None
-        if self._missing_numbers.size:
-            numbers[np.isin(numbers, self._missing_numbers)] = nan
-        return numbers
+        if not re.match(rb'(?:[^"]*+%b)*+[^"]*+\Z' % quoted, text):
+            return None
+        table = arrow_csv.read_csv(
+            pa.BufferReader(text),
+            arrow_csv.ReadOptions(
+                use_threads=False,
+                block_size=MAX_LINE,
+                autogenerate_column_names=True,
+                skip_rows_after_names=int(form.header),
+            ),
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types={f"f{n}": pa.large_string() for n in range(columns)},
+                strings_can_be_null=False,
+            ),
+        )
+    except (pa.ArrowInvalid, UnicodeError):
+        return None
+    longest = [compute.max(compute.binary_length(fields)).as_py() or 0 for fields in table.columns]
+    is_whole = len(longest) == columns and max(longest) <= csv.field_size_limit()
+    return table.columns if is_whole else None
+
+
+def _utf8(path: Path, form: TableFormat) -> bytes:
+    """Return the text of a file in UTF-8."""
+    pieces = []
+    with _opened_text(path, form) as file:
+        while piece := file.read(MAX_LINE):
+            pieces.append(piece.encode())
+            require_room(_MEMORY_PER_BYTE * len(pieces[-1]), "its table")
+    return b"".join(pieces)
+
+
+def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
+    """Return the fields of each column, large_string (rows,), as Python's strict reader has them.
+
+    Raises ValueError for what is no table.
+    """
+    with _opened(path, form) as opened:
+        chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
+        chunks: list[list[pa.Array]] = [[] for _ in opened.names]
+        while rows := list(islice(_whole_rows(opened), chunk)):
+            for column, values in zip(chunks, zip(*rows, strict=True), strict=True):
+                column.append(pa.array(values, pa.large_string()))
+            require_room(sum(column[-1].nbytes for column in chunks), "its table")
+    return [pa.chunked_array(column, pa.large_string()) for column in chunks]
+
+
+def _whole_rows(opened: _Rows) -> Iterator[list[str]]:
+    """Yield the rows. Raises ValueError for one whose fields are more or fewer than the columns."""
+    for row in opened.rows:
+        if len(row) != len(opened.names):
+            raise ValueError(
+                f"line {opened.line():,}: has {len(row)} fields, and there are "
+                f"{len(opened.names)} columns; quote a field that has the delimiter in it"
+            )
+        yield row
+
+
+def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers | Texts:
+    """Return a column as numbers if its kind and all its values allow it, else as texts."""
+    if kind in ("auto", "numeric") and (numbers := _as_numbers(values, form)) is not None:
+        return Numbers(numbers)
+    encoded = values.dictionary_encode().combine_chunks()
+    names: dict[str, int] = {}
+    merged = np.full(len(encoded.dictionary), -1, np.int32)
+    for code, text in enumerate(encoded.dictionary.to_pylist()):
+        if (bare := text.strip()) and bare not in form.missing_values:
+            merged[code] = names.setdefault(bare, len(names))
+    return Texts(merged[encoded.indices.to_numpy()], tuple(names))
+
+
+def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
+    """Return float64 (rows,), NaN where a value is missing; None if one isn't a number."""
+    missing = pa.array(["", *form.missing_values], pa.large_string())
+    bare = compute.utf8_trim_whitespace(values)
+    known = compute.if_else(compute.is_in(bare, missing), None, bare)
+    if form.decimal == ",":
+        if compute.any(compute.match_substring(known, ".")).as_py():
+            # A point between thousands would be read as one before decimals.
+            return None
+        known = compute.replace_substring(known, ",", ".")
+    try:
+        numbers = compute.cast(known, pa.float64()).to_numpy()
+    except pa.ArrowInvalid:
+        numbers = None
+    # Python has more numbers, such as digits of other scripts, and Arrow more texts for NaN.
+    if numbers is None or np.isnan(numbers).sum() > known.null_count:
+        encoded = known.dictionary_encode().combine_chunks()
+        parsed = [nan]
+        for text in encoded.dictionary.to_pylist():
+            if "_" in text or (value := _number(text)) is None:
+                return None
+            parsed.append(value)
+        numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
+    of_missing = [value for value in map(_number, form.missing_values) if value is not None]
+    return np.where(np.isin(numbers, of_missing), nan, numbers) if of_missing else numbers
 
 
 def _number(text: str) -> float | None:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         return None
-    return None if value != value else value
 
 
 @dataclass(frozen=True)
@@ -153,6 +197,7 @@ class _Rows:
     """The rows of an open file, and the line that the last one ended in."""
 
     names: tuple[str, ...]
+    delimiter: str
     rows: Iterator[list[str]]
     line: Callable[[], int]
 
@@ -182,8 +227,9 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
             if form.header:
                 names = _names(first)
             else:
-                names, rows = _numbered(first), _after([first], rows)
-            yield _Rows(names, rows, line)
+                names = tuple(f"column {n}" for n in range(1, len(first) + 1))
+                rows = chain([first], rows)
+            yield _Rows(names, delimiter, rows, line)
     except csv.Error as error:
         raise ValueError(f"line {max(1, last):,}: {error}") from error
     except UnicodeError as error:
@@ -195,11 +241,6 @@ def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
             f"{where}{byte} is not {form.encoding}; give dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
-
-
-def _after(first: list[list[str]], rest: Iterator[list[str]]) -> Iterator[list[str]]:
-    yield from first
-    yield from rest
 
 
 def _encoding(form: TableFormat) -> str:
@@ -253,50 +294,6 @@ def _names(header: list[str]) -> tuple[str, ...]:
     if doubled:
         raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
     return names
-
-
-def _numbered(first: list[str]) -> tuple[str, ...]:
-    return tuple(f"column {n}" for n in range(1, len(first) + 1))
-
-
-def _read(
-    path: Path,
-    form: TableFormat,
-    kind_of: KindOf,
-    as_texts: Collection[str],
-    place: Callable[[int], str],
-) -> list[_Column]:
-    with _opened(path, form) as opened:
-        if len(opened.names) > MAX_COLUMNS:
-            raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
-        # An index that was written without a name tells the order of the rows, and is not read.
-        kinds = [kind_of(name) if name else "ignore" for name in opened.names]
-        columns = [
-            _Column(name, kind, form, name in as_texts)
-            for name, kind in zip(opened.names, kinds, strict=True)
-        ]
-        kept = sum(column.kind != "ignore" for column in columns)
-        done = 0
-        while rows := list(islice(opened.rows, max(1, min(CHUNK, CHUNK_VALUES // len(columns))))):
-            if any(len(row) != len(columns) for row in rows):
-                _refuse_fields(done, rows, len(columns), place)
-            require_room(_BYTES_A_VALUE * kept * len(rows), "its table")
-            for number, column in enumerate(columns):
-                column.add(list(map(itemgetter(number), rows)))
-            done += len(rows)
-    return columns
-
-
-def _refuse_fields(
-    done: int, rows: Sequence[Sequence[str]], wanted: int, place: Callable[[int], str]
-) -> None:
-    """Raise ValueError for the first row that has more or fewer fields than there are columns."""
-    for number, row in enumerate(rows):
-        if len(row) != wanted:
-            raise ValueError(
-                f"{place(done + number)}: has {len(row)} fields, and there are {wanted} columns; "
-                "quote a field that has the delimiter in it"
-            )
 
 
 def _line_of(path: Path, form: TableFormat, row: int) -> int:

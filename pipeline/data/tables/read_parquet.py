@@ -1,4 +1,4 @@
-"""Parquet files, by pyarrow, which is an extra of the package.
+"""Parquet files, by pyarrow.
 
 A file of 1 kB can claim a billion rows, or unpack to gigabytes. So a child process of limited
 memory and time reads it.
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
 from pipeline.core.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
 from pipeline.core.host.memory import require_room
@@ -45,7 +44,7 @@ _VALUES_PER_CPU_S = 200_000
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     """Read a Parquet file: numbers as float64, texts, truth values and dictionaries as texts.
 
-    Raises OSError, ValueError that says what is wrong with the file, and DataError without pyarrow.
+    Raises OSError, and ValueError that says what is wrong with the file.
     """
     if not path.is_file():
         raise ValueError("is no regular file" if path.exists() else "there is no such file")
@@ -55,14 +54,8 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
 
     size_bytes = path.stat().st_size
     process = LimitedProcess("pipeline.data.tables.parquet_child")
-    try:
-        about = json.loads(
-            process.ask(OPEN, json.dumps(str(path.resolve())).encode(), _limits(size_bytes, 0, 0))
-        )
-    except ImportError as error:
-        raise DataError(
-            f"{path}: Parquet needs pyarrow; pip install 'recipe-pipeline[parquet]' ({error})"
-        ) from error
+    request = json.dumps(str(path.resolve())).encode()
+    about = json.loads(process.ask(OPEN, request, _limits(size_bytes, 0, 0)))
     names, rows = about["names"], about["rows"]
     wanted = [name for name in names if kind_of(name) != "ignore"]
     _require_bounds(names, wanted, rows, size_bytes)

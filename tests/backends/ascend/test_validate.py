@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.calibration import load_calibration
-from pipeline.backends.ascend.fit.calibrate import price_row
-from pipeline.backends.ascend.fit.validate_trace import alexnet_step
-from pipeline.backends.ascend.fit.workloads import PUBLISHED, published_steps
-from pipeline.backends.ascend.validate import Verdict, compare_own, main, score
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
+from pipeline.backends.ascend.published.workloads import (
+    PUBLISHED,
+    SPECIAL,
+    image_step,
+    model_spec,
+    published_steps,
+)
+from pipeline.backends.ascend.validate import (
+    Verdict,
+    compare_own,
+    kendall_tau,
+    main,
+    score,
+    validate,
+)
 
 HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
 ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))
@@ -22,7 +41,8 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
     file = tmp_path / "own.csv"
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
     (verdict,) = compare_own(file)
-    assert verdict.modelled_ms == alexnet_step(load_calibration()).step_ms
+    pricing = Pricing(image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration())
+    assert verdict.modelled_ms == pricing.step(ExecutionConfig(devices=8)).step_ms
     assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
 
     assert main([str(file)]) == 0
@@ -67,6 +87,15 @@ def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("error: --row MS9999: published.csv has no such row; it has ")
 
 
+def test_a_published_row_is_priced_without_its_family() -> None:
+    row = next(row for row in published_steps() if row.id == "MS0081")
+    (verdict,) = validate([row])
+    without = load_left_out()["lenet"]
+    assert verdict.modelled_ms == price_row(row, without).step_ms
+    assert without.multipliers != load_calibration().multipliers
+    assert set(load_left_out()) == {row.family for row in published_steps()}
+
+
 def test_a_score_by_hand() -> None:
     row = published_steps()[0]
     verdicts = [
@@ -77,3 +106,23 @@ def test_a_score_by_hand() -> None:
     assert (found.rows, found.median_error, found.worst_error) == pytest.approx((3, 0.2, 0.5))
     assert found.mean_error == pytest.approx(0.8 / 3)
     assert found.coverage == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12))
+def test_kendall_tau_against_counted_pairs(points):
+    signs = [np.sign(a[0] - b[0]) * np.sign(a[1] - b[1]) for a, b in combinations(points, 2)]
+    untied = [sign for sign in signs if sign]
+    found = kendall_tau([x for x, _ in points], [y for _, y in points])
+    if untied:
+        assert found == pytest.approx(sum(untied) / len(untied))
+    else:
+        assert math.isnan(found)
+
+
+@pytest.mark.slow
+def test_every_published_row_names_a_network_that_there_is():
+    for row in published_steps():
+        if row.model not in SPECIAL:
+            assert model_spec(row.model).name
+    assert len({row.id for row in published_steps()}) == len(published_steps())

@@ -65,6 +65,38 @@ def test_a_column_whose_texts_come_late_is_read_again(
     assert table.place(3) == "line 5"
 
 
+SOUND = [
+    "a,b\n1,x\n2,y\n",
+    '"a","b, c"\r\n1,"say ""hi"", twice"\r\n\r\n2,"two\nlines"\r\n',
+    "\n\ra,b\n NA,1e5\n nan,+.5\n",
+    "\ufeffa;b\n1,5;\u00fc\n",
+    "a,b\n",
+]
+
+
+@pytest.mark.parametrize("text", SOUND)
+def test_sound_files_are_left_to_pyarrow_and_are_the_same_to_the_strict_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    tables = []
+    for splitter in ("_split_strictly", "_split_by_arrow"):
+        with monkeypatch.context() as patch:
+            # One that isn't called, and one that gives up.
+            patch.setattr(module, splitter, lambda *_: None)
+            tables.append(read(tmp_path, text))
+    fast, strict = tables
+    assert (fast.names, fast.rows) == (strict.names, strict.rows)
+    for name in fast.names:
+        assert values(fast, name) == values(strict, name)
+
+
+def test_pyarrow_reads_no_more_and_no_fewer_numbers_than_python(tmp_path: Path) -> None:
+    table = read(tmp_path, "a,b,c\n\u0663, 5.,nan(1)\n\x1c7,+.5,2\n")
+    assert values(table, "a") == [3, 7]
+    assert values(table, "b") == [5, 0.5]
+    assert values(table, "c") == ["nan(1)", "2"]
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_found(tmp_path: Path, delimiter: str) -> None:
     table = read(tmp_path, f"a{delimiter}b\n1{delimiter}2\n")
@@ -156,6 +188,8 @@ def test_what_python_alone_takes_for_numbers_is_none(tmp_path: Path) -> None:
         ("a,b\n1\n", "line 2: has 1 fields, and there are 2 columns"),
         ("a,a\n1,2\n", "has the column a more than once"),
         ('a,b\n"1,2\n', "line 2: unexpected end of data"),
+        ('a,b\n1,"', "line 2: unexpected end of data"),
+        ('a,b\n1\n"1"2,3\n', "line 2: has 1 fields"),
         ('a,b\n"1"2,3\n', "line 2: ',' expected after '\"'"),
         ("a\n1\n1\0\n", "line 2: has a NUL character"),
         (b"a\n1\n\xff\n", "0xff and is not utf-8; give dataset.encoding, such as latin-1"),

@@ -12,8 +12,8 @@ import pytest
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
+from pipeline.backends.ascend.published.workloads import image_step
 from tests.backends.ascend.steps import ROWS, WIDTH, gradient_step, normalised, of, only, types
 
 ELEMENTS = ROWS * WIDTH

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import buckets
-from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.pricing.advice import Recommendation, advise, split_points
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import image_step
 
 SMALL = ExecutionConfig(sink_size=10)
 

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import Group, collective_us
-from pipeline.backends.ascend.fit.workloads import image_step
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import image_step
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
 from pipeline.models.modules.name_stack import layer_of

@@ -1,6 +1,6 @@
 """Kernels that were timed on a real Ascend 910, as tasks that the model can price.
 
-`data/kernels.csv` has one kernel a row: where it was traced, its time, what it reads and writes.
+`kernels.csv` has one kernel a row: where it was traced, its time, what it reads and writes.
 Operands are `name:dtype:shape:layout`; a name that was written before makes the two kernels
 producer and consumer. The 2020 traces give the shapes; those of the 2023 trace are inferred from
 the network, AlexNet for CIFAR-10 at 227 x 227, batch 32, whose gradients match to the byte.
@@ -26,7 +26,7 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.core.errors import RunError
 from pipeline.core.host.item_sizes import item_bytes
 
-KERNELS_FILE = Path(__file__).parent / "data" / "kernels.csv"
+KERNELS_FILE = Path(__file__).with_name("kernels.csv")
 
 
 @dataclass(frozen=True, slots=True)

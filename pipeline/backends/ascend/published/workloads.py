@@ -16,12 +16,12 @@ from flax import linen as nn
 from omegaconf import OmegaConf
 
 from pipeline.backends.ascend.chip.options import Mode, Precision
-from pipeline.backends.ascend.fit.dbnet import dbnet
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
     no_garbage_collection,
     trace_step,
 )
+from pipeline.backends.ascend.published.dbnet import dbnet
 from pipeline.core.errors import RunError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import parts
@@ -34,7 +34,7 @@ from pipeline.training.part_specs import OptimizerSpec
 from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
 
-PUBLISHED = Path(__file__).with_name("data") / "published.csv"
+PUBLISHED = Path(__file__).with_name("published.csv")
 
 BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
 """The framework of rows whose O2 keeps batch normalisation in float32: MindCV's recipes."""

@@ -1,4 +1,4 @@
-"""Write AutoTune's built-in bank: `python -m pipeline.backends.ascend.fit.built_in_bank`.
+"""Write AutoTune's built-in bank: `python -m benchmarks.ascend_fit.built_in_bank`.
 
 It has every product of ResNet-50 at a batch of 32 in O2, tuned by all tilings. Which operators the
 vendor's own built-in bank has is not published.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import hardware_of
-from pipeline.backends.ascend.fit.workloads import image_step
+from pipeline.backends.ascend.published.workloads import image_step
 from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneSettings, check_tile_entry, tune
 from pipeline.core.files.knowledge_bank import read_bank, write_bank
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.backends.ascend.fit.dbnet import dbnet
+from pipeline.backends.ascend.published.dbnet import dbnet
 from tests.models.build import conf_model, count, initialise, positions, random, shapes
 
 WIDTHS = {

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.backends.ascend.cost.calibration import CALIBRATION_FILE, GROUPS, TRACED
-from pipeline.backends.ascend.fit.calibrate import (
+from benchmarks.ascend_fit.calibrate import (
     HUBER,
     PROBES,
     TASK_US_PRIOR,
@@ -20,7 +19,8 @@ from pipeline.backends.ascend.fit.calibrate import (
     split_by_group,
     unit_ms,
 )
-from pipeline.backends.ascend.fit.workloads import Quality, published_steps
+from pipeline.backends.ascend.cost.calibration import CALIBRATION_FILE, GROUPS, TRACED
+from pipeline.backends.ascend.published.workloads import Quality, published_steps
 
 PRIOR = np.array([0.0] * len(GROUPS) + [TASK_US_PRIOR[0]])
 SPREADS = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
@@ -28,7 +28,7 @@ SPREADS = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GR
 
 @pytest.mark.slow
 def test_the_calibration_is_of_the_model_as_it_is() -> None:
-    """Else `python -m pipeline.backends.ascend.fit.calibrate` has to be run again."""
+    """Else `python -m benchmarks.ascend_fit.calibrate` has to be run again."""
     probes = yaml.safe_load(CALIBRATION_FILE.read_text())["probes"]
     assert set(probes) == set(PROBES)
     for row in published_steps():

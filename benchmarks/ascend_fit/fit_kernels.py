@@ -1,4 +1,4 @@
-"""Fit the cost model to timed kernels: `python -m pipeline.backends.ascend.fit.fit_kernels`.
+"""Fit the cost model to timed kernels: `python -m benchmarks.ascend_fit.fit_kernels`.
 
 Shared constants start from the figures of documents and arithmetic (`PRIORS`), rates of the classes
 from 1. Coordinate descent lowers a Huber loss of log(measured / modelled), in which a kernel weighs
@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.ascend_fit.measured_kernels import Trace, read_traces
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
 from pipeline.backends.ascend.cost.efficiency import (
@@ -29,7 +30,6 @@ from pipeline.backends.ascend.cost.efficiency import (
     load_efficiency,
 )
 from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, price_tasks, runs_on_vector
-from pipeline.backends.ascend.fit.measured_kernels import Trace, read_traces
 
 PRIORS = Constants(
     hbm_read=0.85,
@@ -207,7 +207,7 @@ def _with_spread(
     for name, count in fitted.items():
         sizes = [min(abs(r.log_ratio), 1.0) for r in residuals if r.cost_class == name]
         log_sd = max(1.25 * fmean(sizes), LEAST_SD)
-        source = f"{count} kernels of public traces (data/kernels.csv)"
+        source = f"{count} kernels of public traces (benchmarks/ascend_fit/kernels.csv)"
         rate = float(f"{classes[name].rate:.3g}")
         classes[name] = ClassEfficiency(rate, round(log_sd, 2), "measured", source)
     constants = {name: float(f"{v:.3g}") for name, v in asdict(efficiency.constants).items()}
@@ -238,9 +238,7 @@ def _summary(name: str, residuals: Sequence[KernelResidual], efficiency: Efficie
 
 def write_efficiency(efficiency: Efficiency, path: Path = EFFICIENCY_FILE) -> None:
     """Return the file that `load_efficiency` reads."""
-    head = (
-        "# Written by python -m pipeline.backends.ascend.fit.fit_kernels; fields: efficiency.py.\n"
-    )
+    head = "# Written by python -m benchmarks.ascend_fit.fit_kernels; fields: efficiency.py.\n"
     document = {
         "constants": asdict(efficiency.constants),
         "classes": {name: asdict(entry) for name, entry in efficiency.classes.items()},

@@ -1,4 +1,6 @@
-"""Compare the modelled AlexNet step with every kernel of a published trace of the same step.
+"""Compare a traced step's kernels: `python -m benchmarks.ascend_fit.validate_trace`.
+
+The modelled AlexNet step is compared with every kernel of a published trace of the same step.
 
 The trace (msprof, 2023: MindSpore's AlexNet for CIFAR-10, batch 32 on each of 8 devices) also
 normalises and transposes its images on the device, four kernels of 317 us together, which the
@@ -11,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.ascend_fit.measured_kernels import read_traces
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.calibration import Calibration
-from pipeline.backends.ascend.fit.measured_kernels import read_traces
-from pipeline.backends.ascend.fit.workloads import image_step
+from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
+from pipeline.backends.ascend.published.workloads import image_step
 from pipeline.backends.ascend.report.priced_step import PricedStep
 
 TRACE = "alexnet_b32_2023"
@@ -84,3 +86,7 @@ def lines(step: PricedStep) -> Iterator[str]:
         for row in rows:
             published, modelled = f"{row.published:7.2f} {unit}", f"{row.modelled:7.2f} {unit}"
             yield f"  {row.name:20} {published} {modelled}  {row.ratio:5.2f}"
+
+
+if __name__ == "__main__":
+    print("\n".join(lines(alexnet_step(load_calibration()))))

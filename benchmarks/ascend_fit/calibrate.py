@@ -1,4 +1,4 @@
-"""Fit the calibration to published steps: `python -m pipeline.backends.ascend.fit.calibrate`.
+"""Fit the calibration to published steps: `python -m benchmarks.ascend_fit.calibrate`.
 
 It has few parameters, each with a prior: the log of a multiplier for every group of classes, and a
 task's time beyond its kernel. The loss is Huber's on log(modelled / published), one-sided for rows
@@ -8,6 +8,7 @@ taken as linear in the groups' times, which holds for one step of a stream.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,8 +18,6 @@ import numpy as np
 import yaml
 from scipy.optimize import least_squares
 
-from pipeline.backends.ascend.chip.hardware import PricedChip
-from pipeline.backends.ascend.chip.options import ExecutionConfig, Software
 from pipeline.backends.ascend.cost.calibration import (
     CALIBRATION_FILE,
     GROUPS,
@@ -26,9 +25,8 @@ from pipeline.backends.ascend.cost.calibration import (
     Calibration,
     calibrate_with,
 )
-from pipeline.backends.ascend.fit.workloads import Published, published_steps, traced
-from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.report.priced_step import PricedStep
+from pipeline.backends.ascend.published.price_rows import LEFT_OUT_FILE, price_row
+from pipeline.backends.ascend.published.workloads import Published, published_steps
 from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
 
 TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
@@ -60,37 +58,6 @@ class Parts:
     def step_ms(self, point: np.ndarray) -> float:
         """Return the step at (log multipliers, task_us)."""
         return float(self.rest + self.groups @ np.exp(-point[:-1]) + self.tasks * point[-1])
-
-
-def config_of(row: Published) -> ExecutionConfig:
-    """Return the options that a published row was run with."""
-    return ExecutionConfig(
-        row.precision,
-        row.mode,
-        1000,
-        row.devices,
-        row.fusion,
-        software=software_of(row),
-        keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
-    )
-
-
-def software_of(row: Published) -> Software:
-    """Return the stack of a published row: TensorFlow's graphs are compiled by the same engine."""
-    if row.mode != "op_by_op":
-        return "mindspore_graph"
-    return "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
-
-
-def price_row(
-    row: Published, calibration: Calibration, chip: PricedChip | None = None
-) -> PricedStep:
-    """Return the modelled step of a row."""
-    chip = chip or chipset("ascend910")
-    pricing = Pricing(traced(row), chip, calibration)
-    if row.op_launch_us is not None:
-        pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
-    return pricing.step(config_of(row))
 
 
 def split_by_group(row: Published) -> Parts:
@@ -200,21 +167,46 @@ def fitted_parts(
     return tuple(parts)
 
 
+def left_out_rows(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
+    """Return the calibration by all other rows for each family of published steps.
+
+    The columns are those of left_out.csv.
+    """
+    rows = []
+    for family in sorted({row.family for row in published_steps()}):
+        others = [part for part in parts if part.row.family != family]
+        log_sd, scale = spread_of(others)
+        multipliers, task_us = fitted_values(fit(others), 6)
+        spreads = {"log_sd": round(log_sd, 6), "interval_scale": round(scale, 6)}
+        rows.append({"family": family, **multipliers, "task_us": task_us, **spreads})
+    return rows
+
+
+def fitted_values(point: np.ndarray, digits: int) -> tuple[dict[str, float], float]:
+    """Return the multipliers by group and the time of a task in us, rounded."""
+    multipliers = np.round(np.exp(point[:-1]), digits).tolist()
+    return dict(zip(GROUPS, multipliers, strict=True)), round(float(point[-1]), digits)
+
+
 def main() -> None:
-    """Fit, cross-validate for the interval, and write calibration.yaml."""
+    """Fit with all rows and without each family; write calibration.yaml and left_out.csv."""
     parts = fitted_parts(lambda row: print(f"pricing {row.id} {row.model}", flush=True))
     log_sd, scale = spread_of(parts)
-    point = fit(parts)
-    multipliers = dict(zip(GROUPS, np.round(np.exp(point[:-1]), 3).tolist(), strict=True))
+    multipliers, task_us = fitted_values(fit(parts), 3)
     fitted = {
         "multipliers": multipliers,
-        "task_us": round(float(point[-1]), 3),
+        "task_us": task_us,
         "log_sd": round(log_sd, 3),
         "interval_scale": round(scale, 3),
         "probes": {part.row.id: round(unit_ms(part), 4) for part in parts if part.row.id in PROBES},
     }
-    head = "# Written by python -m pipeline.backends.ascend.fit.calibrate; see calibration.py\n"
+    head = "# Written by python -m benchmarks.ascend_fit.calibrate; see calibration.py\n"
     CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
+    rows = left_out_rows(parts)
+    with LEFT_OUT_FILE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     print(yaml.safe_dump(fitted, sort_keys=False))
 
 

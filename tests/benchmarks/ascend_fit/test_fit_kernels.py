@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ascend_fit.fit_kernels import (
+    PRIORS,
+    fit,
+    measure_residuals,
+    summarise,
+    write_efficiency,
+)
+from benchmarks.ascend_fit.measured_kernels import MeasuredKernel, Trace, read_traces
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.cost.efficiency import load_efficiency
 from pipeline.backends.ascend.cost.task_time import price_tasks
-from pipeline.backends.ascend.fit.fit_kernels import PRIORS, fit, measure_residuals, summarise
-from pipeline.backends.ascend.fit.measured_kernels import MeasuredKernel, Trace, read_traces
 from pipeline.core.errors import RunError
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import buffer, stream
@@ -90,3 +96,11 @@ def test_a_row_of_no_class_is_refused(tmp_path: Path) -> None:
     path.write_text(HEAD + "t,Cast-op0,Cast,kast,5.0,32,,,,\n")
     with pytest.raises(RunError, match=r"kernels\.csv:2: no cost class 'kast'"):
         read_traces(path)
+
+
+def test_efficiencies_survive_writing(tmp_path: Path) -> None:
+    path = tmp_path / "efficiency.yaml"
+    write_efficiency(START, path)
+    again = load_efficiency(path)
+    assert again.constants == START.constants
+    assert dict(again.classes) == dict(START.classes)
