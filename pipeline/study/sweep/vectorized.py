@@ -30,7 +30,7 @@ from pipeline.study.population.groups import (
 )
 from pipeline.study.population.places import run_in_places
 from pipeline.study.population.shared_program import Places, SharedProgram
-from pipeline.study.population.varied_number import CompiledInError
+from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.directory import claimed, is_finished
 from pipeline.study.sweep.job_summary import read_summary
 from pipeline.study.sweep.jobs import Job, resumable, with_summary
