@@ -72,8 +72,8 @@ class TrainStep:
     """
 
     init: Callable[[Array], TrainState]
-    step: Callable[..., tuple[TrainState, Record]]
-    evaluate: Callable[..., EvalSums]
+    step: Callable[[TrainState, Batch, Array], tuple[TrainState, Record]]
+    evaluate: Callable[[TrainState, Batch, EvalSums], EvalSums]
     zero_sums: Callable[[], EvalSums]
 
 
