@@ -78,6 +78,9 @@ class TracedConstants:
         return bits_of(param) if isinstance(param, np.ndarray | Array) else param
 
     def _read_constant(self, atom: Any, value: Any) -> Any:
+        if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.prng_key):
+            with jax.ensure_compile_time_eval():
+                return bits_of(jax.random.key_data(value))
         # Rounded as the program rounds it: a literal may be a number of Python.
         array = np.asarray(value, atom.aval.dtype)
         if self._is_fixed:
@@ -111,8 +114,9 @@ def with_arguments(
     Each stands in place of the constants at some positions, and has their shape and type.
     """
 
-    def call(*arguments: Any) -> Any:
-        arguments, values = arguments[: -len(positions)], arguments[-len(positions) :]
+    def call(*arguments_and_values: Any) -> Any:
+        arguments = arguments_and_values[: -len(positions)]
+        values = arguments_and_values[-len(positions) :]
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         traced = TracedConstants()
         traced.read(closed)

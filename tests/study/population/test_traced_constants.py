@@ -49,7 +49,12 @@ def in_half_precision(number: float) -> Function:
     return lambda x: x.astype(jnp.bfloat16) * number
 
 
-USES = (expression, called, in_a_loop, in_a_scan, in_a_branch, by_platform, in_an_array)
+def with_a_key(number: float) -> Function:
+    key = jax.random.key(3)
+    return lambda x: x * number + jax.random.uniform(key, x.shape)
+
+
+USES = (with_a_key, expression, called, in_a_loop, in_a_scan, in_a_branch, by_platform, in_an_array)
 
 
 def differing(first: Function, second: Function) -> list[int]:
