@@ -68,6 +68,8 @@ class CompileInputs:
     learning_rates: np.ndarray
     """A row for each update, as `TrainStep` takes them."""
     seed: np.ndarray
+    constants: tuple[np.ndarray, ...] = ()
+    """Values of the constants that a step of several runs takes as arguments."""
     eager: bool = False
     """Run every operation on its own instead of compiled programs."""
     jit_layers: tuple[str, ...] = ()

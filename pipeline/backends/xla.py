@@ -221,7 +221,9 @@ class XlaExecutable:
             stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
                 begin, end = np.int32(position), np.int32(position + stride)
-                carry = self.programs.train(carry, inputs, self.rates, begin, end)
+                carry = self.programs.train(
+                    carry, inputs, self.rates, begin, end, self.work.constants
+                )
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
@@ -255,7 +257,7 @@ class XlaExecutable:
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
                 begin, end = np.int32(position), np.int32(position + stride)
-                sums = self.programs.evaluate(state, sums, inputs, begin, end)
+                sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
         return jax.block_until_ready(sums)
 
 
@@ -270,9 +272,9 @@ def _program_specs(
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
-    bound = placement.shapes(np.int32(0))
-    train_args = (carry, train, rates, bound, bound)
-    eval_args = (state, sums, evaluated, bound, bound)
+    bound, constants = placement.shapes((np.int32(0), work.constants))
+    train_args = (carry, train, rates, bound, bound, constants)
+    eval_args = (state, sums, evaluated, bound, bound, constants)
     repeat = _python_loop if work.eager else jax.lax.while_loop
     repeat = run_once if work.single_steps else repeat
     args = (seed,), train_args, eval_args
@@ -311,8 +313,8 @@ def _specs_on_mesh(
 ) -> Specs:
     """Programs that every device runs on its part of a batch."""
     whole = PartitionSpec()
-    train_specs = whole, _window_specs(train), whole, whole, whole
-    eval_specs = whole, whole, _window_specs(evaluated), whole, whole
+    train_specs = whole, _window_specs(train), whole, whole, whole, whole
+    eval_specs = whole, whole, _window_specs(evaluated), whole, whole, whole
     init_on, train_on, eval_on = (
         _on_mesh(function, placement, specs)
         for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
@@ -405,12 +407,17 @@ def run_once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], car
 def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
     """Steps at positions first .. last - 1 of a window; stops after one that ends the run.
 
-    `step` takes state, batch and learning rates, and returns the state and a record: float32
-    scalars, the columns of the telemetry buffer, with `should_continue`.
+    `step` takes state, batch, learning rates and the values of `constants`, and returns the state
+    and a record: float32 scalars, the columns of the telemetry buffer, with `should_continue`.
     """
 
     def loop(
-        carried: LoopCarry, inputs: Inputs, learning_rates: Array, first: Array, last: Array
+        carried: LoopCarry,
+        inputs: Inputs,
+        learning_rates: Array,
+        first: Array,
+        last: Array,
+        constants: Sequence[Array] = (),
     ) -> LoopCarry:
         def unfinished(carry: tuple[Array, LoopCarry]) -> Array:
             return (carry[0] < last) & carry[1].should_continue
@@ -419,7 +426,7 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
             position, before = carry
             with jax.named_scope(DATA_SCOPE):
                 batch = batch_at(inputs, position)
-            state, record = step(before.state, batch, learning_rates)
+            state, record = step(before.state, batch, learning_rates, *constants)
             with jax.named_scope(UPDATE):
                 rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
             return position + 1, LoopCarry(state, rows, record.should_continue)
@@ -431,14 +438,20 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
 
 def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     def loop(
-        state: TrainState, sums: EvalSums, inputs: Inputs, first: Array, last: Array
+        state: TrainState,
+        sums: EvalSums,
+        inputs: Inputs,
+        first: Array,
+        last: Array,
+        constants: Sequence[Array],
     ) -> EvalSums:
         def unfinished(carry: tuple[Array, EvalSums]) -> Array:
             return carry[0] < last
 
         def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
             position, before = carry
-            return position + 1, step.evaluate(state, batch_at(inputs, position), before)
+            batch = batch_at(inputs, position)
+            return position + 1, step.evaluate(state, batch, before, *constants)
 
         return repeat(unfinished, body, (first, sums))[1]
 

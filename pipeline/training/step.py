@@ -67,7 +67,8 @@ class TrainStep:
     does one update; the table is float32 (total steps,), a row for each update, and with rate
     groups (total steps, 1 + groups). A step whose loss or gradient is not finite leaves the state
     as it was, but for the counts of such steps.
-    `evaluate(state, batch, sums)` adds a batch to the sums.
+    `evaluate(state, batch, sums)` adds a batch to the sums. A step that several runs share takes
+    the values of the constants that they differ in as well, each as one more argument of both.
     """
 
     init: Callable[[Array], TrainState]

@@ -186,6 +186,13 @@ def read_while(equation: JaxprEqn) -> While:
     )
 
 
+def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Compute an equation of any kind by its primitive."""
+    primitive = equation.primitive
+    result = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+    return list(result) if primitive.multiple_results else [result]
+
+
 def compute_flow(equation: JaxprEqn, operands: Sequence[Any], run: Run) -> list[Any]:
     """Compute a loop or branches as the equation does, with `run` for the jaxprs inside."""
     match equation.primitive.name:
@@ -195,7 +202,15 @@ def compute_flow(equation: JaxprEqn, operands: Sequence[Any], run: Run) -> list[
             return _compute_while(read_while(equation), operands, run)
         case _:
             branches = [partial(_call, run, branch) for branch in equation.params["branches"]]
-            return list(lax.switch(operands[0], branches, *operands[1:]))
+            platforms = equation.params.get("branches_platforms")
+            if platforms is None:
+                return list(lax.switch(operands[0], branches, *operands[1:]))
+            named = {
+                name: branch
+                for names, branch in zip(platforms, branches, strict=True)
+                for name in names or ("default",)
+            }
+            return list(lax.platform_dependent(*operands[1:], **named))
 
 
 def _call(run: Run, jaxpr: ClosedJaxpr, *operands: Any) -> list[Any]:

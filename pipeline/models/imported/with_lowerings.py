@@ -26,6 +26,7 @@ from jax.extend import core
 
 from pipeline.core.host.jaxpr import (
     FLOW,
+    bind_equation,
     called_jaxpr,
     compute_flow,
     equations_in,
@@ -138,8 +139,7 @@ class _Evaluation:
         if name in REPLACED and not why_kept(equation):
             return [compute_replaced(equation, operands, self.policy)]
         if not _has_replaced(equation):
-            bound = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
-            return list(bound) if equation.primitive.multiple_results else [bound]
+            return bind_equation(equation, operands)
         called = called_jaxpr(equation)
         if called is None:
             return compute_flow(equation, operands, self._run_inner)

@@ -1,7 +1,7 @@
 """The program that the runs of a group share, lowered and compiled once, by whoever is first.
 
 What differs between runs is an argument of it: the state, the order of samples, the seed, the
-learning rates and the numbers that vary. So each run computes what it computes alone.
+learning rates and the constants that vary. So each run computes what it computes alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from threading import Lock
 from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from pipeline.backends.base import Backend, CompileReport
@@ -37,10 +36,14 @@ from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.study.population.groups import flat, numbers_of
-from pipeline.study.population.varied_number import CompiledInError, Values
-from pipeline.study.population.varied_step import VariedStep, varied_step, with_columns
-from pipeline.training.metrics import EvalSums
+from pipeline.study.population.shared_step import (
+    CompiledInError,
+    SharedStep,
+    Values,
+    share_step,
+)
 from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import TrainStep
 
 MAX_LOWERINGS_BYTES = 16 << 20
 
@@ -83,7 +86,7 @@ class _Compiled:
     report: CompileReport
     rates: jax.Array
     buffers: tuple[jax.Array, jax.Array]
-    varied: VariedStep
+    shared: SharedStep
 
 
 @dataclass(eq=False)
@@ -106,10 +109,9 @@ class SharedProgram:
         too."""
         if self._compiled is None:
             return numbers in self.members
-        varied, first = self._compiled.varied, self.members[0]
-        others = [key for key in first if key not in varied.keys]
-        alike = numbers.keys() == first.keys() and all(numbers[key] == first[key] for key in others)
-        return alike and varied.arguments.serve(numbers)
+        tracer = self._compiled.shared.tracer
+        changed = {key for key in numbers if numbers[key] != tracer.first.get(key)}
+        return numbers.keys() == tracer.first.keys() and changed <= tracer.keys
 
     def open(
         self,
@@ -142,26 +144,27 @@ class SharedProgram:
         with self._lock:
             if self.refused is not None:
                 raise self.refused
-            if self._compiled is None:
-                try:
+            try:
+                if self._compiled is None:
                     self._compiled = self._compile(context, dataset, built, backend)
-                except CompiledInError as error:
-                    self.refused = error
-                    raise
-            compiled = self._compiled
-            lowered = _lowered(built, compiled)
+                compiled = self._compiled
+                lowered = _lowered(built, compiled)
+                step = _step_alone(context.recipe, lowered)
+                constants = compiled.shared.arguments_of(numbers_of(context.recipe), step)
+            except CompiledInError as error:
+                self.refused = error
+                raise
             init = self._init_of(context.recipe, lowered, compiled, backend)
         _keep_lowerings(context, compiled)
         inputs = compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
         programs = Programs(init, compiled.programs.train, compiled.programs.evaluate)
-        executable = MemberExecutable(
-            work=inputs,
+        executable = XlaExecutable(
+            work=replace(inputs, constants=constants),
             placement=backend.placement,
             report=CompileReport((), single_steps=compiled.report.single_steps),
             programs=programs,
             rates=compiled.rates,
             buffers=jax.tree.map(lambda array: array.copy(), compiled.buffers),
-            row=compiled.varied.row(numbers_of(context.recipe)),
         )
         executable.set_learning_rates(inputs.learning_rates)
         return lowered, executable
@@ -175,18 +178,15 @@ class SharedProgram:
         lowered = lower(recipe, dataset, built, backend, folder, reporter)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
 
-        def make(varied: Recipe) -> Any:
+        def make(varied: Recipe) -> TrainStep:
             with open(os.devnull, "w", encoding="utf-8") as nowhere:
                 parts = build(varied, dataset, Reporter(None, Console(file=nowhere))).parts
             parts = replace(parts, network=lowered.parts.network)
-            relowered = replace(lowered, parts=parts)
-            return (recomputing(relowered) if recipe.train.remat == "blocks" else relowered).step
+            return _step_alone(recipe, replace(lowered, parts=parts))
 
-        groups = bool(lowered.parts.rate_groups)
-        varied = varied_step(recipe, self.members, make, inputs, groups=groups)
-        row = varied.row(numbers_of(recipe))
-        rates = with_columns(inputs.learning_rates, row)
-        inputs = replace(inputs, step=varied.step, learning_rates=rates)
+        shared = share_step(recipe, self.members, make, inputs)
+        constants = shared.arguments_of(numbers_of(recipe), inputs.step)
+        inputs = replace(inputs, step=shared.step, constants=constants)
         executable = compile_given(inputs, recipe, backend, reporter)
         assert isinstance(executable, XlaExecutable)
         temporary = max(program.temporary_bytes for program in executable.report.programs)
@@ -206,15 +206,15 @@ class SharedProgram:
             executable.report,
             executable.rates,
             executable.buffers,
-            varied,
+            shared,
         )
 
     def _init_of(
         self, recipe: Recipe, built: Built, compiled: _Compiled, backend: Backend
     ) -> Callable[..., TrainState]:
         """The program of a run's initialisation: that of the first run, where it is the same."""
-        about = _initial_values(recipe, compiled.varied)
-        if about == _initial_values(compiled.recipe, compiled.varied):
+        about = _initial_values(recipe, compiled.shared)
+        if about == _initial_values(compiled.recipe, compiled.shared):
             return compiled.programs.init
         if about not in self._inits:
             seed = backend.placement.put(built.seed)
@@ -224,13 +224,17 @@ class SharedProgram:
         return self._inits[about]
 
 
-def _initial_values(recipe: Recipe, varied: VariedStep) -> str:
+def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
+    return (recomputing(built) if recipe.train.remat == "blocks" else built).step
+
+
+def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
     """The values of keys, as text, that the initial state depends on besides the seed."""
     leaves = dict(flat(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
-    if not varied.draws_alike:
+    if not shared.draws_alike:
         own = numbers_of(recipe)
-        numbers = {key: own[key] for key in varied.keys}
+        numbers = {key: own[key] for key in shared.tracer.keys}
     return repr((sorted(leaves.items()), sorted(numbers.items())))
 
 
@@ -251,34 +255,3 @@ def _keep_lowerings(context: RunContext, compiled: _Compiled) -> None:
             write_whole(file, text)
     elif read_text(file, MAX_LOWERINGS_BYTES) != text:
         raise OtherLoweringsError
-
-
-@dataclass(eq=False)
-class MemberExecutable(XlaExecutable):
-    """A run's share of a program: its own feeds, seed and learning rates, and the arguments `row`,
-    float32 (columns,), for its numbers."""
-
-    row: np.ndarray
-
-    def set_learning_rates(self, rates: np.ndarray) -> None:
-        """Replace the learning rates; the arguments stay."""
-        super().set_learning_rates(with_columns(rates, self.row))
-
-    def evaluate(
-        self,
-        state: TrainState,
-        start: int,
-        stop: int,
-        before: EvalSums | None = None,
-        *,
-        on_train: bool = False,
-    ) -> EvalSums:
-        """Sums over evaluation batches, as `XlaExecutable` has them."""
-        if not len(self.row):
-            return super().evaluate(state, start, stop, before, on_train=on_train)
-        own = self.placement.put(self.work.step.zero_sums()) if before is None else before
-        # The arguments travel with the sums.
-        carried: Any = (own, self.placement.put(self.row))
-        summed: Any = super().evaluate(state, start, stop, carried, on_train=on_train)
-        sums: EvalSums = summed[0]
-        return sums

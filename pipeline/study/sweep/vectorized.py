@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
@@ -30,7 +31,7 @@ from pipeline.study.population.groups import (
 )
 from pipeline.study.population.places import run_in_places
 from pipeline.study.population.shared_program import Places, SharedProgram
-from pipeline.study.population.varied_number import CompiledInError
+from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.directory import claimed, is_finished
 from pipeline.study.sweep.job_summary import read_summary
 from pipeline.study.sweep.jobs import Job, resumable, with_summary
@@ -91,6 +92,8 @@ class Populations:
     compiled_in: set[str] = field(default_factory=set)
     """Numbers that have turned out to decide what is compiled."""
     programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
+    _table: Lock = field(default_factory=Lock)
+    """Held to write the table: threads of a process have the same name for its draft."""
 
     def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
         """Run jobs, and return when all have ended. Raises KeyboardInterrupt where a signal stopped
@@ -176,7 +179,8 @@ class Populations:
             if job not in again:
                 # In one write: other threads print too.
                 print(f"{_ended(job)}{resumed}\n", end="", flush=True)
-                update_table(job.folder.parent)
+                with self._table:
+                    update_table(job.folder.parent)
 
     def _pruner(self, job: PlannedJob) -> Pruner | None:
         """The pruner of a trial; None outside of a study."""

@@ -56,6 +56,10 @@ def branching(x: Any, rows: Any) -> Any:
     return lax.cond(x > 1, lambda: rows * 2, lambda: rows - x)
 
 
+def by_platform(x: Any, rows: Any) -> Any:
+    return lax.platform_dependent(x, rows, cpu=jnp.add, cuda=jnp.add, default=jnp.subtract)
+
+
 @jax.custom_jvp
 def with_jvp(x: Any) -> Any:
     return jnp.cos(x)
@@ -102,7 +106,8 @@ def test_a_while_has_the_constants_of_its_condition_and_of_its_body() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("function", "primitive"), [(scanned, "scan"), (looped, "while"), (branching, "cond")]
+    ("function", "primitive"),
+    [(scanned, "scan"), (looped, "while"), (branching, "cond"), (by_platform, "cond")],
 )
 def test_loops_and_branches_compute_what_jax_computes(
     function: Callable[..., Any], primitive: str, seed: int

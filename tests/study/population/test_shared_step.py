@@ -1,0 +1,149 @@
+"""A step that runs share: what each computes, and numbers that decide what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.backends.base import CompileInputs
+from pipeline.backends.feed.feed import make_feed
+from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.xla import XlaBackend
+from pipeline.config.recipe import Recipe
+from pipeline.data.batch import Batch
+from pipeline.data.columns import Split
+from pipeline.data.order import SampleOrder
+from pipeline.data.random import seed_words
+from pipeline.study.population.groups import numbers_of
+from pipeline.study.population.shared_step import CompiledInError, share_step
+from pipeline.training.metrics import EvalSums, zero_sums
+from pipeline.training.parallel.devices import find_device
+from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.state import TrainState
+from pipeline.training.step import TrainStep
+from pipeline.training.step_record import Record
+
+Tiny = Callable[..., Recipe]
+STEPS = 8
+PLACEMENT = DevicePlacement((find_device("cpu", 0),))
+
+
+def recipe_of(tiny: Tiny, momentum: float, smoothing: float) -> Recipe:
+    return tiny(f"train.optimizer.momentum={momentum}", f"train.loss.smoothing={smoothing}")
+
+
+def make_step(recipe: Recipe, *, threshold: float = 1.0, initial: float = 0.0) -> TrainStep:
+    """A step without a network: its loss is a moving average of labels."""
+    optimizer, loss = recipe.train.optimizer, recipe.train.loss
+    decay, smoothing = optimizer.momentum, loss.smoothing  # type: ignore[attr-defined]
+
+    def init(seed: jax.Array) -> TrainState:
+        total = seed.astype(jnp.float32).sum() * 0 + (initial * decay)
+        return TrainState(jnp.int32(0), {"total": total}, {}, (), jnp.float32(1))
+
+    def step(state: TrainState, batch: Batch, rates: jax.Array) -> tuple[TrainState, Record]:
+        label = batch.columns["label"][0].astype(jnp.float32)
+        total = state.params["total"] * decay + (1 - decay) * label
+        if decay > threshold:
+            total = total + 1
+        record = Record(total, rates[state.step], 2 * label, state.loss_scale)
+        return replace(state, step=state.step + 1, params={"total": total}), record
+
+    def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+        loss = state.params["total"] * (1 - smoothing) + smoothing
+        return replace(sums, loss_sum=sums.loss_sum + loss, count=sums.count + batch.count)
+
+    return TrainStep(init, step, evaluate, lambda: zero_sums(2))
+
+
+def inputs_of(step: TrainStep) -> CompileInputs:
+    order = SampleOrder(
+        seed=3,
+        samples=STEPS,
+        batch_size=1,
+        shuffle=False,
+        buffer_size=None,
+        drop_remainder=True,
+        repeat=1,
+    )
+    labels = Split({"label": np.arange(1, 1 + STEPS, dtype=np.int32)})
+    feed = make_feed(FeedSource(labels, order, PLACEMENT), "resident")
+    return CompileInputs(step, feed, feed, np.arange(STEPS, dtype=np.float32), seed_words(3))
+
+
+def losses(inputs: CompileInputs) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of all steps, and the sum of an evaluation."""
+    compiled = XlaBackend(PLACEMENT).compile(inputs, lambda _: nullcontext())
+    state, telemetry = compiled.run(compiled.init(), 0, STEPS, "loop")
+    return telemetry.loss, np.asarray(compiled.evaluate(state, 0, STEPS).loss_sum)
+
+
+def test_a_run_computes_what_it_computes_alone(tiny: Tiny) -> None:
+    """Bit for bit, also one whose numbers come later."""
+    recipes = [recipe_of(tiny, *numbers) for numbers in ((0.9, 0.1), (0.7, 0.2), (0.35, 0.3))]
+    inputs = inputs_of(make_step(recipes[0]))
+    members = list(map(numbers_of, recipes[:2]))
+    shared = share_step(recipes[0], members, make_step, inputs)
+    assert shared.draws_alike
+    for recipe in recipes:
+        constants = shared.arguments_of(numbers_of(recipe), make_step(recipe))
+        assert len(constants) == 4, "momentum, 1 - momentum, smoothing and 1 - smoothing"
+        together = losses(replace(inputs, step=shared.step, constants=constants))
+        alone = losses(replace(inputs, step=make_step(recipe)))
+        for one, other in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_runs_of_the_same_numbers_have_no_arguments(tiny: Tiny) -> None:
+    recipe = recipe_of(tiny, 0.9, 0.1)
+    inputs = inputs_of(make_step(recipe))
+    shared = share_step(recipe, [numbers_of(recipe)] * 2, make_step, inputs)
+    assert shared.step is inputs.step
+    assert shared.arguments_of(numbers_of(recipe), inputs.step) == ()
+
+
+def test_a_number_that_decides_what_is_compiled_is_named(tiny: Tiny) -> None:
+    recipes = [recipe_of(tiny, 0.9, 0.1), recipe_of(tiny, 0.5, 0.2)]
+
+    def make(recipe: Recipe) -> TrainStep:
+        return make_step(recipe, threshold=0.8)
+
+    def refuse(recipe: Recipe) -> TrainStep:
+        if recipe.train.loss.smoothing != 0.1:  # type: ignore[attr-defined]
+            raise ValueError("no such step")
+        return make_step(recipe)
+
+    members, inputs = list(map(numbers_of, recipes)), inputs_of(make(recipes[0]))
+    with pytest.raises(CompiledInError, match=r"^train\.optimizer\.momentum: decides") as error:
+        share_step(recipes[0], members, make, inputs)
+    assert error.value.keys == ("train.optimizer.momentum",)
+    with pytest.raises(CompiledInError, match=r"^train\.loss\.smoothing: decides"):
+        share_step(recipes[0], members, refuse, inputs_of(make_step(recipes[0])))
+
+
+def test_a_later_run_that_decides_otherwise_is_refused(tiny: Tiny) -> None:
+    recipes = [recipe_of(tiny, momentum, 0.1) for momentum in (0.9, 0.85, 0.5)]
+
+    def make(recipe: Recipe) -> TrainStep:
+        return make_step(recipe, threshold=0.8)
+
+    members, inputs = list(map(numbers_of, recipes[:2])), inputs_of(make(recipes[0]))
+    shared = share_step(recipes[0], members, make, inputs)
+    with pytest.raises(CompiledInError, match=r"^train\.optimizer\.momentum: decides"):
+        shared.arguments_of(numbers_of(recipes[2]), make(recipes[2]))
+
+
+def test_initial_states_that_depend_on_numbers_are_noticed(tiny: Tiny) -> None:
+    recipes = [recipe_of(tiny, momentum, 0.1) for momentum in (0.9, 0.85)]
+
+    def make(recipe: Recipe) -> TrainStep:
+        return make_step(recipe, initial=2.0)
+
+    inputs = inputs_of(make(recipes[0]))
+    assert not share_step(recipes[0], list(map(numbers_of, recipes)), make, inputs).draws_alike
