@@ -90,7 +90,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientTable:
     """The gradients of a function's replaced equations, by the equations that JAX writes."""
 
     derived: Mapping[Key, Gradient]
@@ -107,7 +107,7 @@ class Gradients:
         return frozenset(name for name, *_ in self.derived)
 
 
-def find_gradients(jaxpr: core.Jaxpr) -> Gradients:
+def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
     """Derive the gradients of all equations that lowerings compute, in calls and loops, too.
 
     Each is derived once for its parameters and shapes, in some 3 ms.
@@ -126,7 +126,7 @@ def find_gradients(jaxpr: core.Jaxpr) -> Gradients:
             entry = _derive(equation, operand)
             if entry is not None and entry[0] not in seen:
                 derived.setdefault(*entry)
-    return Gradients(derived)
+    return GradientTable(derived)
 
 
 def _key(equation: core.JaxprEqn) -> Key:

@@ -37,7 +37,7 @@ from pipeline.core.host.jaxpr import (
 )
 from pipeline.models.imported.gradient_equations import (
     Gradient,
-    Gradients,
+    GradientTable,
     RolePolicy,
     find_gradients,
 )
@@ -120,7 +120,9 @@ def list_kept(
     return tuple(dict.fromkeys(_kept_in(closed.jaxpr, gradients, root)))
 
 
-def _kept_in(jaxpr: core.Jaxpr, gradients: Gradients | None, root: str) -> Iterator[KeptOperation]:
+def _kept_in(
+    jaxpr: core.Jaxpr, gradients: GradientTable | None, root: str
+) -> Iterator[KeptOperation]:
     for equation, outer in equations_in(jaxpr):
         name = equation.primitive.name
         if name not in (CONVOLUTION, MAXIMA):
@@ -138,7 +140,7 @@ class _Evaluation:
     """Evaluates jaxprs with the lowerings of a policy."""
 
     policy: LoweringPolicy
-    gradients: Gradients | None
+    gradients: GradientTable | None
     """The gradients of a function that is differentiated already; None for any other one."""
     root: str = ""
 
@@ -180,16 +182,16 @@ class _Evaluation:
         return self._run_inner(jaxpr, operands)
 
 
-def _gradient(equation: core.JaxprEqn, gradients: Gradients | None) -> Gradient | None:
+def _gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradient | None:
     return None if gradients is None else gradients.find(equation)
 
 
-def _is_replaced(equation: core.JaxprEqn, gradients: Gradients | None) -> bool:
+def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
     is_forward = equation.primitive.name in REPLACED and not why_kept(equation)
     return is_forward or _gradient(equation, gradients) is not None
 
 
-def _has_replaced(equation: core.JaxprEqn, gradients: Gradients | None) -> bool:
+def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
     """Whether an equation holds others that are replaced, and is no function with its own rule."""
     return _is_repeated(equation) and any(
         all(map(_is_repeated, outer)) and _is_replaced(inner, gradients)
