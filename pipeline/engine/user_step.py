@@ -187,14 +187,14 @@ def lower_step(
     RunError if lowerings that were chosen before can't be computed here.
     """
     listing = RecordingPolicy()
-    jax.eval_shape(with_lowerings(step.function, listing), state, step.batch.spec)
-    # Gradients are equations of a traced step, computed like any other convolution.
-    problems = [problem for problem in listing.problems if problem.role == "forward"]
+    traced = with_lowerings(step.function, listing, differentiated=True)
+    jax.eval_shape(traced, state, step.batch.spec)
     tuning = Tuning("bank", "exhaustive", _bank_folder(), chosen)
-    choice = choose_lowerings(problems, device, tuning, _no_clock)
+    choice = choose_lowerings(listing.problems, device, tuning, _no_clock)
     if not platform_of(device.platform).chooses_lowerings:
         return step, choice.lowerings
-    return step.with_function(with_lowerings(step.function, choice.lowerings)), choice.lowerings
+    lowered = with_lowerings(step.function, choice.lowerings, differentiated=True)
+    return step.with_function(lowered), choice.lowerings
 
 
 def _bank_folder() -> Path:
@@ -210,7 +210,8 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution that no lowering computes would be slow inside a loop."""
     if not platform_of(device.platform).has_slow_loops:
         return False
-    return any(kept.is_convolution for kept in list_kept(step.function, state, step.batch.spec))
+    kept = list_kept(step.function, state, step.batch.spec, differentiated=True)
+    return any(operation.is_convolution for operation in kept)
 
 
 class SinkProgram:

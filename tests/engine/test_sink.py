@@ -246,6 +246,19 @@ def flax_step(state: TrainState, batch: Any) -> Any:
     return state.apply_gradients(grads=grads), {"loss": loss}
 
 
+def test_every_size_has_the_same_bits_with_convolutions() -> None:
+    draw = np.random.default_rng(0)
+    data = draw.normal(size=(48, 8, 8, 1)).astype(np.float32), np.arange(48) % 3
+    params = Net().init(jax.random.key(0), data[0])["params"]
+    state = TrainState.create(apply_fn=Net().apply, params=params, tx=optax.adam(1e-2))
+    settings = {"step": flax_step, "state": state, "steps": 15, "batch_size": 16}
+    metrics, after, _ = train(data, size=1, **settings)
+    for size in (7, "all"):
+        others, state, _ = train(data, size=size, **settings)
+        assert others["loss"].tobytes() == metrics["loss"].tobytes()
+        jax.tree.map(np.testing.assert_array_equal, state.params, after.params)
+
+
 def test_a_flax_network_trains_as_in_a_jitted_loop(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     data = draw.normal(size=(32, 8, 8, 1)).astype(np.float32), np.arange(32) % 3
@@ -263,7 +276,12 @@ def test_a_flax_network_trains_as_in_a_jitted_loop(tmp_path: Path) -> None:
     assert isinstance(after, TrainState)
     assert int(after.step) == 12
     chosen = json.loads((tmp_path / "sink.json").read_text())["lowerings"]
-    assert any(problem.startswith("conv2d") for problem in chosen)
+    problems = {" ".join(problem.split()[:2]) for problem in chosen}
+    assert problems == {
+        *("conv2d forward", "conv2d kernel_gradient"),
+        *("max_pool forward", "max_pool images_gradient"),
+        *("dense forward", "dense kernel_gradient", "dense images_gradient"),
+    }
     assert train(data, step=flax_step, state=state, steps=14, batch_size=32, seed=None,
                  save=tmp_path)[2] == [14]  # fmt: skip
 

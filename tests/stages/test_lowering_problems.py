@@ -1,4 +1,4 @@
-"""One network, written four ways, is lowered alike; what isn't lowered is named."""
+"""One network, written in several ways, is lowered alike; what isn't lowered is named."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import VARIABLE, load_named
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
+from pipeline.engine.run_sink import prepare_sink
+from pipeline.engine.sink_settings import SinkSettings
+from pipeline.engine.user_step import lower_step
 from pipeline.models.lowerings.candidates import candidates
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
+from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
@@ -32,6 +37,7 @@ from pipeline.training.state import StepConfig
 from pipeline.training.step import compute_gradients, make_train_step, mask_batch
 from tests import outcome
 from tests.models.imported.conftest import OWN_NETWORKS
+from tests.models.imported.own_networks import TwoConvs
 from tests.models.torch_graph.golden_graphs import FOLDER
 from tests.whole_run import run
 
@@ -141,6 +147,31 @@ def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
     assert found["torch"] == found["layers"]
     assert not any(name == "conv_general_dilated" for name, *_ in found["torch"])
     assert found["torch"].total() >= 6
+
+
+def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(tiny: Compose, tmp_path: Path) -> None:
+    built = built_of(tiny(*IMAGES, *WRITTEN["layers"]))
+    problems = list_problems(built.parts, built.state, BATCH, BATCH)
+    network = TwoConvs(classes=10)
+    images, labels = np.zeros((BATCH, 12, 12, 3), np.float32), np.zeros(BATCH, np.int32)
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
+            logits = network.apply(weights, batch[0], True)
+            return -jax.nn.log_softmax(logits)[jnp.arange(BATCH), batch[1]].mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        return jax.tree.map(lambda leaf, by: leaf - 0.1 * by, weights, gradients), {"loss": loss}
+
+    weights = network.init(jax.random.key(0), images, True)
+    settings = SinkSettings(1, 1, None, BATCH, 0, None)
+    prepared = prepare_sink(step, weights, (images, labels), settings)
+    device = jax.devices()[0]
+    _, lowerings = lower_step(prepared.step, prepared.spec, device, None)
+    tuning = Tuning("bank", "exhaustive", tmp_path)
+    expected = choose_lowerings(problems, device, tuning, lambda _: nullcontext()).lowerings
+    assert len(problems) >= 10
+    assert dict(lowerings.chosen) == dict(expected.chosen)
 
 
 def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:

@@ -5,9 +5,11 @@ can lower are replaced by its own functions, all others repeated. So it does not
 them: linen, nnx, Keras or `jax.lax` itself. To intercept calls of modules would reach `nn.Conv` and
 `nn.Dense` alone, since `nn.max_pool` is a function, and need other code for each framework.
 
-The loss of a step is rewritten before it is differentiated, and so is an evaluation
-(`StepConfig.lower`). A network whose layers ask the policy themselves (`lowers_itself`) stays as it
-is: they know layouts that a jaxpr doesn't show, and their other products would change last digits.
+The loss of a recipe's step is rewritten before it is differentiated, and so is an evaluation
+(`StepConfig.lower`). A custom step has its gradients already, which are recognised
+(`gradient_equations`). A network whose layers ask the policy themselves (`lowers_itself`) stays as
+it is: they know layouts that a jaxpr doesn't show, and their other products would change last
+digits.
 
 Named scopes are kept. Loops, branches and `jax.checkpoint` stay, around a replaced body. Rules of
 `jax.custom_jvp` and `jax.custom_vjp` stay, and what these functions compute is not replaced.
@@ -33,6 +35,12 @@ from pipeline.core.host.jaxpr import (
     inner_jaxprs,
     scope_of,
     walk,
+)
+from pipeline.models.imported.gradient_equations import (
+    Gradient,
+    GradientTable,
+    RolePolicy,
+    find_gradients,
 )
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
@@ -81,38 +89,48 @@ def scope_root(network: Any) -> str:
     return str(getattr(network, "scope_root", type(network).__name__))
 
 
-def with_lowerings(function: Function, policy: LoweringPolicy, root: str = "") -> Function:
+def with_lowerings(
+    function: Function, policy: LoweringPolicy, root: str = "", *, differentiated: bool = False
+) -> Function:
     """Return a function of the same arrays with the same results, but for the last digits.
 
     `root` are the scopes around the network, joined by slashes, of which the outermost stays. Tied
     values of max pooling share its gradient. The result is differentiable in reverse mode only.
+
+    `differentiated` says that the function computes gradients itself, such as a step of training:
+    those of replaced operations are replaced, too, and the policy is asked for the roles that the
+    function computes alone.
     """
 
     def call(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         leaves = jax.tree.leaves(arguments)
-        results = _Evaluation(policy, root).run(closed, leaves)
+        gradients = find_gradients(closed.jaxpr) if differentiated else None
+        results = _Evaluation(policy, gradients, root).run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return cast(Function, call)
 
 
 def list_kept(
-    function: Callable[..., Any], *arguments: Any, root: str = ""
+    function: Callable[..., Any], *arguments: Any, root: str = "", differentiated: bool = False
 ) -> tuple[KeptOperation, ...]:
     """List the convolutions and max pooling that `with_lowerings` does not replace, by tracing."""
     closed = jax.make_jaxpr(function)(*arguments)
-    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, root)))
+    gradients = find_gradients(closed.jaxpr) if differentiated else None
+    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, gradients, root)))
 
 
-def _kept_in(jaxpr: core.Jaxpr, root: str) -> Iterator[KeptOperation]:
+def _kept_in(
+    jaxpr: core.Jaxpr, gradients: GradientTable | None, root: str
+) -> Iterator[KeptOperation]:
     for equation, outer in equations_in(jaxpr):
         name = equation.primitive.name
         if name not in (CONVOLUTION, MAXIMA):
             continue
         is_ruled = any(call.primitive.name in RULED for call in outer)
-        why = "has its own derivative" if is_ruled else why_kept(equation)
-        if why:
+        if is_ruled or not _is_replaced(equation, gradients):
+            why = "has its own derivative" if is_ruled else why_kept(equation)
             first, *others = (*outer, equation)
             scopes = (_scope(first, root, ""), *map(scope_of, others))
             yield KeptOperation(name, "/".join(filter(None, scopes)), why)
@@ -123,6 +141,8 @@ class _Evaluation:
     """Evaluates jaxprs with the lowerings of a policy."""
 
     policy: LoweringPolicy
+    gradients: GradientTable | None
+    """The gradients of a function that is differentiated already; None for any other one."""
     root: str = ""
 
     def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
@@ -136,9 +156,14 @@ class _Evaluation:
 
     def _compute(self, equation: Any, operands: list[Any]) -> list[Any]:
         name, params = equation.primitive.name, equation.params
+        gradient = _gradient(equation, self.gradients)
+        if gradient is not None:
+            return [gradient.compute(operands, self.policy)]
         if name in REPLACED and not why_kept(equation):
-            return [compute_replaced(equation, operands, self.policy)]
-        if not _has_replaced(equation):
+            is_forward = self.gradients is not None
+            policy = RolePolicy(self.policy, "forward") if is_forward else self.policy
+            return [compute_replaced(equation, operands, policy)]
+        if not _has_replaced(equation, self.gradients):
             return bind_equation(equation, operands)
         called = called_jaxpr(equation)
         if called is None:
@@ -151,16 +176,25 @@ class _Evaluation:
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr that an equation holds, whose scopes don't begin with the root."""
-        return _Evaluation(self.policy).run(jaxpr, operands)
+        return _Evaluation(self.policy, self.gradients).run(jaxpr, operands)
 
     def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
         return self._run_inner(jaxpr, operands)
 
 
-def _has_replaced(equation: core.JaxprEqn) -> bool:
+def _gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradient | None:
+    return None if gradients is None else gradients.find(equation)
+
+
+def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
+    is_forward = equation.primitive.name in REPLACED and not why_kept(equation)
+    return is_forward or _gradient(equation, gradients) is not None
+
+
+def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
     """Whether an equation holds others that are replaced, and is no function with its own rule."""
     return _is_repeated(equation) and any(
-        inner.primitive.name in REPLACED and all(map(_is_repeated, outer)) and not why_kept(inner)
+        all(map(_is_repeated, outer)) and _is_replaced(inner, gradients)
         for jaxpr in inner_jaxprs(equation)
         for inner, outer in equations_in(jaxpr)
     )

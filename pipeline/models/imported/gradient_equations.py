@@ -1,0 +1,199 @@
+"""Gradients of replaced equations, recognised in a function that is differentiated already.
+
+JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
+and pads, those of a product as products, and the gradient of max pooling as a scatter. What it
+writes is found by asking it: every equation that a lowering computes is differentiated alone, and
+an equation of the function with the same primitive, parameters and shapes is that gradient,
+whatever its operands are. So no pads are inverted, and what JAX doesn't write stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.extend import core
+
+from pipeline.core.host.jaxpr import equations_in
+from pipeline.models.imported.replaced_equations import (
+    CONVOLUTION,
+    MAXIMA,
+    REPLACED,
+    compute_replaced,
+    why_kept,
+)
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    Lowering,
+    LoweringPolicy,
+    Problem,
+    Role,
+)
+
+Key = tuple[Any, ...]
+"""Primitive, parameters, and shapes and types of operands and results."""
+
+
+@dataclass(frozen=True)
+class RolePolicy:
+    """A policy that is asked for one role alone; the others get the default."""
+
+    policy: LoweringPolicy
+    role: Role
+
+    def choose(self, problem: Problem) -> Lowering:
+        """The lowering for a problem."""
+        return self.policy.choose(problem) if problem.role == self.role else DEFAULT
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The equation that JAX writes for the gradient of another by one of its operands."""
+
+    forward: core.JaxprEqn
+    operand: int
+    """Number of the operand of `forward` that it is the gradient by: images or rows, kernel."""
+    cotangent: int
+    """Number of the gradient's own operand that is the cotangent."""
+    permutation: tuple[int, ...] | None
+    """The transpose that JAX applies to the result; None without one."""
+
+    @property
+    def role(self) -> Role:
+        """The role of its problem."""
+        return "kernel_gradient" if self.operand == 1 else "images_gradient"
+
+    def compute(self, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+        """Compute the equation's result by the lowering that the policy chooses for the role."""
+        other, cotangent = operands[1 - self.cotangent], operands[self.cotangent]
+        if self.forward.primitive.name == CONVOLUTION and self.operand == 0:
+            other = _restore_kernel(self.forward, other)
+        shape = _shape(self.forward.invars[self.operand])
+        # Nothing reads the values of an operand that the forward equation is linear in.
+        is_linear = self.forward.primitive.name != MAXIMA
+        primal = jnp.zeros(shape.shape, shape.dtype) if is_linear else other
+        chosen = RolePolicy(policy, self.role)
+
+        def compute(value: Array) -> Array:
+            values = [other, other] if is_linear else [other]
+            values[self.operand] = value
+            return compute_replaced(self.forward, values, chosen)
+
+        (result,) = jax.vjp(compute, primal)[1](cotangent)
+        return result if self.permutation is None else result.transpose(_invert(self.permutation))
+
+
+@dataclass(frozen=True)
+class GradientTable:
+    """The gradients of a function's replaced equations, by the equations that JAX writes."""
+
+    derived: Mapping[Key, Gradient]
+
+    def find(self, equation: core.JaxprEqn) -> Gradient | None:
+        """Return what an equation is the gradient of; None for any other equation."""
+        if equation.primitive.name not in self.primitives:
+            return None
+        return self.derived.get(_key(equation))
+
+    @cached_property
+    def primitives(self) -> frozenset[str]:
+        """Names of the primitives of the equations."""
+        return frozenset(name for name, *_ in self.derived)
+
+
+def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
+    """Derive the gradients of all equations that lowerings compute, in calls and loops, too.
+
+    Each is derived once for its parameters and shapes, in some 3 ms.
+    """
+    derived: dict[Key, Gradient] = {}
+    seen: set[Key] = set()
+    for equation, _ in equations_in(jaxpr):
+        if equation.primitive.name not in REPLACED:
+            continue
+        key = _key(equation)
+        # A gradient's own gradient may look like the forward equation, which comes first.
+        if key in seen or key in derived or why_kept(equation):
+            continue
+        seen.add(key)
+        for operand in range(len(equation.invars)):
+            entry = _derive(equation, operand)
+            if entry is not None and entry[0] not in seen:
+                derived.setdefault(*entry)
+    return GradientTable(derived)
+
+
+def _key(equation: core.JaxprEqn) -> Key:
+    params = sorted(equation.params.items())
+    atoms = (*equation.invars, *equation.outvars)
+    shapes = ((shape.shape, str(shape.dtype)) for shape in map(_shape, atoms))
+    return (equation.primitive.name, _hashable(params), *shapes)
+
+
+def _shape(atom: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+def _hashable(value: Any) -> Any:
+    is_plain = isinstance(value, list) or type(value) is tuple
+    return tuple(map(_hashable, value)) if is_plain else value
+
+
+def _derive(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None:
+    """Return the key of the equation that JAX writes for a gradient, and how to compute it.
+
+    None if it isn't the only one that reads the cotangent, or if more than a transpose follows.
+    """
+
+    def pull(values: list[Array], cotangent: Array) -> Any:
+        def compute(value: Array) -> Any:
+            operands = [*values[:operand], value, *values[operand + 1 :]]
+            return forward.primitive.bind(*operands, **forward.params)
+
+        return jax.vjp(compute, values[operand])[1](cotangent)
+
+    *shapes, result = map(_shape, (*forward.invars, *forward.outvars))
+    jaxpr = jax.make_jaxpr(pull)(shapes, result).jaxpr
+    *values, cotangent = jaxpr.invars
+    reading = [e for e in jaxpr.eqns if any(atom is cotangent for atom in e.invars)]
+    if len(reading) != 1 or len(reading[0].invars) != 2:
+        return None
+    (equation,) = reading
+    position = next(n for n, atom in enumerate(equation.invars) if atom is cotangent)
+    other, (output,) = equation.invars[1 - position], jaxpr.outvars
+    is_rotated = forward.primitive.name == CONVOLUTION and operand == 0
+    if is_rotated != all(other is not value for value in values):
+        return None
+    permutation = None
+    if output is not equation.outvars[0]:
+        last = jaxpr.eqns[-1]
+        if last.primitive is not lax.transpose_p or last.invars[0] is not equation.outvars[0]:
+            return None
+        permutation = tuple(map(int, last.params["permutation"]))
+    return _key(equation), Gradient(forward, operand, position, permutation)
+
+
+def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
+    """Return the kernel of which JAX makes `rotated` for the gradient by the images.
+
+    It rotates the kernel by 180 degrees, and moves the groups from its features, of which they are
+    the outer part, to its channels.
+    """
+    features, channels, *spatial = forward.params["dimension_numbers"].rhs_spec
+    groups, kernel = forward.params["feature_group_count"], lax.rev(rotated, spatial)
+    if groups == 1:
+        return kernel
+    shape = list(kernel.shape)
+    shape[channels : channels + 1] = [groups, shape[channels] // groups]
+    split = jnp.moveaxis(kernel.reshape(shape), channels, features)
+    return split.reshape(_shape(forward.invars[1]).shape)
+
+
+def _invert(permutation: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(int, np.argsort(permutation)))
