@@ -1,0 +1,1 @@
+"""The commands: options, help and completion of all, declared without importing what they call."""
