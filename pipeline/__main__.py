@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from pipeline.cli.commands import COMPLETION_VARIABLE
 from pipeline.core.host.allocator import reexec_with_malloc_tunables
 from pipeline.core.host.garbage import collect_less_while_starting
 from pipeline.core.host.standard_streams import open_closed_streams
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
-COMPLETE = "_PIPELINE_COMPLETE"
-"""Variable by which the completion of a shell calls the program."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     open_closed_streams()
     alone = arguments is None
-    if alone and COMPLETE in os.environ:
-        return _complete(os.environ[COMPLETE])
+    if alone and COMPLETION_VARIABLE in os.environ:
+        return _complete(os.environ[COMPLETION_VARIABLE])
     if alone and ON_GPU not in sys.argv:
         # What it speeds up is the memory of programs of the processor.
         reexec_with_malloc_tunables()

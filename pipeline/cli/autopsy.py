@@ -23,5 +23,5 @@ def main(run_dir: Path) -> CommandResult:
         print("this is what the run has found")
     else:
         print(printable_lines(f"the run has found:\n{kept.found}"))
-    facts = {"found": str(again), "run_found": kept.found, "same": is_same}
+    facts = {**again.to_dict(), "run_found": kept.found, "same": is_same}
     return CommandResult(facts, exit_status=0 if is_same else 1)

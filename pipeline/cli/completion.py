@@ -14,10 +14,10 @@ from click.shell_completion import (
     shell_complete,
 )
 
+from pipeline.cli.commands import COMPLETION_VARIABLE
 from pipeline.core.errors import UsageError
 
 PROGRAM = "pipeline"
-VARIABLE = "_PIPELINE_COMPLETE"
 
 
 @add_completion_class
@@ -52,10 +52,10 @@ def main(shell: str) -> int:
     script = get_completion_class(shell)
     if script is None:
         raise UsageError([shell], "there is no such shell")
-    print(script(click.Command(PROGRAM), {}, PROGRAM, VARIABLE).source())
+    print(script(click.Command(PROGRAM), {}, PROGRAM, COMPLETION_VARIABLE).source())
     return 0
 
 
 def complete(root: click.Command, instruction: str) -> int:
     """Answer the question that a shell's script asks, such as `bash_complete`; the exit status."""
-    return shell_complete(root, {}, PROGRAM, VARIABLE, instruction)
+    return shell_complete(root, {}, PROGRAM, COMPLETION_VARIABLE, instruction)

@@ -100,13 +100,24 @@ def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int 
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     cwd = folder if folder.is_dir() else Path.cwd()
-    with subprocess.Popen(command, cwd=cwd, env=environment) as process, _stopped_with(process):
+    with (
+        subprocess.Popen(command, cwd=cwd, env=environment, stdout=_output()) as process,
+        _stopped_with(process),
+    ):
         while process.poll() is None:
             if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
                 process.terminate()
                 steps = None
             time.sleep(LOOKS_S)
     return process.returncode
+
+
+def _output() -> int | None:
+    """Return the descriptor to which this process prints; None for one that has no number."""
+    try:
+        return sys.stdout.fileno()
+    except OSError:
+        return None
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def test_several_emulated_devices_are_explained_with_their_all_reduces(
 
 
 MISTAKES = {
-    "a flag": (["-m"], "-m: explain takes KEY=VALUE of one recipe, no flags"),
+    "a flag": (["-m"], "-m: there is no such option. There is --help, --json, --out, --quiet"),
     "a wrong recipe": (
         ["train.sink_sise=5"],
         "there is no such key; did you mean train.sink_size?",

@@ -121,7 +121,9 @@ class Command(click.Command):
         typed = list(args)
         try:
             left = super().parse_args(ctx, args)
-        except click.UsageError:
+        except click.UsageError as error:
+            # The parser of options leaves it out.
+            error.ctx = error.ctx or ctx
             self._refuse_old_spellings(typed)
             if not any(param.name == "overrides" for param in self.params):
                 self._guess_option(typed)
@@ -180,7 +182,9 @@ class Command(click.Command):
             formatter.write_text(" ".join(paragraph.split()))
         if arguments:
             with formatter.section("Arguments"):
-                formatter.write_dl([(one.make_metavar(ctx), one.about) for one in arguments])
+                formatter.write_dl(
+                    [(argument.make_metavar(ctx), argument.about) for argument in arguments]
+                )
         with formatter.section("Options"):
             options = [param for param in self.get_params(ctx) if not _is_argument(param)]
             records = [option.get_help_record(ctx) for option in options]
@@ -257,26 +261,30 @@ def call(command: click.Command, args: Sequence[str]) -> int:
 
 def _usage_error(error: click.UsageError, args: Sequence[str]) -> UsageError:
     """Return an error of click as one line of the form `ARGUMENTS: what would be right`."""
-    command = error.ctx.command if error.ctx is not None else None
-    if not isinstance(command, Command) or error.ctx is None:
+    context = error.ctx
+    if context is None:
         return UsageError(args, _sentence(error))
-    params = command.get_params(error.ctx)
+    params = context.command.get_params(context)
     if isinstance(error, click.NoSuchOption):
         known = [name for param in params if not _is_argument(param) for name in param.opts]
         return UsageError([error.option_name], _no_such_option(error.option_name, known))
+    command = context.command
+    if not isinstance(command, Command):
+        return UsageError(args, _sentence(error))
     if isinstance(error, click.BadOptionUsage):
         option = next(param for param in params if error.option_name in param.opts)
         takes_none = isinstance(option, click.Option) and option.is_flag
-        needs = "needs a value after it"
-        text = f"takes no value; {command.takes(error.ctx)}" if takes_none else needs
-        return UsageError([error.option_name], text)
+        rule = (
+            f"takes no value; {command.takes(context)}" if takes_none else "needs a value after it"
+        )
+        return UsageError([error.option_name], rule)
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        option = error.param
-        name = option.make_metavar(error.ctx) if _is_argument(option) else option.opts[0]
-        return UsageError(args, f"{name} is missing; {command.takes(error.ctx)}")
+        missing = error.param
+        name = missing.make_metavar(context) if _is_argument(missing) else missing.opts[0]
+        return UsageError(args, f"{name} is missing; {command.takes(context)}")
     if isinstance(error, click.BadParameter):
         return UsageError(args, _sentence(error))
-    return UsageError(args, command.takes(error.ctx))
+    return UsageError(args, command.takes(context))
 
 
 def _no_such_option(name: str, known: Sequence[str]) -> str:

@@ -17,10 +17,7 @@ RECIPE_COMMANDS = (
         "what sinks cost, hold and buy here, measured",
         """Measure what a dispatch costs here, say which sink size is chosen and why, where events
         cut sinks, and train a few steps to see whether it holds. The weights are thrown away.""",
-        [
-            overrides(),
-            out_option("FOLDER", "Also write explain.json there.", was="hydra.run.dir"),
-        ],
+        [overrides(), out_option("FOLDER", "Also write explain.json there.", was="hydra.run.dir")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),
     Command(

@@ -350,7 +350,7 @@ RUN_COMMANDS = (
         [
             run_dir(
                 about="A run that ended at a loss that is not finite, or the reproducer that it "
-                "has kept.",
+                "has kept."
             )
         ],
         example="autopsy outputs/2026-11-21/14-46-29_lenet5_digits",

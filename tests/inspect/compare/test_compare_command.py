@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,10 @@ def test_a_precision_explains_its_error(
 def test_two_runs_are_compared_from_one_state(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = told([str(runs["B"]), str(runs["A"]), "--step=4", "--layers=dense_*"], capsys)
+    args = [str(runs["B"]), str(runs["A"]), "--step=4", "--layers=dense_*"]
+    status, text = told(args, capsys)
     assert status == 0, text
+    assert json.loads(told([*args, "--json"], capsys)[1])["culprits"] == []
     assert "the runs' own weights are" in text
     assert "conv_0" not in text.partition("layers by themselves")[2]
 
@@ -92,7 +95,8 @@ def test_dumps_are_compared_by_their_files(
     status, text = told(names, capsys)
     assert status == 1
     assert "rows are beyond a threshold" in text
-    assert told([names[0], names[0]], capsys)[0] == 0
+    status, facts = told([names[0], names[0], "--json"], capsys)
+    assert (status, json.loads(facts)["marked"]) == (0, [])
     file = next((tmp_path / "B").glob("**/conv_0.output.0.*.npy"))
     file.write_bytes(b"")
     with pytest.raises(DataError, match="damaged dump"):

@@ -114,8 +114,10 @@ def test_a_dump_of_a_run_is_that_of_the_run_itself(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged = (plain / "metrics.jsonl").read_bytes()
-    assert main([str(plain), "--step=8|9", "--layers=dense_0,train.loss", f"--out={tmp_path}"]) == 0
-    told = capsys.readouterr().out
+    args = [str(plain), "--step=8|9", "--layers=dense_0,train.loss", f"--out={tmp_path}", "--json"]
+    assert main(args) == 0
+    out, told = capsys.readouterr()
+    assert [entry["step"] for entry in json.loads(out)["dumps"]] == [8, 9]
     assert "of step 8; 1 steps trained again" in told
     assert len(re.findall("the run's own, to the bit|in the last place", told)) == 2
     (folder,) = tmp_path.glob("*/0/layers/1/9")

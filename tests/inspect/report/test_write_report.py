@@ -142,9 +142,14 @@ def test_the_curves_and_the_mistakes_are_files_too(written: Path) -> None:
         assert sheet.width > 500
 
 
-def test_a_second_report_is_the_same_and_leaves_nothing_else(trained: Path, tmp_path: Path) -> None:
+def test_a_second_report_is_the_same_and_leaves_nothing_else(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
     for out in ("one", "other"):
-        assert report([str(trained), f"--out={tmp_path / out}"]) == 0
+        assert report([str(trained), f"--out={tmp_path / out}", "--json"]) == 0
+        page = json.loads(capsys.readouterr().out)["page"]
+        assert page == str(tmp_path / out / "index.html")
     one, other = (
         {file.name: file.read_bytes() for file in (tmp_path / out).iterdir()}
         for out in ("one", "other")
