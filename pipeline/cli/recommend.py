@@ -30,7 +30,7 @@ class RecommendArguments:
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class NextRuns:
     """Sentences about earlier runs, the commands of the next ones, and of a study that goes on."""
 
     summary: tuple[str, ...]
@@ -65,7 +65,7 @@ def _require(module: str, what_to_do: str) -> None:
         raise RunError(f"{module} is not installed; {what_to_do}")
 
 
-def _recommend(given: RecommendArguments) -> Recommendation:
+def _recommend(given: RecommendArguments) -> NextRuns:
     import optuna
 
     known = directions()
@@ -95,7 +95,7 @@ def _recommend(given: RecommendArguments) -> Recommendation:
         f"hydra.sweeper.n_trials={given.count}",
     ]
     commands = tuple(_command([*fixed, *to_overrides(values)]) for values in proposed)
-    return Recommendation(tuple(summary), commands, _command(study))
+    return NextRuns(tuple(summary), commands, _command(study))
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.commands.command import PROGRAM, Command, Option
+from pipeline.cli.commands.command import PROGRAM, LazyCommand, Option
 from pipeline.cli.commands.root import ROOT, Root
 from pipeline.core.errors import UsageError
 
@@ -24,13 +24,13 @@ ROOT_FOLDER = Path(__file__).parents[2]
 REFERENCE = ROOT_FOLDER / "docs" / "commands.md"
 
 
-def all_commands(group: click.Group) -> Iterator[Command]:
+def all_commands(group: click.Group) -> Iterator[LazyCommand]:
     """Yield the commands of a group and of the groups in it."""
     for command in group.commands.values():
         if isinstance(command, click.Group):
             yield from all_commands(command)
         else:
-            assert isinstance(command, Command)
+            assert isinstance(command, LazyCommand)
             yield command
 
 

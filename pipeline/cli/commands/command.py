@@ -78,7 +78,7 @@ def json_option(text: str) -> Option:
     return Option("--json", "as_json", is_flag=True, help=text)
 
 
-class Command(click.Command):
+class LazyCommand(click.Command):
     """A command, which calls `main` of `pipeline.cli.MODULE` with the values of its parameters.
 
     If `main` returns a CommandResult, `--json` prints its facts on stdout, and the text on stderr.
@@ -193,7 +193,7 @@ class Command(click.Command):
         formatter.write(f"example: {PROGRAM} {self.example}\n")
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A command whose first argument names one of several."""
 
     def __init__(
@@ -269,7 +269,7 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> UsageError:
         known = [name for param in params if not _is_argument(param) for name in param.opts]
         return UsageError([error.option_name], _no_such_option(error.option_name, known))
     command = context.command
-    if not isinstance(command, Command):
+    if not isinstance(command, LazyCommand):
         return UsageError(args, _sentence(error))
     if isinstance(error, click.BadOptionUsage):
         option = next(param for param in params if error.option_name in param.opts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.commands.command import Argument, Command, Group, Option
+from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.shared_parameters import overrides
 from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
 from pipeline.core.errors import UsageError
@@ -25,14 +25,14 @@ class Size(WholeNumber):
         return super().convert(value, param, ctx)
 
 
-CONVERT = Group(
+CONVERT = CommandGroup(
     "convert",
     "weights, data and networks, from one format into another",
     "Convert weights from one format and one set of names into another, a dataset into ArrayRecord "
     "files, or a network of PyTorch into a recipe. `convert weights --help` and the others say "
     "more.",
     [
-        Command(
+        LazyCommand(
             "convert weights",
             "weights of PyTorch or MindSpore, renamed",
             """Read weights, give them the names and layout of a recipe's network, and write them.
@@ -74,7 +74,7 @@ CONVERT = Group(
             ],
             example="convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10",
         ),
-        Command(
+        LazyCommand(
             "convert records",
             "any dataset as ArrayRecord files",
             "Write a dataset as ArrayRecord files, which dataset=records reads with random access.",
@@ -94,7 +94,7 @@ CONVERT = Group(
             ],
             example="convert records cifar dataset=cifar10 dataset.root=DIR",
         ),
-        Command(
+        LazyCommand(
             "convert model",
             "a network of PyTorch as a recipe",
             """Write a torch.nn.Module as a recipe that needs no torch, with its weights. If every

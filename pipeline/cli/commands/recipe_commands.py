@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, Command, Option, json_option
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
 from pipeline.cli.commands.shared_parameters import (
     metric_option,
     out_option,
@@ -12,7 +12,7 @@ from pipeline.cli.commands.shared_parameters import (
 from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
 
 RECIPE_COMMANDS = (
-    Command(
+    LazyCommand(
         "explain",
         "what sinks cost, hold and buy here, measured",
         """Measure what a dispatch costs here, say which sink size is chosen and why, where events
@@ -20,7 +20,7 @@ RECIPE_COMMANDS = (
         [overrides(), out_option("FOLDER", "Also write explain.json there.", was="hydra.run.dir")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),
-    Command(
+    LazyCommand(
         "profile",
         "where the time of a step goes, and a verdict",
         """Train as long as it takes to trace 20 to 200 steps inside of a sink, and say where their
@@ -38,7 +38,7 @@ RECIPE_COMMANDS = (
         example="profile +recipe=lenet5_digits",
         prints_facts=False,
     ),
-    Command(
+    LazyCommand(
         "forecast",
         "predict the time of a step; --check compares it with a measurement",
         """Say what a step of a recipe will take on its device, before it is compiled: the sum of
@@ -54,7 +54,7 @@ RECIPE_COMMANDS = (
         ],
         example="forecast +recipe=lenet5_digits --check",
     ),
-    Command(
+    LazyCommand(
         "summary",
         "layers, shapes, parameters, what is trained",
         """List the layers of a network: path, kind, shape of the result for one sample, parameters
@@ -70,7 +70,7 @@ RECIPE_COMMANDS = (
         ],
         example="summary +recipe=resnet20_cifar10 'train.freeze=[\"!dense_0\"]'",
     ),
-    Command(
+    LazyCommand(
         "doctor",
         "are device, cache, data, disk, limits ok?",
         """See before a run whether device, cache, data, disk and limits are as it needs them.
@@ -80,7 +80,7 @@ RECIPE_COMMANDS = (
         [overrides()],
         example="doctor +recipe=lenet5_mnist dataset.root=DIR",
     ),
-    Command(
+    LazyCommand(
         "recommend",
         "what to try next, by what runs have shown",
         """Read the results of earlier runs and say which values to try next, as commands to copy,
@@ -119,7 +119,7 @@ RECIPE_COMMANDS = (
         example="recommend outputs +recipe=lenet5_digits \\\n"
         "             'train.optimizer.lr=tag(log,interval(0.001,0.5))' train.batch_size=16,32,64",
     ),
-    Command(
+    LazyCommand(
         "columns",
         "the columns of a CSV file, and their types",
         "Print the columns of a CSV or Parquet file, with the type that is found and what is "
@@ -150,14 +150,14 @@ RECIPE_COMMANDS = (
         ],
         example="columns houses.csv",
     ),
-    Command(
+    LazyCommand(
         "new",
         "a project with custom parts",
         "Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.",
         [Argument("name", metavar="NAME", about="Folder to make: letters, digits and _.")],
         example="new demo && cd demo && python -m pipeline --plugin parts.py +recipe=demo",
     ),
-    Command(
+    LazyCommand(
         "schema",
         "JSON schema of recipes, for editors",
         "Print the JSON schema of recipes, from which editors complete and check them.",

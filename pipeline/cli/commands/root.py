@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from pipeline.cli.commands.command import Argument, Command, Group, Option
+from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
 from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
 from pipeline.cli.commands.run_commands import RUN_COMMANDS
@@ -35,7 +35,7 @@ HYDRA_FLAGS = (
     ("--hydra-help",),
 )
 
-COMPLETION = Command(
+COMPLETION = LazyCommand(
     "completion",
     "a script that completes commands, options and recipes",
     """Print the script by which a shell completes commands, options, recipes and groups of the
@@ -54,7 +54,7 @@ COMPLETION = Command(
 )
 
 
-class Root(Group):
+class Root(CommandGroup):
     """All commands. Without one the arguments are Hydra's, and train."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, Command, Option, json_option
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
 from pipeline.cli.commands.shared_parameters import (
     MAX_SEED,
     layers_option,
@@ -20,7 +20,7 @@ MAX_TOKENS = 1_000_000
 MAX_COUNT = 999_999_999
 
 RUN_COMMANDS = (
-    Command(
+    LazyCommand(
         "report",
         "what it gets right and wrong, as one page",
         """Evaluate a run's checkpoint on its evaluation split, and write what it gets right and
@@ -37,7 +37,7 @@ RUN_COMMANDS = (
         ],
         example="report outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
-    Command(
+    LazyCommand(
         "export",
         "a trained network as StableHLO, ONNX or MindSpore files",
         """Write the network of a run, with its newest weights, so that it needs no recipe any more:
@@ -88,7 +88,7 @@ RUN_COMMANDS = (
         ],
         example="export outputs/2026-11-21/14-46-29_lenet5_digits digits_network --to onnx",
     ),
-    Command(
+    LazyCommand(
         "infer",
         "what it says of images, texts, rows; a text continued",
         """Print what a trained network gives to each image, text or row of a table: the class and
@@ -168,7 +168,7 @@ RUN_COMMANDS = (
         ],
         example="infer digits_network seven.png --top 3",
     ),
-    Command(
+    LazyCommand(
         "reproduce",
         "run it again: the same losses, bit for bit?",
         """Run the recipe of a run again, here and now, and compare the losses step by step, bit for
@@ -183,7 +183,7 @@ RUN_COMMANDS = (
         ],
         example="reproduce outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
-    Command(
+    LazyCommand(
         "diff",
         "what sets two runs apart, what came of it",
         """Show what sets two runs apart: recipe, code, versions, data and machine; then their
@@ -196,7 +196,7 @@ RUN_COMMANDS = (
         ],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
-    Command(
+    LazyCommand(
         "compare",
         "which layer makes two computations differ",
         """Compare one step as two sides compute it, by the columns of CANN's accuracy comparison.
@@ -267,7 +267,7 @@ RUN_COMMANDS = (
         ],
         example="compare outputs/again --against train.precision=bf16",
     ),
-    Command(
+    LazyCommand(
         "dump",
         "the tensors of every layer in one step",
         """Compute a step of a run again from its saved state, and write what every layer reads and
@@ -309,7 +309,7 @@ RUN_COMMANDS = (
         ],
         example="dump outputs/again --step 500 --layers 'conv_*'",
     ),
-    Command(
+    LazyCommand(
         "runs",
         "all runs as a table, or as one page",
         "Print all runs below a folder, the best first, with the keys in which they differ.",
@@ -339,7 +339,7 @@ RUN_COMMANDS = (
         ],
         example="runs outputs --html",
     ),
-    Command(
+    LazyCommand(
         "autopsy",
         "the bad step that ended a run, looked into",
         """Compute the bad step that ended a run once more and say where the loss or a gradient
