@@ -19,6 +19,7 @@ import pytest
 from pipeline.cli.commands.command import PROGRAM, LazyCommand, Option
 from pipeline.cli.commands.root import ROOT, Root
 from pipeline.core.errors import UsageError
+from tests.conftest import STEPS, TINY
 
 ROOT_FOLDER = Path(__file__).parents[2]
 REFERENCE = ROOT_FOLDER / "docs" / "commands.md"
@@ -158,6 +159,21 @@ def test_facts_are_json_alone(
     assert capfd.readouterr() == (out, "")
     assert ROOT(["--plugin=x.py", "columns", "--quiet", "a.csv"][1:]) == 0
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [("forecast", {"step_ms", "interval_ms"}), ("explain", {"recipe", "sink", "why"})],
+)
+def test_figures_of_an_emulated_device_are_json(
+    words: str, keys: set[str], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = [*TINY, STEPS, f"cache.root={cache}", "device=ascend910"]
+    assert ROOT([words, "--json", "--quiet", *recipe]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out).keys() >= keys
+    assert err == ""
 
 
 COMPLETIONS = {

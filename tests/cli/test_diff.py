@@ -141,9 +141,9 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "nothing: diff takes RUN_A RUN_B"),
-        (["one"], "one: diff takes RUN_A RUN_B"),
-        (["--all", "one"], "--all one: diff takes RUN_A RUN_B"),
+        ([], "diff: RUN_A is missing; diff takes RUN_A RUN_B"),
+        (["one"], "diff one: RUN_B is missing; diff takes RUN_A RUN_B"),
+        (["--all", "one"], "--all: there is no such option. There is --help"),
         (["nowhere", "nowhere"], "nowhere: is no run directory; it holds no recipe.yaml"),
     ],
 )

@@ -142,7 +142,7 @@ def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
         process["data"]["train"]["image"]["sha256"] = 64 * "0"
 
     change(copy / "provenance.json", as_elsewhere)
-    assert compare_and_report(read_record(copy), read_record(kept)) == 1
+    assert compare_and_report(read_record(copy), read_record(kept)).exit_status == 1
     said = capsys.readouterr().out
     assert f"1 of 45 differ, from step 17: loss {next_loss} and {loss}, " in said
     assert "(1 in the last place of float32)" in said
@@ -156,7 +156,7 @@ def test_a_metric_that_differs_is_no_reproduction(
     kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(copy / "summary.json", lambda tree: tree["metrics"].update(accuracy=0.125))
-    assert compare_and_report(read_record(kept), read_record(copy)) == 1
+    assert compare_and_report(read_record(kept), read_record(copy)).exit_status == 1
     assert "metrics.accuracy" in capsys.readouterr().out
 
 
@@ -165,7 +165,7 @@ def test_steps_that_are_lacking_are_no_reproduction(
 ) -> None:
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:40]))
-    assert compare_and_report(read_record(kept), read_record(copy)) == 1
+    assert compare_and_report(read_record(kept), read_record(copy)).exit_status == 1
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
 
