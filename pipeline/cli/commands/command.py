@@ -121,11 +121,13 @@ class LazyCommand(click.Command):
         typed = list(args)
         try:
             left = super().parse_args(ctx, args)
-        except click.UsageError as error:
-            # The parser of options leaves it out.
-            error.ctx = error.ctx or ctx
+        except (click.UsageError, UsageError) as error:
+            if isinstance(error, click.UsageError):
+                # The parser of options leaves it out.
+                error.ctx = error.ctx or ctx
             self._refuse_old_spellings(typed)
-            if not any(param.name == "overrides" for param in self.params):
+            takes_recipe = any(param.name == "overrides" for param in self.params)
+            if isinstance(error, click.UsageError) and not takes_recipe:
                 self._guess_option(typed)
             raise
         if not ctx.resilient_parsing:

@@ -65,6 +65,7 @@ RECIPE_COMMANDS = (
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
                 "A run or one of its checkpoints, or a recipe, lenet5_digits unless it is given; "
                 "keys and parts, as for a run.",
+                may_be_run=True,
             ),
             json_option("Print one JSON object."),
         ],

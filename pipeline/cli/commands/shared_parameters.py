@@ -18,9 +18,13 @@ def run_dir(name: str = "run_dir", *, metavar: str = "RUN_DIR", about: str) -> A
 def overrides(
     metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
     about: str = "Recipe, lenet5_digits unless it is given, and its keys and parts, as for a run.",
+    *,
+    may_be_run: bool = False,
 ) -> Argument:
     """Return the argument of a recipe: the only one that is typed KEY=VALUE."""
-    return Argument("overrides", nargs=-1, type=Override(), metavar=metavar, about=about)
+    return Argument(
+        "overrides", nargs=-1, type=Override(may_be_run=may_be_run), metavar=metavar, about=about
+    )
 
 
 def layers_option() -> Option:

@@ -110,13 +110,22 @@ class CommaList(click.ParamType):
 
 
 class Override(click.ParamType):
-    """A key of the recipe with its value, which the recipe's check refuses or takes."""
+    """A key of the recipe with its value, which the recipe's check refuses or takes.
+
+    `may_be_run` also takes the path of a run.
+    """
 
     name = "override"
 
+    def __init__(self, *, may_be_run: bool = False) -> None:
+        self.may_be_run = may_be_run
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text as it is."""
-        return str(value)
+        """Return the text as it is. Raises UsageError if it isn't KEY=VALUE."""
+        text = str(value)
+        if not self.may_be_run and "=" not in text and text[:1] not in ("+", "~"):
+            _refuse(param, value, "must be KEY=VALUE")
+        return text
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
