@@ -255,7 +255,7 @@ def _record_column(samples: int) -> tuple[Any, Any]:
     folder = Path(tempfile.mkdtemp()) / "records"
     source = ["dataset=synthetic", f"dataset.train_size={samples}", "dataset.eval_size=10"]
     with redirect_stdout(StringIO()):
-        main([str(folder), "+recipe=lenet5_digits", "model=mlp", *source])
+        main(folder, ["+recipe=lenet5_digits", "model=mlp", *source])
         chosen = ["dataset=records", f"dataset.root={folder}", "model=mlp"]
         dataset = load_data(load_recipe("lenet5_digits", chosen), Reporter())
     return dataset.train.columns["image"], dataset

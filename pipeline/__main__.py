@@ -8,16 +8,14 @@ imported at the top, since a process restarts itself with settings of its alloca
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
-from pipeline.cli.arguments.commands import command_words
+from pipeline.cli.commands import COMPLETION_VARIABLE
 from pipeline.core.host.allocator import reexec_with_malloc_tunables
 from pipeline.core.host.garbage import collect_less_while_starting
 from pipeline.core.host.standard_streams import open_closed_streams
@@ -33,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     open_closed_streams()
     alone = arguments is None
+    if alone and COMPLETION_VARIABLE in os.environ:
+        return _complete(os.environ[COMPLETION_VARIABLE])
     if alone and ON_GPU not in sys.argv:
         # What it speeds up is the memory of programs of the processor.
         reexec_with_malloc_tunables()
@@ -58,6 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _complete(instruction: str) -> int:
+    from pipeline.cli.commands.root import ROOT
+    from pipeline.cli.completion import complete
+
+    return complete(ROOT, instruction)
+
+
 def _leave(ended: Sequence[int]) -> None:
     """End the process, at its very end, without taking its objects apart one by one.
 
@@ -72,7 +79,7 @@ def _leave(ended: Sequence[int]) -> None:
 
 
 def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
-    from pipeline.cli.arguments.usage import VERSION, asks_for_help, show_versions
+    from pipeline.cli.commands.root import run_command
     from pipeline.core.host.environment import require_known_flags, require_usable_environment
     from pipeline.core.plugins.loading import name_for_all, take_flags
 
@@ -85,21 +92,7 @@ def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[
 
         name_for_all(plugins)
         load_all()
-    if args and args[0] in command_words():
-        return partial(_call, args[0], args[1:])
-    if VERSION in args:
-        return show_versions
-    if asks_for_help(args):
-        return partial(_call, "help", args)
-    if args and args[0][:1] not in "-+~" and "=" not in args[0]:
-        return partial(_call, "arguments.unknown_command", args)
-    return partial(_call, "train", args, started_at=started_at, alone=alone)
-
-
-def _call(command: str, args: list[str], **more: Any) -> int:
-    """Import a command's module only when it is called, which keeps commands fast, and run it."""
-    status: int = importlib.import_module(f"pipeline.cli.{command}").main(args, **more)
-    return status
+    return partial(run_command, args, started_at, alone=alone)
 
 
 def _leave_working_folder() -> None:

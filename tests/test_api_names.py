@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
+from pipeline.cli.commands.root import ROOT as CLI
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import FLAG
@@ -70,7 +71,7 @@ def exists(name: str) -> bool:
     if match := GROUP.fullmatch(name):
         return (ROOT / "conf" / match[1] / f"{match[2]}.yaml").is_file()
     if match := COMMAND.fullmatch(name):
-        return (ROOT / "pipeline" / "cli" / f"{match[1] or 'train'}.py").is_file()
+        return match[1] is None or match[1] in CLI.commands
     if match := PYTHON.fullmatch(name):
         return hasattr(importlib.import_module(match[1]), match[2])
     return KEY.fullmatch(name) is not None and is_key(name)

@@ -61,6 +61,8 @@ LAZY_MODULES = {
     # The start of a command, and what few runs need.
     "pipeline.__main__",
     "pipeline.backends.ascend",
+    "pipeline.cli.commands.command",
+    "pipeline.cli.commands.root",
     "pipeline.cli.processes.worker",
     "pipeline.cli.train",
     "pipeline.data.download",

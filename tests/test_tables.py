@@ -18,14 +18,12 @@ import pytest
 from pipeline import load_recipe, run
 from pipeline.api.trainer import Trainer
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.cli.convert_records import main as convert_records
-from pipeline.cli.export import main as export
-from pipeline.cli.infer import main as infer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.stages.record.summary import Summary
 from tests import outcome
+from tests.command_line import convert_records, export, infer
 from tests.conftest import ROOT
 from tests.forked import start_forked
 

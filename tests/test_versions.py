@@ -43,7 +43,7 @@ def test_the_default_recipe_trains_and_is_exported(command: Command, tmp_path: P
     assert summary["metrics"]["accuracy"] > 0.97
 
     ran = command(
-        ["export", str(run_directory(tmp_path)), "exported", "to=onnx"], timeout=SLOWEST_S
+        ["export", str(run_directory(tmp_path)), "exported", "--to=onnx"], timeout=SLOWEST_S
     )
     assert ran.returncode == 0, ran.stderr
     assert "model.onnx: logits differ from the run's by" in ran.stdout

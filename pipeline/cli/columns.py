@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import describe, shown
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.dates import find_date_formats, parse_days
@@ -19,52 +19,42 @@ from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
 from pipeline.data.tables.table_targets import odd_text
 
-USAGE = "columns takes FILE, and delimiter=, decimal=, encoding= and header="
-HELP = """usage: python -m pipeline columns FILE [KEY=VALUE ...]
-
-Print the columns of a CSV or Parquet file, with the type that is found and what is missing.
-
-  FILE        a CSV file, or one that ends in .parquet
-  KEY=VALUE   how it is written, as dataset=csv has it: delimiter, decimal, encoding, header
-
-example: python -m pipeline columns houses.csv
-"""
 SHOWN_VALUES = 4
 
 
-def main(args: Sequence[str]) -> int:
-    """Print the columns of a table; the exit status is 0.
+def main(
+    file: Path,
+    *,
+    header: bool = True,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+) -> CommandResult:
+    """Print the columns of a table.
 
-    Raises UsageError for other arguments, DataError for a file that can't be read.
+    Raises UsageError for a value that dataset=csv doesn't take, DataError for a file that can't be
+    read.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    files = [arg for arg in args if "=" not in arg and not arg.startswith("-")]
-    given = dict(arg.split("=", 1) for arg in args if "=" in arg)
-    if len(files) != 1 or len(files) + len(given) != len(args):
-        raise UsageError(args, USAGE)
-    file = Path(files[0])
-    table = read_table(file, _form(given), lambda name: "auto")
+    options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
+    typed = {name: value for name, value in options.items() if value is not None}
+    table = read_table(file, _form({**typed, "header": header}), lambda name: "auto")
     if not table.rows:
         raise DataError(f"{file}: has no rows")
     print(printable(f"{file}: {table.rows:,} rows, {len(table.columns)} columns"))
     width = min(40, max((len(shown(name)) for name in table.columns), default=0))
-    for name in table.columns:
-        print(f"  {shown(name):<{width}}  {_described(table, name)}")
-    return 0
+    columns = {name: _described(table, name) for name in table.columns}
+    for name, text in columns.items():
+        print(f"  {shown(name):<{width}}  {text}")
+    return CommandResult({"file": str(file), "rows": table.rows, "columns": columns})
 
 
-def _form(given: dict[str, str]) -> TableFormat:
-    """The format of the file. Raises UsageError for other keys and values."""
-    wanted: dict[str, Any] = dict(given)
-    if given.get("header", "true").lower() not in ("true", "false"):
-        raise UsageError([f"header={given['header']}"], "must be true or false")
-    wanted["header"] = given.get("header", "true").lower() == "true"
+def _form(options: Mapping[str, Any]) -> TableFormat:
+    """Return the format of the file. Raises UsageError for other values."""
     missing = CsvTable.model_fields["missing_values"].default
     try:
-        return TableFormat.model_validate({"missing_values": missing, **wanted})
+        return TableFormat.model_validate({"missing_values": missing, **options})
     except ValidationError as error:
-        raise UsageError([f"{key}={value}" for key, value in given.items()], USAGE) from error
+        raise UsageError([], "; ".join(describe(error, options))) from error
 
 
 def _described(table: RawTable, name: str) -> str:

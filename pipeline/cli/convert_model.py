@@ -13,7 +13,7 @@ import yaml
 from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RecipeError, RunError, UsageError, printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.plugins.loading import find_object
@@ -40,72 +40,50 @@ INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform",
 """Distribution of fresh weights, which those of the module then replace."""
 TOLERANCE = 1e-4
 """Limit of the difference of logits to PyTorch's, relative to the largest."""
-USAGE = (
-    "convert model takes MODULE TARGET.yaml, the shape of a sample and KEY=VALUE, as in: "
-    "--plugin my_nets.py convert model my_nets:MyNet my_net.yaml 3 32 32 num_classes=10"
-)
-HELP = """usage: python -m pipeline --plugin FILE convert model MODULE TARGET [SIZE ...]
-           [KEY=VALUE ...]
-
-Write a torch.nn.Module as a recipe that needs no torch, with its weights. Where every module of it
-is a layer of this project, the recipe lists layers, so that lowerings, THOR, types by layer and the
-emulator apply to them. Else it names a graph file, and the first module that is no known layer is
-reported. Nothing is written unless the logits are those of PyTorch.
-
-  MODULE      a class, a function or a module of a plug-in, as my_nets:MyNet
-  TARGET      my_net.yaml; the weights are written to my_net.safetensors beside it.
-              my_net.torch.json writes the graph in any case
-  SIZE ...    shape of a sample: channels, height and width; 3 224 224 without it
-  KEY=VALUE   arguments of MODULE, as num_classes=10
-
-example: python -m pipeline --plugin torchvision.models convert model torchvision.models:resnet18 \\
-             resnet18.yaml 3 32 32 num_classes=10
-"""
 _ENDING = ".yaml"
+NO_ARGUMENT = "must be NAME=VALUE, as num_classes=10"
 
 
-def main(args: Sequence[str]) -> int:
-    """Write a PyTorch module as a recipe and return the exit status.
+def main(
+    module: str, target: Path, sizes: Sequence[int] = (), arguments: Sequence[str] = ()
+) -> CommandResult:
+    """Write a PyTorch module as a recipe.
 
-    Raises UsageError and RecipeError; nothing is written then.
+    `arguments` are the module's own, as NAME=VALUE. Raises UsageError and RecipeError; nothing is
+    written then.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    words = [arg for arg in args if "=" not in arg]
-    options = dict(_option(arg) for arg in args if "=" in arg)
-    if len(words) < 2 or any(not _is_size(word) for word in words[2:]):
-        raise UsageError(words, USAGE)
-    reference, target = words[0], Path(words[1])
     if not target.name.endswith((_ENDING, SUFFIX)):
-        raise UsageError(words[:2], f"{target} must end in {_ENDING} or {SUFFIX}")
-    shape = tuple(map(int, words[2:])) or IMAGE
+        raise UsageError([str(target)], f"must end in {_ENDING} or {SUFFIX}")
+    options = dict(map(_parse_argument, arguments))
     load_all()
     try:
-        return _convert(reference, target, shape, options)
+        _convert(module, target, tuple(sizes) or IMAGE, options)
     except ValueError as error:
-        raise RecipeError([f"convert model {reference}: {error}"]) from error
+        raise RecipeError([f"convert model {module}: {error}"]) from error
+    return CommandResult({"file": str(target)})
 
 
 def _convert(
     reference: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
-) -> int:
+) -> None:
     module = make_module(reference, find_object(reference), options, seed=0)
     graph = export_module(module, shape, origin=reference)
     inputs, logits = _logits_of_torch(module, shape)
     if target.name.endswith(SUFFIX):
-        return _write_graph(graph, target, inputs, logits)
+        _write_graph(graph, target, inputs, logits)
+        return
     try:
-        return _write_layers(graph, target, inputs, logits)
+        _write_layers(graph, target, inputs, logits)
+        return
     except UnknownLayerError as error:
         print(f"layers     {error}; written as a graph instead")
     file = target.with_name(target.stem + SUFFIX)
     _write_graph(graph, file, inputs, logits)
     write_whole(target, _recipe_text(target, graph, "torch", {"model": {"graph": str(file)}}))
     _say(target, "recipe that names the graph")
-    return 0
 
 
-def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> int:
+def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
     found = layers_of(graph)
     opened = open_to_classes(found.layers)
     init = InitSpec.model_validate(INIT)
@@ -117,10 +95,9 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
     write_whole(target, _recipe_text(target, graph, "layers", body))
     _say(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
-    return 0
 
 
-def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> int:
+def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
     network = TorchNetwork(HeldGraph(graph), "float32")
     _require_equal(network, initial_variables_of(graph), inputs, logits)
     write_graph(file, graph)
@@ -129,7 +106,6 @@ def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.n
         file,
         f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights_beside(file).name}",
     )
-    return 0
 
 
 def _logits_of_torch(module: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -189,16 +165,16 @@ def _value_to_yaml(value: Any) -> Any:
     return [_value_to_yaml(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _option(argument: str) -> tuple[str, Any]:
-    key, _, text = argument.partition("=")
+def _parse_argument(argument: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE. Raises UsageError for anything else."""
+    name, equals, text = argument.partition("=")
     try:
-        return key, yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError([argument], "is no KEY=VALUE, as num_classes=10") from error
-
-
-def _is_size(word: str) -> bool:
-    return word.isdecimal() and int(word) > 0
+        raise UsageError([f"--argument {argument}"], NO_ARGUMENT) from error
+    if not equals:
+        raise UsageError([f"--argument {argument}"], NO_ARGUMENT)
+    return name, value
 
 
 def _say(path: Path, what: str) -> None:

@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.config.cache import cache_root
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.reporter import Reporter
 from pipeline.data.records.record_format import RecordsSpec
 from pipeline.data.records.record_writer import check_free, write_records
 
-USAGE = "python -m pipeline convert records OUT [--overwrite] dataset=NAME dataset.root=ROOT ..."
-HELP = """usage: python -m pipeline convert records OUT [--overwrite] dataset=NAME [KEY=VALUE ...]
 
-Write a dataset as ArrayRecord files, which dataset=records reads with random access.
+def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> CommandResult:
+    """Write the dataset that the overrides describe into the folder `out`.
 
-  OUT            the folder to write
-  --overwrite    replace the records that are there
-  dataset=NAME   the dataset, by name or as the file of one's own
-  KEY=VALUE      keys of a recipe, such as dataset.root=DIR
-
-example: python -m pipeline convert records cifar dataset=cifar10 dataset.root=DIR
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises errors as the rest of the program does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise RecipeError([f"convert records: {message}; usage: {USAGE}"])
-
-
-def main(args: Sequence[str]) -> int:
-    """Write the dataset that the arguments describe into the folder OUT; the exit status.
-
-    The arguments after OUT are those of a run. Raises RecipeError for invalid arguments, DataError
-    for unreadable data and RunError where OUT can't be written.
+    Raises RecipeError for an invalid recipe, DataError for unreadable data and RunError if the
+    folder can't be written.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    parser = _Parser(prog="pipeline convert records", usage=USAGE, add_help=False)
-    parser.add_argument("out", metavar="OUT", type=Path)
-    parser.add_argument("--overwrite", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    given = parser.parse_intermixed_args(list(args))
-    out = given.out.expanduser()
-    if "=" in given.out.name:
-        parser.error(f"OUT must come first, a folder to write; found {given.out}")
-    recipe = compose_and_check(untrained(given.overrides))
-    check_free(out, given.overwrite)
+    out = out.expanduser()
+    if "=" in out.name:
+        raise UsageError([str(out)], "OUT must come first, a folder to write")
+    recipe = compose_and_check(untrained(overrides))
+    check_free(out, overwrite)
     reporter = Reporter()
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
@@ -67,9 +38,10 @@ def main(args: Sequence[str]) -> int:
     def tell(column: str, written: int, samples: int) -> None:
         reporter.stage("convert", f"{column}: {written:,} of {samples:,} samples")
 
-    spec = write_records(out, dataset.name, data, overwrite=given.overwrite, notify=tell)
+    spec = write_records(out, dataset.name, data, overwrite=overwrite, notify=tell)
     reporter.stage("done", _line(out, spec))
-    return 0
+    samples = {"train": spec.train.samples, "eval": spec.eval.samples}
+    return CommandResult({"folder": str(out), "samples": samples})
 
 
 def _line(out: Path, spec: RecordsSpec) -> str:

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
-from pipeline.core.errors import UsageError
+from pipeline.cli.commands.command import CommandResult
 from pipeline.engine.monitors.log_lines import METRICS
 from pipeline.stages.record.compare_steps import compare_steps
-from pipeline.stages.record.run_record import compare_outcomes, read_record
-from pipeline.stages.record.side_by_side import SideBySide
-
-USAGE = "diff takes RUN_A RUN_B"
-HELP = """usage: python -m pipeline diff RUN_A RUN_B
-
-Show what sets two runs apart: recipe, code, versions, data and machine; then their metrics, and the
-first step at which their losses differ.
-
-  RUN_A, RUN_B   run directories
-
-Exit status: 0, also where nothing differs; 2 where a run can't be read.
-
-example: python -m pipeline diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again
-"""
+from pipeline.stages.record.run_record import compare_origins, compare_outcomes, read_record
+from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
 
-def main(args: Sequence[str]) -> int:
-    """Print the differences of two runs; the exit status is 0, also where there are none.
-
-    Raises UsageError for other arguments, DataError where a run can't be read.
-    """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    if len(args) != 2 or any(arg.startswith("-") for arg in args):
-        raise UsageError(args, USAGE)
-    one, other = (read_record(Path(arg)) for arg in args)
+def main(run_a: Path, run_b: Path) -> CommandResult:
+    """Print the differences of two runs. Raises DataError if a run can't be read."""
+    one, other = (read_record(run) for run in (run_a, run_b))
     log, other_log = (record.run_dir / METRICS for record in (one, other))
     steps = compare_steps(log, other_log) if log.exists() and other_log.exists() else None
     page = SideBySide(one, other)
     page.show_origins()
-    page.show_differences("outcome", compare_outcomes(one, other))
+    outcomes = compare_outcomes(one, other)
+    page.show_differences("outcome", outcomes)
     page.show_steps(steps)
-    return 0
+    origins = compare_origins(one, other).items()
+    facts = {
+        **{section: differences_to_dicts(differences) for section, differences in origins},
+        "outcome": differences_to_dicts(outcomes),
+        "steps": None if steps is None else asdict(steps),
+    }
+    return CommandResult(facts)

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 from typing import Literal
@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from packaging.requirements import Requirement
 
 from pipeline.backends.feed.feed import split_bytes
-from pipeline.cli.arguments.usage import DISTRIBUTION, asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
+from pipeline.cli.commands.root import DISTRIBUTION
 from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
 from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import PipelineError, UsageError, printable
+from pipeline.core.errors import PipelineError, printable
 from pipeline.core.files.folder_lock import lock_refusal
 from pipeline.core.files.package_paths import LOCK, PACKAGE
 from pipeline.core.host.limits import read_limits
@@ -72,39 +73,21 @@ class CheckResult:
 
 Check = Callable[[Recipe], Iterator[CheckResult]]
 
-HELP = """usage: python -m pipeline doctor [+recipe=NAME] [KEY=VALUE ...]
 
-See before a run whether device, cache, data, disk and limits are as it needs them. Nothing is
-downloaded.
+def main(overrides: Sequence[str]) -> CommandResult:
+    """Print the results of all checks; the exit status is 1 if one has failed, else 0.
 
-  +recipe=NAME   the recipe, lenet5_digits unless it is given
-  KEY=VALUE      keys and parts of the recipe, as for a run
-
-Exit status: 0 all is well or worth a look, 1 a check has failed, 2 the recipe is wrong.
-
-example: python -m pipeline doctor +recipe=lenet5_mnist dataset.root=DIR
-"""
-
-
-def main(args: Sequence[str]) -> int:
-    """Print the results of all checks; the exit status is 1 where one has failed, else 0.
-
-    Takes overrides as a run does. Nothing is downloaded. Raises UsageError for a flag, RecipeError
-    for an invalid recipe.
+    Takes overrides as a run does. Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    flags = [arg for arg in args if arg.startswith("-")]
-    if flags:
-        raise UsageError(flags[:1], "doctor takes KEY=VALUE of one recipe, no flags")
-    recipe, levels = compose_and_check(untrained(args)), []
+    recipe, results = compose_and_check(untrained(overrides)), []
     for check in (software, tested, lock, device, cache, data, outputs, limits, extras):
         for result in _results(check, recipe):
             print(result, flush=True)
-            levels.append(result.level)
+            results.append(result)
+    levels = [result.level for result in results]
     failed, warned = levels.count("fail"), levels.count("warn")
     print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at")
-    return 1 if failed else 0
+    return CommandResult({"checks": list(map(asdict, results))}, exit_status=1 if failed else 0)
 
 
 def _results(check: Check, recipe: Recipe) -> Iterator[CheckResult]:

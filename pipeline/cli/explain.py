@@ -1,7 +1,7 @@
 """`python -m pipeline explain ...`: predict and measure what sinks gain for a recipe here.
 
 The recipe is composed and compiled as for a run, and its steps are timed; the weights are thrown
-away. Only `explain.json` is written, into the directory that `hydra.run.dir` names.
+away. Only `explain.json` is written, into the folder that `--out` names.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy as np
 from pipeline.backends.base import Backend, SinkPrice
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
-from pipeline.config.overrides import key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import event_periods
-from pipeline.core.errors import RunError, UsageError
+from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
@@ -65,7 +64,6 @@ from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 
 FILE = "explain.json"
-RUN_DIR = "hydra.run.dir"
 BUDGET_S = 6.0
 """Time to measure dispatches, and again to verify the choice."""
 ACHIEVING_S = 0.2
@@ -74,43 +72,24 @@ BUSY = 0.5
 """Load per processor above which timings are unreliable."""
 SHOWN_EVENTS = 4
 
-HELP = """usage: python -m pipeline explain [+recipe=NAME] [KEY=VALUE ...] [hydra.run.dir=DIR]
 
-Measure what a dispatch costs here, say which sink size is chosen and why, where events cut sinks,
-and train a few steps to see whether it holds. The weights are thrown away.
+def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
+    """Print costs and gains of the sinks of a recipe, and write them into the folder `out`.
 
-  +recipe=NAME        the recipe, lenet5_digits unless it is given
-  KEY=VALUE           keys and parts of the recipe, as for a run
-  hydra.run.dir=DIR   also write explain.json there
-
-example: python -m pipeline explain +recipe=lenet5_digits train.batch_size=64
-"""
-
-
-def main(args: Sequence[str]) -> int:
-    """Print costs and gains of the sinks of a recipe; the exit status is 0.
-
-    Raises UsageError for a flag, RecipeError for an invalid recipe, RunError where its steps can't
-    be run.
+    Raises RecipeError for an invalid recipe, RunError if its steps can't be run.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    flags = [arg for arg in args if arg.startswith("-")]
-    if flags:
-        raise UsageError(flags[:1], "explain takes KEY=VALUE of one recipe, no flags")
-    run_dir = value_of(args, RUN_DIR)
-    recipe = compose_and_check([arg for arg in args if key_of(arg) != RUN_DIR])
-    if run_dir is not None:
-        with _writing(Path(run_dir)):
-            Path(run_dir).mkdir(parents=True, exist_ok=True)
+    recipe = compose_and_check(overrides)
+    if out is not None:
+        with _writing(out):
+            out.mkdir(parents=True, exist_ok=True)
     with Reporter() as reporter:
         _warn_of_load(reporter)
         explanation = explain_recipe(recipe, reporter)
         reporter.say(f"\n{explanation}")
-    if run_dir is not None:
-        with _writing(Path(run_dir)):
-            write_whole(Path(run_dir, FILE), json_text(explanation.to_dict(), indent=2) + "\n")
-    return 0
+    if out is not None:
+        with _writing(out):
+            write_whole(out / FILE, json_text(explanation.to_dict(), indent=2) + "\n")
+    return CommandResult(explanation.to_dict())
 
 
 def _warn_of_load(reporter: Reporter) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.stages.export.export import export_run, holds_other_files
 from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
@@ -24,103 +23,55 @@ MODEL_FILES = frozenset(
     }
 )
 """Suffixes of model files: whoever names one expects a file, and a folder is written."""
-USAGE = "export takes RUN_DIR FOLDER, to=onnx|ckpt and their options"
 NO_FILE = (
     "export writes a folder of StableHLO, weights and what they are of, and no such file; name a "
     "folder, or for the weights alone: convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
 )
-HELP = """usage: python -m pipeline export RUN_DIR FOLDER [to=onnx [int8=true] [samples=N]]
-       python -m pipeline export RUN_DIR FOLDER to=ckpt [optimizer=true] [prefix=NAME]
-
-Write the network of a run, with its newest weights, so that it needs no recipe any more: model.bin
-and model.mlir (StableHLO, for any batch size), weights.safetensors and model.json.
-
-  RUN_DIR          a run that has saved a checkpoint, or one of its checkpoints
-  FOLDER           the folder to write; one that holds something else is left alone
-  to=onnx          also model.onnx, compared with the run in ONNX Runtime, and predict.py, which
-                   needs onnxruntime, numpy and pillow alone (pip install 'recipe-pipeline[onnx]')
-  int8=true        also model_int8.onnx, calibrated with training samples
-  samples=N        the number of them, 512 unless it is given
-  to=ckpt          instead every checkpoint as MindSpore's PREFIX-EPOCH_STEP.ckpt; FOLDER may hold
-                   other files
-  optimizer=true   the optimizer's state in them, too
-  prefix=NAME      the name of the network unless it is given
-
-example: python -m pipeline export outputs/2026-11-21/14-46-29_lenet5_digits digits_network
-"""
-OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
-"""The options of each target, besides `to`."""
 CALIBRATE = 512
-MAX_DIGITS = 9
+OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
+"""The options of each format."""
 
 
-@dataclass(frozen=True)
-class ExportArguments:
-    """The parsed arguments."""
+def main(
+    run_dir: Path,
+    folder: Path,
+    to: str | None = None,
+    *,
+    int8: bool = False,
+    samples: int | None = None,
+    optimizer: bool = False,
+    prefix: str | None = None,
+) -> CommandResult:
+    """Write the network of a run, with its newest weights.
 
-    source: Path
-    folder: Path
-    to: str | None
-    options: Mapping[str, str]
-
-    def is_on(self, name: str) -> bool:
-        """Whether an option is `true`. Raises UsageError for anything but true and false."""
-        value = self.options.get(name, "false").lower()
-        if value not in ("true", "false"):
-            raise UsageError([f"{name}={self.options[name]}"], "must be true or false")
-        return value == "true"
-
-
-def main(args: Sequence[str]) -> int:
-    """Write the network of a run, with its newest weights; the exit status is 0.
-
-    Raises UsageError for other arguments, RecipeError and DataError where the run can't be read,
-    RunError where the folder can't be written. One that holds something else is left alone.
+    Raises UsageError for options of another format, RecipeError and DataError if the run can't be
+    read, RunError if the folder can't be written. One that holds something else is left alone.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    given = _parse(args)
-    if given.to == "ckpt":
-        return _write_ckpt(given)
-    int8 = given.is_on("int8")
-    samples = _samples(given) if int8 or "samples" in given.options else 0
-    run = read_trained_run(given.source)
-    if holds_other_files(given.folder):
-        raise DataError(f"{given.folder}: holds something else than an export; name another folder")
-    more = _write_onnx(run, given.folder, samples if int8 else 0) if given.to == "onnx" else {}
-    export_run(run, given.folder, more)
-    _note(given)
+    if folder.suffix.lower() in MODEL_FILES and not folder.is_dir():
+        raise UsageError([str(folder)], NO_FILE)
+    options = {"int8": int8, "samples": samples, "optimizer": optimizer, "prefix": prefix}
+    _require_options_of(to, [name for name, value in options.items() if value])
+    if to == "ckpt":
+        return _write_ckpt(run_dir, folder, prefix, optimizer=optimizer)
+    run = read_trained_run(run_dir)
+    if holds_other_files(folder):
+        raise DataError(f"{folder}: holds something else than an export; name another folder")
+    calibrate = (samples or CALIBRATE) if int8 else 0
+    more = _write_onnx(run, folder, calibrate) if to == "onnx" else {}
+    export_run(run, folder, more)
+    _note(run_dir, folder)
     what = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
-    print(printable(f"{given.folder}: {what}"))
-    return 0
+    print(printable(f"{folder}: {what}"))
+    facts = {"folder": str(folder), "model": run.recipe.model.name, "step": run.step}
+    return CommandResult({**facts, **more})
 
 
-def _parse(args: Sequence[str]) -> ExportArguments:
-    words = [arg for arg in args if "=" not in arg]
-    options = dict(arg.split("=", 1) for arg in args if "=" in arg)
-    to = options.pop("to", None)
-    if len(words) != 2 or any(word.startswith("-") for word in (*words, *options)):
-        raise UsageError(args, USAGE)
-    if to is not None and to not in OPTIONS:
-        raise UsageError([f"to={to}"], f"must be one of {', '.join(OPTIONS)}, or left out")
-    unknown = [
-        f"{name}={value}"
-        for name, value in options.items()
-        if name not in OPTIONS.get(to or "", ())
-    ]
-    if unknown:
-        raise UsageError(unknown, USAGE)
-    source, folder = map(Path, words)
-    if folder.suffix.lower() in MODEL_FILES and not words[1].endswith("/") and not folder.is_dir():
-        raise UsageError(words[1:], NO_FILE)
-    return ExportArguments(source, folder, to, options)
-
-
-def _samples(given: ExportArguments) -> int:
-    text = given.options.get("samples", str(CALIBRATE))
-    if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < 1:
-        raise UsageError([f"samples={text}"], "must be a whole number above 0")
-    return int(text)
+def _require_options_of(to: str | None, names: Sequence[str]) -> None:
+    """Raise UsageError for options of another format than the one that is written."""
+    for name in names:
+        if name not in OPTIONS.get(to or "", ()):
+            needed = next(other for other, options in OPTIONS.items() if name in options)
+            raise UsageError([f"--{name}"], f"needs --to {needed}")
 
 
 def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]:
@@ -135,19 +86,21 @@ def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]
     return {"onnx": export.about()}
 
 
-def _write_ckpt(given: ExportArguments) -> int:
-    prefix = given.options.get("prefix")
+def _write_ckpt(
+    run_dir: Path, folder: Path, prefix: str | None, *, optimizer: bool
+) -> CommandResult:
     if prefix is not None and (not prefix or Path(prefix).name != prefix):
-        raise UsageError([f"prefix={prefix}"], "must be a name without folders")
-    optimizer = given.is_on("optimizer")
-    for file in write_checkpoints(given.source, given.folder, prefix, optimizer=optimizer):
+        raise UsageError([f"--prefix {prefix}"], "must be a name without folders")
+    files = []
+    for file in write_checkpoints(run_dir, folder, prefix, optimizer=optimizer):
         print(printable(str(file)))
-    _note(given)
-    return 0
+        files.append(str(file))
+    _note(run_dir, folder)
+    return CommandResult({"folder": str(folder), "files": files})
 
 
-def _note(given: ExportArguments) -> None:
+def _note(source: Path, folder: Path) -> None:
     """Note the export in the run's directory, for its lineage."""
-    run_dir = run_of(given.source)
+    run_dir = run_of(source)
     if run_dir is not None:
-        note_descendant(run_dir, "exported", given.folder)
+        note_descendant(run_dir, "exported", folder)

@@ -6,15 +6,17 @@ parts, the heaviest of which are timed one by one. `--check` runs the steps as w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from pipeline.backends.base import Backend
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RunError, UsageError
+from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.forecast.host_forecast import checked, forecast_step
@@ -27,45 +29,29 @@ from pipeline.stages.estimate import propose
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 
-CHECK = "--check"
 CHECK_S = 3.0
 """Seconds for which `--check` runs steps."""
 MIN_CHECK_STEPS = 8
 MAX_CHECK_STEPS = 1000
 
-HELP = """usage: python -m pipeline forecast [+recipe=NAME] [KEY=VALUE ...] [--check]
 
-Say what a step of a recipe will take on its device, before it is compiled: the sum of its parts,
-the heaviest of which are timed here one by one; on an emulated device by its model.
+def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
+    """Print a forecast, and with `check` what was measured.
 
-  +recipe=NAME        the recipe, lenet5_digits unless it is given
-  KEY=VALUE           keys and parts of the recipe, as for a run
-  --check             also compile it, run some steps, and say how far off the forecast was
-
-example: python -m pipeline forecast +recipe=lenet5_digits --check
-"""
-
-
-def main(args: Sequence[str]) -> int:
-    """Print a forecast, and with --check what was measured; the exit status is 0.
-
-    Raises UsageError for another flag, RecipeError for an invalid recipe, RunError where its steps
-    can't be priced or run, or an emulated device is to be checked.
+    Raises RecipeError for an invalid recipe, RunError if its steps can't be priced or run, or an
+    emulated device is to be checked.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    flags = [arg for arg in args if arg.startswith("-") and arg != CHECK]
-    if flags:
-        raise UsageError(flags[:1], "forecast takes KEY=VALUE of one recipe, and --check")
-    check = CHECK in args
-    recipe = compose_and_check([arg for arg in args if arg != CHECK])
+    recipe = compose_and_check(overrides)
     with Reporter() as reporter:
-        reporter.say(f"\n{forecast_recipe(recipe, reporter, check=check)}")
-    return 0
+        text, facts = forecast_recipe(recipe, reporter, check=check)
+        reporter.say(f"\n{text}")
+    return CommandResult(facts)
 
 
-def forecast_recipe(recipe: Recipe, reporter: Reporter, *, check: bool) -> str:
-    """Return the report of a forecast, and with `check` of the steps that it was compared with."""
+def forecast_recipe(
+    recipe: Recipe, reporter: Reporter, *, check: bool
+) -> tuple[str, Mapping[str, Any]]:
+    """Return the report of a forecast and its figures, and with `check` those of measured steps."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -79,15 +65,17 @@ def forecast_recipe(recipe: Recipe, reporter: Reporter, *, check: bool) -> str:
     if estimate is not None:
         if check:
             raise RunError("--check: an emulated device can't be run; leave the flag out")
-        return str(estimate)
+        return str(estimate), estimate.summary()
     lowered = lower(recipe, dataset, built, backend, None, reporter)
     work = compile_inputs(recipe, dataset, lowered, backend, reporter)
     with reporter.clock("timing the parts of a step"):
         forecast = forecast_step(recipe, work, lowered.run_schedule, backend)
+    facts = {**asdict(forecast), "step_ms": forecast.step_ms}
     if not check:
-        return str(forecast)
+        return str(forecast), facts
     measured_ms = measure_step(recipe, dataset, lowered, backend, reporter)
-    return f"{forecast}\n{checked(forecast, measured_ms)}"
+    text = f"{forecast}\n{checked(forecast, measured_ms)}"
+    return text, {**facts, "measured_ms": measured_ms}
 
 
 def measure_step(

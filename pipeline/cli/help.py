@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.cli.arguments.commands import COMMANDS
+import click
+
+from pipeline.cli.commands.command import PROGRAM, Argument
 from pipeline.config.files import description, find_groups, find_recipes
 from pipeline.core.errors import printable
 
 HEAD = """\
 Train what a YAML recipe describes.
 """
-PROGRAM = "python -m pipeline"
 TRAINING: Mapping[str, str] = {
     "": "the default recipe, lenet5_digits",
     "+recipe=NAME KEY=VALUE ...": "a recipe, with keys overridden",
@@ -24,7 +25,7 @@ TRAINING: Mapping[str, str] = {
 }
 FLAGS: Mapping[str, str] = {
     "--plugin FILE ...": "any of these, with parts of your own",
-    "COMMAND --help": "what one of these takes, with an example",
+    "COMMAND --help": "its arguments and options, with an example",
     "--version": "versions of this package, Python and jax",
     "--hydra-help": "flags of Hydra's own",
 }
@@ -35,17 +36,11 @@ WIDTH = 37
 """Characters of what a command takes; a longer one shortens the space after it."""
 
 
-def main(args: Sequence[str]) -> int:
-    """Print commands, recipes and groups; the exit status is 0."""
-    print(guide())
-    return 0
-
-
-def guide() -> str:
+def guide(commands: Mapping[str, click.Command]) -> str:
     """The text of `--help`; reads only file headers and composes nothing."""
     parts = [
         HEAD,
-        *_calls(),
+        *_calls(commands),
         "",
         STATUSES,
         "",
@@ -61,16 +56,26 @@ def guide() -> str:
         "train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_steps,"
     )
     parts.append("checkpoint.keep, checkpoint.restore, debug.")
-    return "\n".join(parts)
+    return "\n".join([*parts, ""])
 
 
-def _calls() -> list[str]:
+def _calls(commands: Mapping[str, click.Command]) -> list[str]:
     """Return a line for each way to call the program."""
-    commands = {
-        f"{name} {takes}": text for name, lines in COMMANDS.items() for takes, text in lines.items()
-    }
-    calls = {**TRAINING, **commands, **FLAGS}
+    calls = {**TRAINING, **_summaries(commands), **FLAGS}
     return [f"  {PROGRAM} {takes:<{WIDTH}} {text}" for takes, text in calls.items()]
+
+
+def _summaries(commands: Mapping[str, click.Command]) -> dict[str, str]:
+    """Return the line of each command by its words, with those of groups inside."""
+    lines: dict[str, str] = {}
+    for name, command in commands.items():
+        if isinstance(command, click.Group):
+            nested = _summaries(command.commands)
+            lines |= {f"{name} {words}": line for words, line in nested.items()}
+        else:
+            metavars = [param.metavar for param in command.params if isinstance(param, Argument)]
+            lines[" ".join([name, *filter(None, metavars)])] = command.short_help or ""
+    return lines
 
 
 def _lines(files: Mapping[str, Path]) -> list[str]:

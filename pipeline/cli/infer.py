@@ -4,7 +4,7 @@ rows of a table and texts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from pipeline.cli.arguments.text_requests import (
     TextRequest,
     classified_texts,
     print_continuation,
-    take_text_options,
+    request_of,
 )
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import shown
@@ -30,40 +29,7 @@ from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.prediction_rows import prediction_row
 from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
-USAGE = (
-    "infer takes RUN_DIR or EXPORT_DIR, FILE... or --text or --prompt, --json, --top=N, "
-    "--csv=FILE, --masks=FOLDER"
-)
-HELP = """usage: python -m pipeline infer RUN_DIR|FOLDER FILE ... [--json] [--top=N] [--csv=F]
-       python -m pipeline infer RUN_DIR|FOLDER --text TEXT ... [--json] [--top=N]
-       python -m pipeline infer RUN_DIR|FOLDER --prompt TEXT [--tokens N] [--temperature T] ...
-
-Print what a trained network gives to each image, text or row of a table: the class and its
-probability, or numbers in the units of the data; or continue a text.
-
-  RUN_DIR   a run that has saved a checkpoint, or one of its checkpoints
-  FOLDER    what `export` wrote
-  FILE      images as the network was trained on, folders of them (in the order of their paths),
-            or .npy arrays of them; texts, one on each line; of a network that was
-            trained on a table, a CSV or Parquet file with the same columns, targets not needed
-  --text    a text to be classified
-  --json    a JSON object a line
-  --top=N   the N most probable classes, 1 unless it is given
-  --csv=FILE
-            a CSV file instead of lines: file, class and probability, or the numbers
-  --masks=FOLDER
-            of a network that gives a class to every pixel: write a mask for each image, a PNG
-            of its size whose values are the classes
-  --prompt  a text to be continued, by a network that predicts the next token
-  --tokens N, --temperature T, --top-k K, --seed S
-            how many tokens, 200; 0 takes the most probable one, 1 draws as the network says; from
-            the K most probable ones; other seeds draw other texts
-
-example: python -m pipeline infer digits_network seven.png --top=3
-"""
-JSON, TOP, CSV, MASKS = "--json", "--top=", "--csv=", "--masks="
-MAX_DIGITS = 9
-"""Digits of the number after --top: Python refuses to parse thousands."""
+USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
 """Images per call; a file with fewer is one call of its own size."""
 
@@ -85,15 +51,28 @@ class InferArguments:
     """Names of texts that are on the command line itself."""
 
 
-def main(args: Sequence[str]) -> int:
+def main(
+    source: Path,
+    files: Sequence[Path] = (),
+    *,
+    texts: Sequence[str] = (),
+    prompt: str | None = None,
+    as_json: bool = False,
+    top: int | None = None,
+    masks: Path | None = None,
+    csv: Path | None = None,
+    **of_prompt: int | float | None,
+) -> int:
     """Print class and probability of every image; the exit status is 0.
 
-    Raises UsageError for other arguments, RecipeError and DataError for unreadable files.
+    `of_prompt` are tokens, temperature, top_k and seed. Raises UsageError for options that exclude
+    each other, RecipeError and DataError for unreadable files.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    text, others = take_text_options(args)
-    given = _parse(others, text)
+    text = request_of(prompt, texts, of_prompt)
+    _require_inputs(source, files, text)
+    _require_output(prompt, {"--json": as_json, "--csv": csv, "--masks": masks, "--top": top})
+    shown_texts = tuple(map(shown, texts))
+    given = InferArguments(source, tuple(files), as_json, top or 1, masks, csv, shown_texts)
     if text.prompt is not None:
         print_continuation(given.source, text, as_json=given.as_json)
         return 0
@@ -107,7 +86,7 @@ def main(args: Sequence[str]) -> int:
         found = zip(names, _outputs(logits, images), strict=True)
         for index, (name, outputs) in enumerate(found):
             if outputs.ndim != 1 and given.csv is not None:
-                raise UsageError([f"{CSV}{given.csv}"], "of classes of pixels there are --masks")
+                raise UsageError([f"--csv {given.csv}"], "of classes of pixels there are --masks")
             if outputs.ndim != 1:
                 path = _mask_path(given, file, index, len(images))
                 print(_mask_line(given, name, file, outputs, samples.targets, path))
@@ -135,28 +114,21 @@ def _inputs(
         yield file, names if len(images) > 1 else [str(file)], images
 
 
-def _parse(args: Sequence[str], text: TextRequest) -> InferArguments:
-    words = [arg for arg in args if not arg.startswith("-")]
-    tops = [arg for arg in args if arg.startswith(TOP)]
-    folders = [arg for arg in args if arg.startswith(MASKS)]
-    csvs = [arg for arg in args if arg.startswith(CSV)]
-    known = (*words, *tops, *folders, *csvs, JSON)
-    wrong = [arg for arg in args if arg not in known or arg in (MASKS, CSV)]
-    has_texts = bool(text.texts) or text.prompt is not None
-    if wrong or len(words) < (1 if has_texts else 2) or (text.prompt is not None and words[1:]):
-        raise UsageError(wrong[:1] or args, USAGE)
-    if (csvs and (JSON in args or folders)) or (
-        text.prompt is not None and (csvs or folders or tops)
-    ):
-        raise UsageError(wrong[:1] or args, USAGE)
-    top = tops[-1].removeprefix(TOP) if tops else "1"
-    if not top.isdecimal() or len(top) > MAX_DIGITS or int(top) < 1:
-        raise UsageError([f"{TOP}{shown(top)}"], "must be a whole number above 0")
-    source, *files = map(Path, words)
-    masks = Path(folders[-1].removeprefix(MASKS)) if folders else None
-    csv = Path(csvs[-1].removeprefix(CSV)) if csvs else None
-    texts = tuple(map(shown, text.texts))
-    return InferArguments(source, tuple(files), JSON in args, int(top), masks, csv, texts)
+def _require_inputs(source: Path, files: Sequence[Path], text: TextRequest) -> None:
+    """Raise UsageError without anything to read, and for files beside a prompt."""
+    if text.prompt is not None and files:
+        raise UsageError(list(map(str, files)), f"a prompt has no files; {USAGE}")
+    if text.prompt is None and not text.texts and not files:
+        raise UsageError([str(source)], USAGE)
+
+
+def _require_output(prompt: str | None, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options of an output that another one excludes."""
+    typed = [name for name, value in options.items() if value]
+    if "--csv" in typed and len({"--json", "--masks"} & set(typed)):
+        raise UsageError(typed, "--csv writes a file instead of lines and masks")
+    if prompt is not None and (others := [name for name in typed if name != "--json"]):
+        raise UsageError(others, "isn't for a text that is continued")
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
@@ -192,7 +164,7 @@ def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
 def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
     """The line of one image: classes, labels or numbers."""
     if given.masks is not None:
-        raise UsageError([f"{MASKS}{given.masks}"], "the network has one class for an image")
+        raise UsageError([f"--masks {given.masks}"], "the network has one class for an image")
     match targets.task:
         case "regression":
             return _numbers_line(given, name, targets.in_units(outputs), targets)

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
+from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import check_tree
-from pipeline.config.overrides import key_of, quoted, value_of
+from pipeline.config.overrides import key_of, quoted
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
@@ -37,77 +37,38 @@ from pipeline.stages.record.run_record import (
     compare_outcomes,
     read_record,
 )
-from pipeline.stages.record.side_by_side import SideBySide
+from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
-USAGE = "reproduce takes RUN_DIR and KEY=VALUE"
-HELP = """usage: python -m pipeline reproduce RUN_DIR [KEY=VALUE ...] [hydra.run.dir=DIR]
-
-Run the recipe of a run again, here and now, and compare the losses step by step, bit for bit.
-
-  RUN_DIR             the run to repeat
-  KEY=VALUE           keys to change, such as cache.root=DIR
-  hydra.run.dir=DIR   where the new run writes
-
-Exit status: 0 all is the same, 1 something differs or the new run failed, 2 a run can't be read.
-
-example: python -m pipeline reproduce outputs/2026-11-21/14-46-29_lenet5_digits
-"""
 RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
 LOOKS_S = 0.2
 """Time between looks at the progress of the new run."""
 
 
-@dataclass(frozen=True)
-class ReproduceArguments:
-    """The parsed arguments."""
+def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CommandResult:
+    """Run a recipe again in `out` and compare; the exit status is 0 if all is the same, else 1.
 
-    source: Path
-    overrides: tuple[str, ...]
-    run_dir: str | None
-
-
-def main(args: Sequence[str]) -> int:
-    """Run a recipe again and compare; the exit status is 0 where all is the same, else 1.
-
-    A run that ended early is repeated as far as it went. Raises UsageError for other arguments,
-    RecipeError and DataError where the run can't be read, RunError where it can't be run again.
+    A run that ended early is repeated as far as it went. Raises UsageError for keys that resume,
+    RecipeError and DataError if the run can't be read, RunError if it can't be run again.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    given = _parse(args)
-    kept = read_record(given.source)
-    name = check_tree(dict(kept.recipe)).name
-    steps = last_step(kept.run_dir / METRICS)
+    if resume := [override for override in overrides if key_of(override) == RESUME]:
+        raise UsageError(resume, "goes on with a run, but reproduce makes a new one; leave it out")
+    original = read_record(run_dir)
+    name = check_tree(dict(original.recipe)).name
+    steps = last_step(original.run_dir / METRICS)
     if steps is None:
-        raise DataError(f"{kept.run_dir / METRICS}: has no step to compare with")
-    run_dir = (
-        run_directory.make(Path(given.run_dir))
-        if given.run_dir
-        else run_directory.create(f"{name}_reproduced")
-    )
-    _copy_lowerings(kept.run_dir, run_dir)
-    status = _rerun(kept, run_dir, given.overrides, None if kept.status == "done" else steps)
-    if not (run_dir / RECIPE).exists():
-        _remove_unused(run_dir, named=given.run_dir is not None)
+        raise DataError(f"{original.run_dir / METRICS}: has no step to compare with")
+    repeated_dir = run_directory.make(out) if out else run_directory.create(f"{name}_reproduced")
+    _copy_lowerings(original.run_dir, repeated_dir)
+    status = _rerun(original, repeated_dir, overrides, None if original.status == "done" else steps)
+    if not (repeated_dir / RECIPE).exists():
+        _remove_unused(repeated_dir, named=out is not None)
         if status != RecipeError.exit_status:
-            raise RunError(f"{run_dir}: the new run ended before it began, exit status {status}")
+            text = f"the new run ended before it began, exit status {status}"
+            raise RunError(f"{repeated_dir}: {text}")
     if status == RecipeError.exit_status:
-        return status
-    note_descendant(kept.run_dir, "reproduced", run_dir)
-    return compare_and_report(kept, read_record(run_dir))
-
-
-def _parse(args: Sequence[str]) -> ReproduceArguments:
-    # Folders of sweeps may be named after the keys that vary: `lr=0.1`.
-    words = [arg for arg in args if "=" not in arg or Path(arg).exists()]
-    if len(words) != 1 or words[0].startswith("-"):
-        raise UsageError(args, USAGE)
-    if resume := [arg for arg in args if key_of(arg) == RESUME]:
-        raise UsageError(
-            resume, "goes on with a run, where reproduce makes a new one; leave it out"
-        )
-    overrides = tuple(arg for arg in args if arg not in words and key_of(arg) != RUN_DIR)
-    return ReproduceArguments(Path(words[0]), overrides, value_of(args, RUN_DIR))
+        return CommandResult({"run": None}, status)
+    note_descendant(original.run_dir, "reproduced", repeated_dir)
+    return compare_and_report(original, read_record(repeated_dir))
 
 
 def _copy_lowerings(source: Path, target: Path) -> None:
@@ -139,13 +100,24 @@ def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int 
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     cwd = folder if folder.is_dir() else Path.cwd()
-    with subprocess.Popen(command, cwd=cwd, env=environment) as process, _stopped_with(process):
+    with (
+        subprocess.Popen(command, cwd=cwd, env=environment, stdout=_output()) as process,
+        _stopped_with(process),
+    ):
         while process.poll() is None:
             if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
                 process.terminate()
                 steps = None
             time.sleep(LOOKS_S)
     return process.returncode
+
+
+def _output() -> int | None:
+    """Return the descriptor to which this process prints; None for one that has no number."""
+    try:
+        return sys.stdout.fileno()
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -168,8 +140,8 @@ def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def compare_and_report(kept: RunRecord, repeated: RunRecord) -> int:
-    """Print how the repeated run compares: 0 where steps and metrics are the same, else 1.
+def compare_and_report(kept: RunRecord, repeated: RunRecord) -> CommandResult:
+    """Print how the repeated run compares; exit status 0 if steps and metrics are equal, else 1.
 
     Raises DataError where a log can't be read, RunError where the new run has none.
     """
@@ -185,8 +157,16 @@ def compare_and_report(kept: RunRecord, repeated: RunRecord) -> int:
         page.show_origins()
     elif changed := _changed_keys(kept, repeated):
         page.show_text("although", f"{', '.join(changed)} differ")
-    page.show_text("verdict", _verdict(same, found, kept))
-    return 0 if same else 1
+    verdict = _verdict(same, found, kept)
+    page.show_text("verdict", verdict)
+    facts = {
+        "run": str(repeated.run_dir),
+        "same": same,
+        "verdict": verdict,
+        "steps": asdict(found),
+        "metrics": differences_to_dicts(metrics),
+    }
+    return CommandResult(facts, exit_status=0 if same else 1)
 
 
 def _metrics_that_differ(kept: RunRecord, repeated: RunRecord) -> list[Difference] | None:

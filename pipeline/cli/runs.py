@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,106 +12,70 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.cli.arguments.usage import asks_for_help, show_usage
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import no_such
-from pipeline.stages.record.run_directory import OUTPUTS
 from pipeline.study.runs.differing_keys import differing_keys
 from pipeline.study.runs.importance import importance_of_keys
 from pipeline.study.runs.kept_run import KeptRun, read_runs
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_better_larger, main_metric
 
-USAGE = "runs takes [FOLDER], --html[=FILE], --metric=NAME, --json and --all"
-HELP = """usage: python -m pipeline runs [FOLDER] [--html[=FILE]] [--metric=NAME] [--json] [--all]
-
-Print all runs below a folder, the best first, with the keys in which they differ.
-
-  FOLDER          outputs/ unless it is given; folders below it are searched, links are not followed
-  --html[=FILE]   write one page that needs no server and no net: table with filter, curves of
-                  picked runs, parallel coordinates, importance of keys, scatter, lineage.
-                  FOLDER/runs.html unless it is named
-  --metric=NAME   rank by this metric; accuracy, or else what most runs have, unless it
-                  is given. Runs without it come last
-  --json          a JSON object a line, one for each run
-  --all           all columns and rows; else what fits
-
-example: python -m pipeline runs outputs --html
-"""
-JSON, ALL, HTML, METRIC = "--json", "--all", "--html", "--metric"
 PAGE = "runs.html"
 MOST_KEYS, MOST_ROWS = 4, 50
 
 
-@dataclass(frozen=True)
-class RunsArguments:
-    """The parsed arguments."""
-
-    folder: Path
-    html: Path | None
-    metric: str | None
-    as_json: bool
-    all_of_it: bool
-
-
-def main(args: Sequence[str]) -> int:
+def main(
+    folder: Path,
+    metric: str | None = None,
+    *,
+    html: bool = False,
+    out: Path | None = None,
+    as_json: bool = False,
+    is_whole: bool = False,
+) -> int:
     """Print the runs, or write their page; the exit status is 0.
 
-    Raises UsageError for other arguments, DataError where the folder can't be read or has no run.
+    Raises UsageError for a page that isn't asked for, DataError if the folder can't be read or has
+    no run.
     """
-    if asks_for_help(args):
-        return show_usage(HELP)
-    given = _parse(args)
-    runs = read_runs(given.folder, curves=given.html is not None)
-    metric = _metric(given.metric, runs)
-    larger = metric is not None and is_better_larger(metric)
-    if given.html is not None:
+    if out is not None and not html:
+        raise UsageError([f"--out {out}"], "needs --html, which writes the page")
+    runs = read_runs(folder, curves=html)
+    ranked_by = _metric(metric, runs)
+    larger = ranked_by is not None and is_better_larger(ranked_by)
+    if html:
+        page = out or folder / PAGE
         keys = differing_keys(runs)
-        found = (
-            importance_of_keys(runs, keys, metric, larger_is_better=larger)
-            if metric is not None
+        importance = (
+            importance_of_keys(runs, keys, ranked_by, larger_is_better=larger)
+            if ranked_by is not None
             else "no run has a metric"
         )
         write_page(
             runs,
-            given.html,
-            folder=given.folder,
-            metric=metric,
+            page,
+            folder=folder,
+            metric=ranked_by,
             larger_is_better=larger,
-            importance=found,
+            importance=importance,
         )
-        print(printable(f"{len(runs)} runs: {given.html}"))
-    elif given.as_json:
+        print(
+            json.dumps({"page": str(page)})
+            if as_json
+            else f"{len(runs)} runs: {printable(str(page))}"
+        )
+    elif as_json:
         for run in runs:
             print(json.dumps(_as_json(run), allow_nan=False))
     else:
-        _show(_ranked(runs, metric, larger), metric, given)
+        _show(_ranked(runs, ranked_by, larger), ranked_by, is_whole=is_whole)
     return 0
-
-
-def _parse(args: Sequence[str]) -> RunsArguments:
-    folders = [arg for arg in args if not arg.startswith("-")]
-    html = metric = None
-    wrong = folders[1:]
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if name == METRIC and value:
-            metric = value
-        elif name == HTML and bool(equals) == bool(value):
-            html = value
-        elif arg.startswith("-") and arg not in (JSON, ALL):
-            wrong.append(arg)
-    if wrong:
-        raise UsageError(wrong, USAGE)
-    folder = Path(folders[0]) if folders else OUTPUTS
-    page = None if html is None else Path(html) if html else folder / PAGE
-    return RunsArguments(folder, page, metric, JSON in args, ALL in args)
 
 
 def _metric(name: str | None, runs: Sequence[KeptRun]) -> str | None:
     known = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in known:
-        raise DataError(f"{METRIC}={name}: {no_such('figure of these runs', name, known)}")
+        raise DataError(f"--metric {name}: {no_such('figure of these runs', name, known)}")
     return name or main_metric([run.figures for run in runs])
 
 
@@ -145,12 +108,12 @@ def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[K
     return sorted(runs, key=rank)
 
 
-def _show(runs: Sequence[KeptRun], metric: str | None, given: RunsArguments) -> None:
+def _show(runs: Sequence[KeptRun], metric: str | None, *, is_whole: bool) -> None:
     keys = differing_keys(runs)
-    shown_keys = keys if given.all_of_it else keys[:MOST_KEYS]
+    shown_keys = keys if is_whole else keys[:MOST_KEYS]
     wanted = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
     figures = [name for name in wanted if any(name in run.figures for run in runs)]
-    rows = runs if given.all_of_it else runs[:MOST_ROWS]
+    rows = runs if is_whole else runs[:MOST_ROWS]
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold", min_width=20)
     for head in ("status", *figures, *shown_keys):

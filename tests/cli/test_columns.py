@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.columns import main
 from pipeline.core.errors import DataError, UsageError
+from tests.command_line import columns as main
 
 
 def test_columns_are_listed_with_their_types(
@@ -13,7 +13,7 @@ def test_columns_are_listed_with_their_types(
 ) -> None:
     file = tmp_path / "a.csv"
     file.write_text("age;town;note;code\n30;Bonn;;1\n;Ulm;;x\n31,5;Bonn;;3\n")
-    assert main([str(file), "delimiter=;", "decimal=,"]) == 0
+    assert main([str(file), "--delimiter=;", "--decimal=,"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: 3 rows, 4 columns",
         "  age   numeric   30 to 31.5, mean 30.75, 2 different, 1 missing",
@@ -40,7 +40,8 @@ def test_names_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "args", [[], ["a.csv", "b.csv"], ["a.csv", "colour=red"], ["a.csv", "delimiter=ab"], ["--all"]]
+    "args",
+    [[], ["a.csv", "b.csv"], ["a.csv", "colour=red"], ["a.csv", "--delimiter=ab"], ["--all"]],
 )
 def test_other_arguments_are_refused(args: list[str]) -> None:
     with pytest.raises(UsageError):

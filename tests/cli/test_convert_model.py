@@ -10,8 +10,8 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from pipeline.cli.convert import main as convert
 from pipeline.core.errors import RecipeError, UsageError
+from tests.command_line import convert
 
 NETS = """
 import torch
@@ -38,17 +38,19 @@ Command = Callable[..., CompletedProcess[str]]
 
 
 def test_usage_is_said() -> None:
-    with pytest.raises(UsageError, match=r"convert model takes MODULE TARGET\.yaml"):
+    with pytest.raises(UsageError, match=r"TARGET is missing; convert model takes MODULE TARGET"):
         convert(["model", "my_nets:Plain"])
-    with pytest.raises(UsageError, match=r"net\.txt must end in \.yaml or \.torch\.json"):
+    with pytest.raises(UsageError, match=r"net\.txt: must end in \.yaml or \.torch\.json"):
         convert(["model", "my_nets:Plain", "net.txt"])
-    with pytest.raises(UsageError, match=r"convert model takes MODULE TARGET\.yaml"):
+    with pytest.raises(UsageError, match="wide: must be a whole number from 1"):
         convert(["model", "my_nets:Plain", "net.yaml", "wide"])
+    with pytest.raises(UsageError, match="depth=3: is now --argument depth=3"):
+        convert(["model", "my_nets:Plain", "net.yaml", "depth=3"])
 
 
 def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(["model", "--help"]) == 0
-    assert "usage: python -m pipeline --plugin FILE convert model" in capsys.readouterr().out
+    assert "usage: python -m pipeline convert model" in capsys.readouterr().out
 
 
 def test_code_needs_the_flag(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.backends.feed import feed as feeds
-from pipeline.cli.convert_records import main as convert_records
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from tests import outcome
+from tests.command_line import convert_records
 from tests.conftest import OPS, STEPS
 from tests.image_folders import save_images, save_masks
 from tests.whole_run import run

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli.convert import main as convert
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from tests import outcome
+from tests.command_line import convert
 from tests.stages.export.test_matching import lenet
 from tests.whole_run import run
 
@@ -31,7 +31,7 @@ def test_weights_are_converted_by_the_recipes_network(
     theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "ours.safetensors"
-    assert convert(["weights", str(theirs), str(target), LENET5, "rules=torch"]) == 0
+    assert convert(["weights", str(theirs), str(target), LENET5, "--rules=torch"]) == 0
     ours, given = read_weights(target), read_weights(theirs)
     assert sorted(ours)[:2] == ["params/conv_0/kernel", "params/conv_1/kernel"]
     np.testing.assert_array_equal(
@@ -66,7 +66,7 @@ def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: P
     with pytest.raises(DataError, match=r"(?s)1 missing; nothing is loaded.*params/dense_0/bias"):
         convert(["weights", str(theirs), str(target), LENET5])
     assert not target.exists()
-    assert convert(["weights", str(theirs), str(target), LENET5, "partial=true"]) == 0
+    assert convert(["weights", str(theirs), str(target), LENET5, "--partial"]) == 0
     assert len(read_weights(target)) == 7
 
 
@@ -86,11 +86,14 @@ def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
     ("args", "message"),
     [
         ([], "convert: must be followed by one of weights, records"),
-        (["weigths"], "convert weigths: there is no such conversion; did you mean weights?"),
-        (["weights"], "nothing: convert weights takes SOURCE TARGET"),
-        (["weights", "a.npz", "b.npz", "c.npz"], "a.npz b.npz c.npz: convert weights takes"),
-        (["weights", "a.npz", "--force"], "a.npz --force: convert weights takes SOURCE TARGET"),
-        (["weights", "a.npz", "b.npz", LENET5, "rules=x"], "checkpoint.rules = x: must be 'auto'"),
+        (["weigths"], "convert weigths: there is no such command; did you mean weights?"),
+        (["weights"], "weights: SOURCE is missing; convert weights takes SOURCE TARGET"),
+        (["weights", "a.npz", "b.npz", "rules=x"], "rules=x: is now --rules x"),
+        (["weights", "a.npz", "--force"], "--force: there is no such option"),
+        (
+            ["weights", "a.npz", "b.npz", LENET5, "--rules=x"],
+            "--rules x: must be one of",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense(args: list[str], message: str) -> None:

@@ -63,6 +63,13 @@ def test_a_run_is_the_same_as_itself(runs: tuple[Path, Path], said: Say) -> None
     assert " ".join(found["steps"]) == "45 are the same, bit for bit"
 
 
+def test_the_facts_are_one_json_object(runs: tuple[Path, Path], said: Say) -> None:
+    facts = json.loads(said(*runs, "--json"))
+    config = {entry["key"]: [entry["a"], entry["b"]] for entry in facts["config"]}
+    assert config == {"train.optimizer.lr": [0.01, 0.02], "seed": [1, 2]}
+    assert (facts["data"], facts["steps"]["differing"]) == ([], 45)
+
+
 def edit(run_dir: Path, act: Callable[[Any], None]) -> None:
     file = run_dir / "provenance.json"
     tree = json.loads(file.read_text())
@@ -134,9 +141,9 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "nothing: diff takes RUN_A RUN_B"),
-        (["one"], "one: diff takes RUN_A RUN_B"),
-        (["--all", "one"], "--all one: diff takes RUN_A RUN_B"),
+        ([], "diff: RUN_A is missing; diff takes RUN_A RUN_B"),
+        (["one"], "diff one: RUN_B is missing; diff takes RUN_A RUN_B"),
+        (["--all", "one"], "--all: there is no such option. There is --help"),
         (["nowhere", "nowhere"], "nowhere: is no run directory; it holds no recipe.yaml"),
     ],
 )

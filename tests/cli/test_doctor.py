@@ -184,7 +184,7 @@ def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--fast"], "--fast: doctor takes KEY=VALUE of one recipe, no flags"),
+        (["--fast"], "--fast: there is no such option. There is --help, --json, --quiet"),
         (["model=lenet6"], "model = lenet6: there is no such model"),
     ],
 )

@@ -83,7 +83,7 @@ def test_sinks_of_the_default_recipe_are_explained(
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
 def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: Path) -> None:
-    status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "hydra.run.dir=deep/mine")
+    status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "--out=deep/mine")
     assert (status, err) == (0, "")
     told = json.loads((tmp_path / "deep" / "mine" / "explain.json").read_text())
     assert (told["recipe"], told["batch_size"], told["asked"]) == ("lenet5_digits", 16, None)
@@ -169,9 +169,7 @@ def test_several_emulated_devices_are_explained_with_their_all_reduces(
     explained: Explain, tmp_path: Path
 ) -> None:
     cluster = ("device=ascend910", "parallel.mode=data", "parallel.devices=16")
-    status, out, _ = explained(
-        *TINY, STEPS, *cluster, "train.batch_size=96", f"hydra.run.dir={tmp_path}"
-    )
+    status, out, _ = explained(*TINY, STEPS, *cluster, "train.batch_size=96", f"--out={tmp_path}")
     assert status == 0
     assert "lenet5_digits on 16 x Ascend 910A, batch 96 (6 a device)" in out
     (line,) = (line for line in out.splitlines() if line.startswith("  all-reduce"))
@@ -182,7 +180,7 @@ def test_several_emulated_devices_are_explained_with_their_all_reduces(
 
 
 MISTAKES = {
-    "a flag": (["-m"], "-m: explain takes KEY=VALUE of one recipe, no flags"),
+    "a flag": (["-m"], "-m: there is no such option. There is --help, --json, --out, --quiet"),
     "a wrong recipe": (
         ["train.sink_sise=5"],
         "there is no such key; did you mean train.sink_size?",
@@ -209,7 +207,7 @@ def test_steps_that_diverge_return_1(explained: Explain) -> None:
 def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_path: Path) -> None:
     """Before anything is measured."""
     (tmp_path / "file").write_text("")
-    status, out, err = explained(*TINY, "train.steps=1", "hydra.run.dir=file/run")
+    status, out, err = explained(*TINY, "train.steps=1", "--out=file/run")
     assert (status, out) == (1, "")
     assert "file/run: can't write explain.json: " in err
 

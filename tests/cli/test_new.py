@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.new import main
 from pipeline.core.errors import RunError, UsageError
 from pipeline.core.files.package_paths import PROJECT
+from tests.command_line import new as main
 
 FILES = [
     "README.md",
@@ -60,8 +60,8 @@ def test_all_files_of_the_example_are_copied() -> None:
     "name", ["", "a b", "../a", "a/b", "1a", "-a", ".", "a.yaml", "null", "True", "recipe="]
 )
 def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="new takes NAME"):
-        main([name])
+    with pytest.raises(UsageError, match="must be the folder to make"):
+        main(["--", name])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
-from pipeline.cli.recommend import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.core.files.safe_yaml import yaml_text
+from tests.command_line import recommend as main
 from tests.study.runs.made_up import make_run
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")

@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.cli.export import main as export
-from pipeline.cli.infer import main as infer
 from pipeline.cli.reproduce import compare_and_report
-from pipeline.cli.reproduce import main as reproduce
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
 from pipeline.stages.record.recorded_recipe import find_run_to_resume
 from pipeline.stages.record.run_record import read_record
 from tests import outcome
+from tests.command_line import export, infer, reproduce
 from tests.conftest import compose_tiny
 from tests.test_shared_machines import At
 from tests.whole_run import run
@@ -105,7 +103,7 @@ def lay_trap(run_dir: Path, folder: Path) -> None:
 def test_an_old_run_is_reproduced_bit_for_bit(
     old: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert reproduce([str(old), "hydra.run.dir=again"]) == 0
+    assert reproduce([str(old), "--out=again"]) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[-1] == "verdict      reproduced: 45 steps are the same, bit for bit"
     assert "metrics      the same" in said
@@ -144,7 +142,7 @@ def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
         process["data"]["train"]["image"]["sha256"] = 64 * "0"
 
     change(copy / "provenance.json", as_elsewhere)
-    assert compare_and_report(read_record(copy), read_record(kept)) == 1
+    assert compare_and_report(read_record(copy), read_record(kept)).exit_status == 1
     said = capsys.readouterr().out
     assert f"1 of 45 differ, from step 17: loss {next_loss} and {loss}, " in said
     assert "(1 in the last place of float32)" in said
@@ -158,7 +156,7 @@ def test_a_metric_that_differs_is_no_reproduction(
     kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(copy / "summary.json", lambda tree: tree["metrics"].update(accuracy=0.125))
-    assert compare_and_report(read_record(kept), read_record(copy)) == 1
+    assert compare_and_report(read_record(kept), read_record(copy)).exit_status == 1
     assert "metrics.accuracy" in capsys.readouterr().out
 
 
@@ -167,7 +165,7 @@ def test_steps_that_are_lacking_are_no_reproduction(
 ) -> None:
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:40]))
-    assert compare_and_report(read_record(kept), read_record(copy)) == 1
+    assert compare_and_report(read_record(kept), read_record(copy)).exit_status == 1
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
 
@@ -184,9 +182,10 @@ def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ([], UsageError, "nothing: reproduce takes RUN_DIR"),
-        (["one", "two"], UsageError, "one two: reproduce takes RUN_DIR"),
-        (["--fast"], UsageError, "--fast: reproduce takes RUN_DIR"),
+        ([], UsageError, "nothing: RUN_DIR is missing; reproduce takes RUN_DIR"),
+        (["one", "hydra.run.dir=x"], UsageError, "hydra.run.dir=x: is now --out x"),
+        (["one", "two"], UsageError, "two: must be KEY=VALUE"),
+        (["--fast"], UsageError, "--fast: there is no such option"),
         (["nowhere"], DataError, "nowhere: is no run directory"),
         (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.runs import main
 from pipeline.core.errors import DataError, UsageError
+from tests.command_line import runs as main
 from tests.study.runs.made_up import make_run
 
 
@@ -62,12 +62,16 @@ def test_the_page_is_written_where_it_is_told(
 ) -> None:
     assert main([str(outputs), "--html"]) == 0
     assert (outputs / "runs.html").is_file()
-    assert main([str(outputs), f"--html={tmp_path / 'page.html'}", "--metric=step_ms"]) == 0
+    assert (
+        main([str(outputs), "--html", f"--out={tmp_path / 'page.html'}", "--metric=step_ms"]) == 0
+    )
     assert "3 runs in" in (tmp_path / "page.html").read_text()
     assert capsys.readouterr().out.splitlines()[-1] == f"3 runs: {tmp_path / 'page.html'}"
 
 
-@pytest.mark.parametrize("args", [["a", "b"], ["--html="], ["--metric"], ["--sort=x"]])
+@pytest.mark.parametrize(
+    "args", [["a", "b"], ["--html=x"], ["--out=x"], ["--metric"], ["--sort=x"]]
+)
 def test_other_arguments_are_refused(args: list[str]) -> None:
     with pytest.raises(UsageError):
         main(args)

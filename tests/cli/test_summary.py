@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.cli import summary as command
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.layer_table import LayerTable, layer_table
+from tests.command_line import summary
 from tests.conftest import TINY
 from tests.whole_run import run
 
@@ -106,10 +106,10 @@ def test_a_scope_that_there_is_not_lists_those_there_are(tiny: Compose) -> None:
 
 
 def test_usage_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="summary takes a run or KEY=VALUE"):
-        command.main(["--jsn"])
+    with pytest.raises(UsageError, match="did you mean --json"):
+        summary(["--jsn"])
     with pytest.raises(DataError, match="is no run directory; name one, or \\+recipe=NAME"):
-        command.main([str(tmp_path)])
+        summary([str(tmp_path)])
 
 
 def test_the_command_prints_the_table(

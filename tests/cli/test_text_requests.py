@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.arguments.text_requests import take_text_options
-from pipeline.cli.convert_records import main as convert_records
-from pipeline.cli.export import main as export
-from pipeline.cli.infer import main as infer
 from pipeline.core.errors import DataError, RecipeError, UsageError
+from tests.command_line import convert_records, export, infer
 from tests.stages.export.text_runs import bert, gpt
 from tests.whole_run import run
 
@@ -122,11 +119,9 @@ def test_sentences_are_classified_from_files_and_options(
 
 def test_options_are_taken_with_and_without_an_equals_sign() -> None:
     args = ["RUN", "--prompt", "-x=1", "--tokens=9", "--json", "--seed", "3", "--top-k=4"]
-    request, rest = take_text_options(args)
-    assert rest == ["RUN", "--json"]
-    assert (request.prompt, request.tokens) == ("-x=1", 9)
-    assert (request.sampling.seed, request.sampling.top_k) == (3, 4)
-    assert take_text_options(["RUN", "a.png", "--top=3"])[1] == ["RUN", "a.png", "--top=3"]
+    typed = infer.make_context("infer", args).params
+    assert (typed["prompt"], typed["tokens"], typed["as_json"]) == ("-x=1", 9, True)
+    assert (typed["seed"], typed["top_k"]) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -134,21 +129,21 @@ def test_options_are_taken_with_and_without_an_equals_sign() -> None:
     [
         (["--prompt"], "--prompt: needs a value after it"),
         (["--tokens=3"], "--tokens: needs --prompt, the text to be continued"),
-        (["--prompt=a", "--tokens=0"], "--tokens 0: must be a whole number, 1 to 1,000,000"),
+        (["--prompt=a", "--tokens=0"], "--tokens 0: must be a whole number from 1 to 1,000,000"),
         (["--prompt=a", "--tokens=x"], "--tokens x: must be a whole number"),
-        (["--prompt=a", "--seed=" + "9" * 5000], "must be a whole number, 0 to 2,147,483,647"),
-        (["--prompt=a", "--temperature=nan"], "--temperature nan: must be a number, 0 to 1e"),
+        (["--prompt=a", "--seed=" + "9" * 5000], "must be a whole number from 0 to 2,147,483,647"),
+        (["--prompt=a", "--temperature=nan"], "--temperature nan: must be a number from 0 to 1e"),
         (["--prompt=a", "--temperature=-1"], "must be a number"),
         (["--prompt=a", "--text=b"], "one continues a text, the other classifies texts"),
     ],
 )
 def test_other_options_are_refused(args: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        take_text_options(args)
+        infer(["RUN", *args])
 
 
 def test_a_prompt_takes_no_files() -> None:
-    with pytest.raises(UsageError, match="infer takes RUN_DIR or EXPORT_DIR"):
+    with pytest.raises(UsageError, match=r"a\.txt: a prompt has no files"):
         infer(["RUN", "a.txt", "--prompt", "x"])
 
 

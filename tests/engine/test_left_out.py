@@ -16,7 +16,6 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from pipeline import load_recipe
-from pipeline.cli.convert_records import main as convert_records
 from pipeline.config.checks import conflicts
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -26,6 +25,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
 from tests import outcome
+from tests.command_line import convert_records
 from tests.conftest import OPS
 from tests.training.sampled_loss import SampledMse
 from tests.whole_run import run

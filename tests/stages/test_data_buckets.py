@@ -15,7 +15,6 @@ from rich.console import Console
 
 from pipeline import load_recipe
 from pipeline.backends.feed import feed as feeds
-from pipeline.cli.convert_records import main as convert_records
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -27,6 +26,7 @@ from pipeline.stages.data import load_data
 from pipeline.training.bucketing import with_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
+from tests.command_line import convert_records
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]

@@ -18,7 +18,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline import load_recipe
 from pipeline.backends.feed import feed as feeds
-from pipeline.cli.infer import main as infer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
@@ -28,6 +27,7 @@ from pipeline.data.transform import apply_ops, chosen_ops, draw_choice
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from tests import outcome
+from tests.command_line import infer
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]

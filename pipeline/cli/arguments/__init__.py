@@ -1,1 +1,1 @@
-"""The table of commands, usage texts, and arguments that ask something of texts."""
+"""Arguments that ask something of texts."""

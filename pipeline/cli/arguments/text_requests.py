@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,12 +27,7 @@ from pipeline.stages.export.text_generation import (
 )
 from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
-PROMPT, TEXT = "--prompt", "--text"
-TOKENS, TEMPERATURE, TOP_K, SEED = "--tokens", "--temperature", "--top-k", "--seed"
-OPTIONS = (PROMPT, TEXT, TOKENS, TEMPERATURE, TOP_K, SEED)
-MAX_TOKENS = 1_000_000
-MAX_SEED = 2**31 - 1
-MAX_TEMPERATURE = 1e6
+TOKENS = 200
 
 
 @dataclass(frozen=True)
@@ -41,59 +36,30 @@ class TextRequest:
 
     prompt: str | None = None
     texts: tuple[str, ...] = ()
-    tokens: int = 200
+    tokens: int = TOKENS
     sampling: Sampling = field(default_factory=Sampling)
 
 
-def take_text_options(args: Sequence[str]) -> tuple[TextRequest, list[str]]:
-    """Take the options of texts, `--tokens=9` or `--tokens 9`, out of the arguments.
+def request_of(
+    prompt: str | None, texts: Sequence[str], options: Mapping[str, int | float | None]
+) -> TextRequest:
+    """Return the request of the options; `options` are those of a prompt, None if not typed.
 
-    Raises UsageError for a value that is missing or wrong, and for options without a prompt.
+    Raises UsageError for options without a prompt, and for a prompt and texts at once.
     """
-    given: dict[str, list[str]] = {}
-    rest: list[str] = []
-    words = iter(args)
-    for word in words:
-        option, has_value, value = word.partition("=")
-        if option not in OPTIONS:
-            rest.append(word)
-            continue
-        following = value if has_value else next(words, None)
-        if following is None:
-            raise UsageError([word], "needs a value after it")
-        given.setdefault(option, []).append(following)
-    last = {option: values[-1] for option, values in given.items()}
-    of_prompts = [option for option in (TOKENS, TEMPERATURE, TOP_K, SEED) if option in last]
-    if of_prompts and PROMPT not in last:
-        raise UsageError(of_prompts, f"needs {PROMPT}, the text to be continued")
-    if PROMPT in last and TEXT in last:
-        raise UsageError([PROMPT, TEXT], "one continues a text, the other classifies texts")
-    temperature = _number(TEMPERATURE, last.get(TEMPERATURE, "1"))
-    top_k = _whole(TOP_K, last[TOP_K], 1, MAX_SEED) if TOP_K in last else None
-    sampling = Sampling(temperature, top_k, _whole(SEED, last.get(SEED, "0"), 0, MAX_SEED))
-    tokens = _whole(TOKENS, last.get(TOKENS, "200"), 1, MAX_TOKENS)
-    return TextRequest(last.get(PROMPT), tuple(given.get(TEXT, ())), tokens, sampling), rest
-
-
-def _whole(option: str, given: str, least: int, most: int) -> int:
-    is_whole = given.isascii() and given.isdecimal() and len(given) <= len(str(most))
-    if not is_whole or not least <= int(given) <= most:
-        raise UsageError(
-            [f"{option} {shown(given)}"], f"must be a whole number, {least} to {most:,}"
-        )
-    return int(given)
-
-
-def _number(option: str, given: str) -> float:
-    try:
-        value = float(given)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_TEMPERATURE:
-        raise UsageError(
-            [f"{option} {shown(given)}"], f"must be a number, 0 to {MAX_TEMPERATURE:g}"
-        )
-    return value
+    typed = [f"--{name.replace('_', '-')}" for name in options if options[name] is not None]
+    if typed and prompt is None:
+        raise UsageError(typed, "needs --prompt, the text to be continued")
+    if prompt is not None and texts:
+        rule = "one continues a text, the other classifies texts"
+        raise UsageError(["--prompt", "--text"], rule)
+    temperature, top_k = options["temperature"], options["top_k"]
+    sampling = Sampling(
+        1.0 if temperature is None else float(temperature),
+        None if top_k is None else int(top_k),
+        int(options["seed"] or 0),
+    )
+    return TextRequest(prompt, tuple(texts), int(options["tokens"] or TOKENS), sampling)
 
 
 def print_continuation(source: Path, request: TextRequest, *, as_json: bool) -> None:
@@ -160,7 +126,7 @@ def _decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
 def _continued(samples: Samples, source: Path) -> TextFormat:
     """The format of texts that are continued. Raises DataError for other samples."""
     if samples.text is None or samples.text.predicts != "next_token":
-        raise DataError(f"{source}: does not predict the next token; {PROMPT} needs one that does")
+        raise DataError(f"{source}: does not predict the next token; --prompt needs one that does")
     return samples.text
 
 
@@ -173,9 +139,9 @@ def classified_texts(
     """
     text = samples.text
     if text is None:
-        raise DataError(f"the network reads {samples.dtype} images; {TEXT} needs one of texts")
+        raise DataError(f"the network reads {samples.dtype} images; --text needs one of texts")
     if text.predicts != "class":
-        raise DataError(f"the network continues texts; give {PROMPT} and a text to be continued")
+        raise DataError("the network continues texts; give --prompt and a text to be continued")
     if request.texts:
         names = [shown(one) for one in request.texts]
         yield names, _encoded(text, request.texts, samples)

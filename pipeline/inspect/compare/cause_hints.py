@@ -31,7 +31,7 @@ def cause_hints(
     if alone:
         hints.append(
             f"op fusion or constant folding: {len(alone)} tensors have no counterpart (*); "
-            "map=LEFT:RIGHT+RIGHT names those that belong together"
+            "--map LEFT:RIGHT+RIGHT names those that belong together"
         )
     if any(dtype in ("int8", "uint8") for dtype in types):
         hints.append("int8: a side is quantized, whose error is half a step of its scale")

@@ -58,6 +58,15 @@ class SideBySide:
         self.show_text("steps", NOT_KEPT if comparison is None else _steps_text(comparison))
 
 
+def differences_to_dicts(
+    differences: Sequence[Difference] | None,
+) -> list[dict[str, Any]] | None:
+    """Return the differences for JSON; None if they are unknown."""
+    if differences is None:
+        return None
+    return [{"key": line.key, "a": line.one, "b": line.other} for line in differences]
+
+
 def describe_run(record: RunRecord) -> str:
     """Describe a run in one line."""
     steps = record.summary.get("steps")

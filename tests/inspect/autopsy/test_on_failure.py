@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.cli.autopsy import main as autopsy
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.core.host.signals import Signals
@@ -24,6 +23,7 @@ from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.on_failure import Examination
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
+from tests.command_line import autopsy
 from tests.conftest import compose_tiny
 from tests.engine.test_bad_steps import VICTIM, poisoned_data
 from tests.step_rows import telemetry_of
@@ -107,9 +107,9 @@ def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[st
     assert printed.err.startswith(f"error: {folder}: holds no reproducer; it is written where")
 
 
-@pytest.mark.parametrize("args", [[], ["a", "b"], ["--json"]])
+@pytest.mark.parametrize("args", [[], ["a", "b"]])
 def test_other_arguments_are_refused(args: Sequence[str]) -> None:
-    with pytest.raises(UsageError, match="autopsy takes RUN_DIR or its reproducer"):
+    with pytest.raises(UsageError, match="autopsy takes RUN_DIR and --json, --quiet"):
         autopsy(args)
 
 

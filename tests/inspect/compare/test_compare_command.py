@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
 
 from pipeline import run
-from pipeline.cli.compare import main
-from pipeline.cli.dump import main as dump
 from pipeline.core.errors import DataError, RecipeError, UsageError
+from tests.command_line import compare as main
+from tests.command_line import dump
 from tests.conftest import compose_tiny
 from tests.inspect.dumps.test_run_dumps import MLP
 
@@ -46,7 +47,7 @@ def test_a_precision_explains_its_error(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.csv"
-    status, text = told([str(runs["A"]), "against=train.precision=bf16", f"out={file}"], capsys)
+    status, text = told([str(runs["A"]), "--against=train.precision=bf16", f"--out={file}"], capsys)
     assert status == 0, text
     assert "no layer makes more error than its type explains" in text
     rows = list(csv.DictReader(io.StringIO(file.read_text())))
@@ -67,8 +68,10 @@ def test_a_precision_explains_its_error(
 def test_two_runs_are_compared_from_one_state(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = told([str(runs["B"]), str(runs["A"]), "step=4", "layers=dense_*"], capsys)
+    args = [str(runs["B"]), str(runs["A"]), "--step=4", "--layers=dense_*"]
+    status, text = told(args, capsys)
     assert status == 0, text
+    assert json.loads(told([*args, "--json"], capsys)[1])["culprits"] == []
     assert "the runs' own weights are" in text
     assert "conv_0" not in text.partition("layers by themselves")[2]
 
@@ -77,7 +80,7 @@ def test_two_runs_are_compared_from_one_state(
 def test_another_epsilon_in_a_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = ["+recipe=lenet5_digits", "model=layers", NORMALISED, "train.steps=3"]
     changed = NORMALISED.replace("batch_norm", "{name: batch_norm, epsilon: 0.01}")
-    status, text = told([*recipe, f'against="{changed}"'], capsys)
+    status, text = told([*recipe, f'--against="{changed}"'], capsys)
     assert status == 1, text
     assert "culprit    batch_norm_0 (batch_norm)" in text
 
@@ -87,12 +90,13 @@ def test_dumps_are_compared_by_their_files(
 ) -> None:
     for name in ("A", "B"):
         (tmp_path / name).mkdir()
-        assert dump([str(runs[name]), "step=12", f"path={tmp_path / name}"]) == 0
+        assert dump([str(runs[name]), "--step=12", f"--out={tmp_path / name}"]) == 0
     names = [str(tmp_path / name) for name in ("A", "B")]
     status, text = told(names, capsys)
     assert status == 1
     assert "rows are beyond a threshold" in text
-    assert told([names[0], names[0]], capsys)[0] == 0
+    status, facts = told([names[0], names[0], "--json"], capsys)
+    assert (status, json.loads(facts)["marked"]) == (0, [])
     file = next((tmp_path / "B").glob("**/conv_0.output.0.*.npy"))
     file.write_bytes(b"")
     with pytest.raises(DataError, match="damaged dump"):
@@ -104,19 +108,19 @@ def test_dumps_are_compared_by_their_files(
     [
         ([], UsageError, "compare takes A B"),
         (["A"], UsageError, "compare takes A B"),
-        (["A", "B", "against=seed=2"], UsageError, "compare takes A B"),
-        (["A", "against=seed=2", "stp=4"], UsageError, "did you mean step"),
-        (["A", "B", "step=x"], UsageError, "must be a number of steps done"),
-        (["A", "B", "cosine=2"], UsageError, "must be a number from 0 to 1"),
-        (["A", "B", "max_absolute=0.5"], UsageError, "must be a number from 1 to 5"),
-        (["A", "B", "map=conv"], UsageError, "must be LEFT:RIGHT"),
-        (["A", "B", "what=x"], UsageError, "must be one of input, output, all"),
-        (["A", "against=train.precision=bf17"], RecipeError, "train.precision = bf17"),
+        (["A", "B", "--against=seed=2"], UsageError, "compare takes A B"),
+        (["A", "--against=seed=2", "stp=4"], UsageError, "needs .recipe=NAME"),
+        (["A", "B", "--step=x"], UsageError, "must be a whole number from 0"),
+        (["A", "B", "--cosine=2"], UsageError, "must be a number from 0 to 1"),
+        (["A", "B", "--max-absolute=0.5"], UsageError, "must be a number from 1 to 5"),
+        (["A", "B", "--map=conv"], UsageError, "must be LEFT:RIGHT"),
+        (["A", "B", "--what=x"], UsageError, "must be one of input, output, all"),
+        (["A", "--against=train.precision=bf17"], RecipeError, "train.precision = bf17"),
         (["A", "nowhere"], DataError, "is no run directory"),
         (["nowhere", "nothing"], DataError, "is neither a run directory nor a dump"),
         (["other", "A"], DataError, "of different networks: flatten_0 is flatten|of different"),
-        (["A", "B", "layers=dens_*"], RecipeError, "did you mean dense_0"),
-        (["A", "B", "step=99"], DataError, "must be from 0 to 12"),
+        (["A", "B", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
+        (["A", "B", "--step=99"], DataError, "must be from 0 to 12"),
     ],
 )
 def test_bad_input_is_one_message(

@@ -14,12 +14,12 @@ import pytest
 from pipeline import run
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint, saved_steps
-from pipeline.cli.dump import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.inspect.dumps import dump_files
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.tensor_names import TensorName
+from tests.command_line import dump as main
 
 MLP = (
     "model=layers",
@@ -114,8 +114,10 @@ def test_a_dump_of_a_run_is_that_of_the_run_itself(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged = (plain / "metrics.jsonl").read_bytes()
-    assert main([str(plain), "step=8|9", "layers=dense_0,train.loss", f"path={tmp_path}"]) == 0
-    told = capsys.readouterr().out
+    args = [str(plain), "--step=8|9", "--layers=dense_0,train.loss", f"--out={tmp_path}", "--json"]
+    assert main(args) == 0
+    out, told = capsys.readouterr()
+    assert [entry["step"] for entry in json.loads(out)["dumps"]] == [8, 9]
     assert "of step 8; 1 steps trained again" in told
     assert len(re.findall("the run's own, to the bit|in the last place", told)) == 2
     (folder,) = tmp_path.glob("*/0/layers/1/9")
@@ -130,16 +132,17 @@ def test_a_dump_of_a_run_is_that_of_the_run_itself(
     ("args", "error", "problem"),
     [
         ([], UsageError, "dump takes RUN_DIR"),
-        (["step=3"], UsageError, "dump takes RUN_DIR"),
+        (["--step=3"], UsageError, "RUN_DIR is missing; dump takes RUN_DIR"),
+        (["RUN", "step=3"], UsageError, "step=3: is now --step 3"),
         (["RUN"], UsageError, "step is missing"),
-        (["RUN", "step=x"], UsageError, "must be steps such as"),
-        (["RUN", "step=3", "wat=all"], UsageError, "did you mean what"),
-        (["RUN", "step=3", "what=every"], UsageError, "must be one of input, output, all"),
-        (["RUN", "step=3", "as=json"], UsageError, "must be one of statistics, tensors"),
-        (["RUN", "step=99"], DataError, "must be from 0 to 12"),
-        (["RUN", "step=3", "layers=dens_*"], RecipeError, "did you mean dense_0"),
-        (["RUN", "step=3", "path=nowhere"], DataError, "must be a folder that exists"),
-        (["nowhere", "step=3"], DataError, "is no run directory"),
+        (["RUN", "--step=x"], UsageError, "must be steps such as"),
+        (["RUN", "--step=3", "wat=all"], UsageError, "did you mean --what"),
+        (["RUN", "--step=3", "--what=every"], UsageError, "must be one of input, output, all"),
+        (["RUN", "--step=3", "--as=json"], UsageError, "must be one of tensors, statistics"),
+        (["RUN", "--step=99"], DataError, "must be from 0 to 12"),
+        (["RUN", "--step=3", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
+        (["RUN", "--step=3", "--out=nowhere"], DataError, "must be a folder that exists"),
+        (["nowhere", "--step=3"], DataError, "is no run directory"),
     ],
 )
 def test_wrong_arguments_are_one_message(
@@ -153,4 +156,4 @@ def test_wrong_arguments_are_one_message(
 def test_a_run_without_checkpoints_has_no_state(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes((plain / "recipe.yaml").read_bytes())
     with pytest.raises(DataError, match="has no checkpoints, so there is no state"):
-        main([str(tmp_path), "step=3"])
+        main([str(tmp_path), "--step=3"])

@@ -15,10 +15,9 @@ import pytest
 from PIL import Image
 
 from pipeline import load_recipe
-from pipeline.cli.infer import main as infer
-from pipeline.cli.report import main as report
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
+from tests.command_line import infer, report
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
 from tests.whole_run import run
@@ -143,9 +142,14 @@ def test_the_curves_and_the_mistakes_are_files_too(written: Path) -> None:
         assert sheet.width > 500
 
 
-def test_a_second_report_is_the_same_and_leaves_nothing_else(trained: Path, tmp_path: Path) -> None:
+def test_a_second_report_is_the_same_and_leaves_nothing_else(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
     for out in ("one", "other"):
-        assert report([str(trained), f"--out={tmp_path / out}"]) == 0
+        assert report([str(trained), f"--out={tmp_path / out}", "--json"]) == 0
+        page = json.loads(capsys.readouterr().out)["page"]
+        assert page == str(tmp_path / out / "index.html")
     one, other = (
         {file.name: file.read_bytes() for file in (tmp_path / out).iterdir()}
         for out in ("one", "other")
@@ -249,8 +253,8 @@ def test_labels_of_positions_count_where_they_are_valid(cache: Path, tmp_path: P
     [
         ([], "report takes RUN_DIR"),
         (["one", "two"], "report takes RUN_DIR"),
-        (["one", "--out="], "report takes RUN_DIR"),
-        (["one", "--html"], "report takes RUN_DIR"),
+        (["one", "--out="], "--out '': must be a path"),
+        (["one", "--html"], "--html: there is no such option"),
     ],
 )
 def test_other_arguments_are_refused(args: list[str], message: str) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.cli.infer import main as infer
 from pipeline.core.errors import DataError, UsageError
+from tests.command_line import infer
 from tests.conftest import compose_tiny
 from tests.whole_run import run
 
@@ -59,6 +59,9 @@ def test_a_csv_has_what_is_printed(
 def test_a_folder_without_images_and_two_formats_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no images; they end in one of \.png"):
         infer([str(trained), str(tmp_path)])
-    for wrong in (["--csv="], ["--csv=a.csv", "--json"]):
-        with pytest.raises(UsageError, match="infer takes RUN_DIR"):
+    for wrong, rule in (
+        (["--csv="], "--csv '': must be a path"),
+        (["--csv=a.csv", "--json"], "--json --csv: --csv writes a file instead of lines"),
+    ):
+        with pytest.raises(UsageError, match=rule):
             infer([str(trained), "x.png", *wrong])

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli.convert import main as convert
 from pipeline.core.errors import DataError, UsageError
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.export.foreign_names import under_foreign_names
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import NetworkArrays
+from tests.command_line import convert
 from tests.stages.export.test_matching import (
     WIDTHS,
     in_mindspore,
@@ -75,8 +75,8 @@ def test_convert_writes_in_the_likeness_of_a_file(tmp_path: Path) -> None:
     write_weights(tmp_path / "theirs.npz", theirs)
     write_weights(tmp_path / "others.ckpt", others)
     files = ["weights", str(tmp_path / "theirs.npz"), str(tmp_path / "out.ckpt")]
-    like = f"like={tmp_path / 'others.ckpt'}"
-    with pytest.raises(UsageError, match=r"like=.*: needs a recipe, whose network both files"):
+    like = f"--like={tmp_path / 'others.ckpt'}"
+    with pytest.raises(UsageError, match=r"--like .*: needs a recipe, whose network both files"):
         convert([*files, like])
     assert convert([*files, like, "+recipe=lenet5_digits"]) == 0
     written = read_weights(tmp_path / "out.ckpt")

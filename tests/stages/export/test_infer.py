@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from pipeline.cli.export import main as export
-from pipeline.cli.infer import main as infer
 from pipeline.core.errors import DataError, PipelineError, RunError, UsageError
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.export.export import read_export
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
 from tests import outcome
+from tests.command_line import export, infer
 from tests.conftest import ROOT, compose_tiny
 from tests.whole_run import run
 
@@ -227,10 +226,10 @@ def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
 
 
 def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
-    assert "infer takes RUN_DIR or EXPORT_DIR, FILE..." in refused(trained)
-    assert "--fast: infer takes" in refused(trained, "a.png", "--fast")
-    assert "--json=1: infer takes" in refused(trained, "a.png", "--json=1")
-    assert "--top=0: must be a whole number above 0" in refused(trained, "a.png", "--top=0")
+    assert "infer takes RUN_DIR or FOLDER, and FILE ..." in refused(trained)
+    assert "--fast: there is no such option" in refused(trained, "a.png", "--fast")
+    assert "--json: takes no value; infer takes" in refused(trained, "a.png", "--json=1")
+    assert "--top 0: must be a whole number from 1" in refused(trained, "a.png", "--top=0")
     assert "...: must be a whole" in refused(trained, "a.png", f"--top={5000 * '1'}")
     assert "is no run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
     with pytest.raises(UsageError, match="export takes RUN_DIR FOLDER"):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.cli.export import main as export
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.mindspore_names import free_prefix
 from tests import outcome
+from tests.command_line import export
 from tests.conftest import compose_tiny
 from tests.whole_run import run
 
@@ -31,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 def test_every_checkpoint_has_epoch_and_step_in_its_name(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     for _ in range(2):
-        assert export([str(trained), str(folder), "to=ckpt"]) == 0
+        assert export([str(trained), str(folder), "--to=ckpt"]) == 0
     steps = ("1_10", "2_10", "3_4")
     expected = [f"{prefix}-{step}.ckpt" for prefix in ("mlp", "mlp_1") for step in steps]
     assert sorted(file.name for file in folder.iterdir()) == sorted(expected)
@@ -39,7 +39,7 @@ def test_every_checkpoint_has_epoch_and_step_in_its_name(trained: Path, tmp_path
 
 def test_the_optimizers_state_follows_on_request(trained: Path, tmp_path: Path) -> None:
     one = checkpoint_path(trained / "checkpoints", 20)
-    assert export([str(one), str(tmp_path), "to=ckpt", "optimizer=true", "prefix=net"]) == 0
+    assert export([str(one), str(tmp_path), "--to=ckpt", "--optimizer", "--prefix=net"]) == 0
     (file,) = tmp_path.iterdir()
     assert file.name == "net-2_10.ckpt"
     arrays, saved = read_weights(file), outcome.arrays(trained, 20)
@@ -64,5 +64,5 @@ def test_a_prefix_is_taken_by_files_of_its_form_alone(tmp_path: Path) -> None:
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no run directory"):
-        export([str(tmp_path), str(tmp_path / "out"), "to=ckpt"])
+        export([str(tmp_path), str(tmp_path / "out"), "--to=ckpt"])
     assert not (tmp_path / "out").exists()

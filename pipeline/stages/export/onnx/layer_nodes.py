@@ -36,7 +36,8 @@ def add_layers(
             raise RecipeError(
                 [
                     f"model layer {'/'.join((*path, name))} ({layer.name}): has no translation to "
-                    f"ONNX; those that have are {known}. Export without to=onnx: StableHLO has all"
+                    f"ONNX; those that have are {known}. Export without --to onnx: StableHLO has "
+                    "all"
                 ]
             )
         value = translation(layer, value, (*path, name), graph)

@@ -74,7 +74,7 @@ def require_onnx() -> None:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise RunError(f"to=onnx {INSTALL}") from error
+        raise RunError(f"--to onnx {INSTALL}") from error
 
 
 def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExport:
@@ -121,15 +121,15 @@ def onnx_model(run: TrainedRun) -> Any:
     if not isinstance(recipe.model, LayeredModelSpec):
         raise RecipeError(
             [
-                f"model = {recipe.model.name}: is no list of layers, of which to=onnx is written; "
-                "export without it, as StableHLO"
+                f"model = {recipe.model.name}: is no list of layers, of which --to onnx is "
+                "written; export without it, as StableHLO"
             ]
         )
     if samples.table is not None:
         raise RecipeError(
             [
                 f"dataset = {recipe.dataset.name}: the encoding of a table has no translation to "
-                "ONNX; export without to=onnx, as StableHLO"
+                "ONNX; export without --to onnx, as StableHLO"
             ]
         )
     if recipe.dataset.padding_mask:

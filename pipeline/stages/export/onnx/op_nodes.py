@@ -41,7 +41,7 @@ def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOu
             raise RecipeError(
                 [
                     f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
-                    f"are {KNOWN}. Export without to=onnx: StableHLO has all"
+                    f"are {KNOWN}. Export without --to onnx: StableHLO has all"
                 ]
             )
         images = added

@@ -15,8 +15,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline import load_recipe
-from pipeline.cli.export import main as export
-from pipeline.cli.infer import main as infer
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
@@ -26,6 +24,7 @@ from pipeline.stages.build import typed_network
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
 from pipeline.training.step import image_shape
+from tests.command_line import export, infer
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
 from tests.whole_run import run
@@ -191,7 +190,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 @pytest.fixture(scope="module")
 def exported(trained: Path) -> Path:
     folder = trained.parent / "exported"
-    assert export([str(trained), str(folder), "to=onnx", "int8=true", "samples=64"]) == 0
+    assert export([str(trained), str(folder), "--to", "onnx", "--int8", "--samples=64"]) == 0
     return folder
 
 
@@ -199,7 +198,7 @@ def exported(trained: Path) -> Path:
 def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
     trained: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export([str(trained), str(exported), "to=onnx", "int8=true", "samples=64"]) == 0
+    assert export([str(trained), str(exported), "--to", "onnx", "--int8", "--samples=64"]) == 0
     said = capsys.readouterr().out.splitlines()[0]
     accuracy = read_summary(trained)["metrics"]["accuracy"]
     assert f"accuracy {accuracy:.4f}, in int8 " in said
@@ -212,7 +211,7 @@ def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
 
 @pytest.mark.slow
 def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
-    assert export([str(trained), str(tmp_path / "out"), "to=onnx"]) == 0
+    assert export([str(trained), str(tmp_path / "out"), "--to=onnx"]) == 0
     assert export([str(trained), str(tmp_path / "out")]) == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"model.bin", "model.mlir", "weights.safetensors", "model.json"}
@@ -252,12 +251,12 @@ def test_the_script_classifies_as_infer_does(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["to=onyx"], "must be one of onnx, ckpt"),
-        (["int8=true"], "export takes RUN_DIR FOLDER"),
-        (["to=onnx", "int8=yes"], "must be true or false"),
-        (["to=onnx", "samples=0"], "must be a whole number above 0"),
-        (["to=onnx", "prefix=a"], "export takes RUN_DIR FOLDER"),
-        (["to=ckpt", "prefix=../a"], "must be a name without folders"),
+        (["--to=onyx"], "--to onyx: must be one of onnx, ckpt"),
+        (["--int8"], "--int8: needs --to onnx"),
+        (["to=onnx", "--int8"], "to=onnx: is now --to onnx"),
+        (["--to=onnx", "--samples=0"], "must be a whole number from 1 to 999,999,999"),
+        (["--to=onnx", "--prefix=a"], "--prefix: needs --to ckpt"),
+        (["--to=ckpt", "--prefix=../a"], "must be a name without folders"),
     ],
 )
 def test_other_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:

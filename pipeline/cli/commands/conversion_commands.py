@@ -1,0 +1,138 @@
+"""Commands that convert from one format into another."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
+from pipeline.cli.commands.shared_parameters import overrides
+from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
+from pipeline.core.errors import UsageError
+
+MAX_SIZE = 999_999_999
+
+
+class Size(WholeNumber):
+    """A size of a sample; arguments of the module stood among them before `--argument`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises UsageError for anything else."""
+        if "=" in str(value):
+            raise UsageError([str(value)], f"is now --argument {shlex.quote(str(value))}")
+        return super().convert(value, param, ctx)
+
+
+CONVERT = CommandGroup(
+    "convert",
+    "weights, data and networks, from one format into another",
+    "Convert weights from one format and one set of names into another, a dataset into ArrayRecord "
+    "files, or a network of PyTorch into a recipe. `convert weights --help` and the others say "
+    "more.",
+    [
+        LazyCommand(
+            "convert weights",
+            "weights of PyTorch or MindSpore, renamed",
+            """Read weights, give them the names and layout of a recipe's network, and write them.
+            Without a recipe they are written as they are.""",
+            [
+                Argument(
+                    "source",
+                    metavar="SOURCE",
+                    type=FilePath(),
+                    about=".safetensors, .ckpt, .pt, .pth or .npz, or a run directory, whose "
+                    "recipe counts.",
+                ),
+                Argument(
+                    "target",
+                    metavar="TARGET",
+                    type=FilePath(),
+                    about=".safetensors, .ckpt or .npz.",
+                ),
+                overrides(about="The recipe whose network they are for, and its keys."),
+                Option(
+                    "--rules",
+                    type=OneOf(["auto", "none", "torch", "mindspore"]),
+                    was="rules",
+                    help="Whose names SOURCE has; as checkpoint.rules.",
+                ),
+                Option(
+                    "--partial",
+                    is_flag=True,
+                    was="partial",
+                    help="Take what matches; as checkpoint.partial=true.",
+                ),
+                Option(
+                    "--like",
+                    type=FilePath(),
+                    metavar="FILE",
+                    was="like",
+                    help="Write them under the names of FILE.",
+                ),
+            ],
+            example="convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10",
+        ),
+        LazyCommand(
+            "convert records",
+            "any dataset as ArrayRecord files",
+            "Write a dataset as ArrayRecord files, which dataset=records reads with random access.",
+            [
+                Argument(
+                    "out",
+                    metavar="OUT",
+                    type=FilePath(is_folder=True),
+                    about="The folder to write.",
+                ),
+                overrides(
+                    "dataset=NAME [KEY=VALUE ...]",
+                    "The dataset, by name or as a custom file; keys of a recipe, such as "
+                    "dataset.root=DIR.",
+                ),
+                Option("--overwrite", is_flag=True, help="Replace the records that are there."),
+            ],
+            example="convert records cifar dataset=cifar10 dataset.root=DIR",
+        ),
+        LazyCommand(
+            "convert model",
+            "a network of PyTorch as a recipe",
+            """Write a torch.nn.Module as a recipe that needs no torch, with its weights. If every
+            module of it is a layer of this project, the recipe lists layers, so that lowerings,
+            THOR, types by layer and the emulator apply to them. Else it names a graph file, and the
+            first module that is no known layer is reported. Nothing is written unless the logits
+            are those of PyTorch.""",
+            [
+                Argument(
+                    "module",
+                    metavar="MODULE",
+                    about="A class, a function or a module of a plug-in (--plugin FILE), as "
+                    "my_nets:MyNet.",
+                ),
+                Argument(
+                    "target",
+                    metavar="TARGET",
+                    type=FilePath(),
+                    about="my_net.yaml; the weights are written to my_net.safetensors beside it. "
+                    "my_net.torch.json writes the graph in any case.",
+                ),
+                Argument(
+                    "sizes",
+                    nargs=-1,
+                    metavar="[SIZE ...]",
+                    type=Size(1, MAX_SIZE),
+                    about="Shape of a sample: channels, height and width; 3 224 224 without it.",
+                ),
+                Option(
+                    "--argument",
+                    "arguments",
+                    multiple=True,
+                    metavar="NAME=VALUE",
+                    help="An argument of MODULE, as num_classes=10; may be given again.",
+                ),
+            ],
+            example="--plugin torchvision.models convert model torchvision.models:resnet18 \\\n"
+            "             resnet18.yaml 3 32 32 --argument num_classes=10",
+        ),
+    ],
+)

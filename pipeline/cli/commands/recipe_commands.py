@@ -1,0 +1,169 @@
+"""Commands about a recipe, a data file or a new project."""
+
+from __future__ import annotations
+
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
+from pipeline.cli.commands.shared_parameters import (
+    metric_option,
+    out_option,
+    overrides,
+    seed_option,
+)
+from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
+
+RECIPE_COMMANDS = (
+    LazyCommand(
+        "explain",
+        "what sinks cost, hold and buy here, measured",
+        """Measure what a dispatch costs here, say which sink size is chosen and why, where events
+        cut sinks, and train a few steps to see whether it holds. The weights are thrown away.""",
+        [overrides(), out_option("FOLDER", "Also write explain.json there.", was="hydra.run.dir")],
+        example="explain +recipe=lenet5_digits train.batch_size=64",
+    ),
+    LazyCommand(
+        "profile",
+        "where the time of a step goes, and a verdict",
+        """Train as long as it takes to trace 20 to 200 steps inside of a sink, and say where their
+        time goes: by phase, layer and operator, with the iteration trace, FLOP and bytes against
+        measured peaks, memory, the host's share, and one line of verdict with the change that would
+        help. The run directory gets profile/ with profile.json, table.txt, trace.json (for
+        Perfetto) and picture.svg. With device=ascend910 the modelled step of that device stands
+        beside the measured one of the host.
+
+        Keys of the recipe say what is traced: profile.start=N after N steps, else once the run is
+        warm; profile.steps=N 20 to 200 steps, else 60 or fewer; profile.output=DIR another folder.
+        A whole run is profiled by profile.mode=on, or PROFILING_MODE=true and
+        PROFILING_OPTIONS.""",
+        [overrides()],
+        example="profile +recipe=lenet5_digits",
+        prints_facts=False,
+    ),
+    LazyCommand(
+        "forecast",
+        "predict the time of a step; --check compares it with a measurement",
+        """Say what a step of a recipe will take on its device, before it is compiled: the sum of
+        its parts, the heaviest of which are timed here one by one; on an emulated device by its
+        model.""",
+        [
+            overrides(),
+            Option(
+                "--check",
+                is_flag=True,
+                help="Also compile it, run some steps, and say how far off the forecast was.",
+            ),
+        ],
+        example="forecast +recipe=lenet5_digits --check",
+    ),
+    LazyCommand(
+        "summary",
+        "layers, shapes, parameters, what is trained",
+        """List the layers of a network: path, kind, shape of the result for one sample, parameters
+        with their shapes and type, whether they are trained or frozen, or from which step on.
+        Nothing is compiled, and the dataset is read only where its sizes aren't known without.""",
+        [
+            overrides(
+                "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
+                "A run or one of its checkpoints, or a recipe, lenet5_digits unless it is given; "
+                "keys and parts, as for a run.",
+                may_be_run=True,
+            ),
+            json_option("Print one JSON object."),
+        ],
+        example="summary +recipe=resnet20_cifar10 'train.freeze=[\"!dense_0\"]'",
+    ),
+    LazyCommand(
+        "doctor",
+        "are device, cache, data, disk, limits ok?",
+        """See before a run whether device, cache, data, disk and limits are as it needs them.
+        Nothing is downloaded.
+
+        Exit status: 0 all is well or worth a look, 1 a check has failed, 2 the recipe is wrong.""",
+        [overrides()],
+        example="doctor +recipe=lenet5_mnist dataset.root=DIR",
+    ),
+    LazyCommand(
+        "recommend",
+        "what to try next, by what runs have shown",
+        """Read the results of earlier runs and say which values to try next, as commands to copy,
+        and the command of a study that begins with what these runs have shown.""",
+        [
+            Argument(
+                "folder",
+                metavar="FOLDER",
+                type=FilePath(is_folder=True),
+                about="Earlier runs; those of the same recipe, but for the searched keys, count.",
+            ),
+            overrides(
+                "+recipe=NAME KEY=RANGE ...",
+                "A recipe, and the keys that are searched: 'tag(log,interval(0.001,0.1))', "
+                "'interval(8,64)' or 16,32,64.",
+            ),
+            metric_option(
+                "What is compared: train_loss, or a metric of the evaluation.", "accuracy"
+            ),
+            Option(
+                "--count",
+                type=WholeNumber(1, 1000),
+                default=3,
+                metavar="N",
+                help="Runs to propose.",
+            ),
+            Option(
+                "--sampler",
+                type=OneOf(["tpe", "gp", "random"]),
+                default="tpe",
+                help="tpe: tree-structured Parzen estimator; gp: Gaussian process with expected "
+                "improvement, which needs torch; random.",
+            ),
+            seed_option("Seed of the sampler."),
+        ],
+        example="recommend outputs +recipe=lenet5_digits \\\n"
+        "             'train.optimizer.lr=tag(log,interval(0.001,0.5))' train.batch_size=16,32,64",
+    ),
+    LazyCommand(
+        "columns",
+        "the columns of a CSV file, and their types",
+        "Print the columns of a CSV or Parquet file, with the type that is found and what is "
+        "missing.",
+        [
+            Argument(
+                "file",
+                metavar="FILE",
+                type=FilePath(),
+                about="A CSV file, or one that ends in .parquet.",
+            ),
+            Option(
+                "--delimiter",
+                was="delimiter",
+                help="Character between values; found unless it is given.",
+            ),
+            Option("--decimal", was="decimal", help="Decimal separator."),
+            Option("--encoding", was="encoding", help="Encoding of the text."),
+            Option(
+                "--no-header",
+                "header",
+                is_flag=True,
+                flag_value=False,
+                default=True,
+                was="header",
+                help="The first line has no names.",
+            ),
+        ],
+        example="columns houses.csv",
+    ),
+    LazyCommand(
+        "new",
+        "a project with custom parts",
+        "Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.",
+        [Argument("name", metavar="NAME", about="Folder to make: letters, digits and _.")],
+        example="new demo && cd demo && python -m pipeline --plugin parts.py +recipe=demo",
+    ),
+    LazyCommand(
+        "schema",
+        "JSON schema of recipes, for editors",
+        "Print the JSON schema of recipes, from which editors complete and check them.",
+        [],
+        example="schema > recipe.schema.json",
+        prints_facts=False,
+    ),
+)

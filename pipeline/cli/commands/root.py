@@ -1,0 +1,114 @@
+"""The group of all commands, the versions, and the words that no command has."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
+from pipeline.cli.commands.conversion_commands import CONVERT
+from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
+from pipeline.cli.commands.run_commands import RUN_COMMANDS
+from pipeline.cli.commands.value_types import OneOf, complete_override
+from pipeline.cli.help import guide
+from pipeline.config.files import find_recipes
+from pipeline.core.errors import UsageError
+
+HELP = ("--help", "-h")
+VERSION = "--version"
+DISTRIBUTION = "recipe-pipeline"
+HYDRA_FLAGS = (
+    ("-m", "--multirun"),
+    ("-c", "--cfg"),
+    ("-p", "--package"),
+    ("-cp", "--config-path"),
+    ("-cn", "--config-name"),
+    ("-cd", "--config-dir"),
+    ("-r", "--run"),
+    ("-i", "--info"),
+    ("--resolve",),
+    ("--hydra-help",),
+)
+
+COMPLETION = LazyCommand(
+    "completion",
+    "a script that completes commands, options and recipes",
+    """Print the script by which a shell completes commands, options, recipes and groups of the
+    installed command `pipeline`.""",
+    [
+        Argument(
+            "shell",
+            metavar="bash|zsh|fish",
+            type=OneOf(["bash", "zsh", "fish"]),
+            about="The shell. bash needs version 4.4 or later.",
+        )
+    ],
+    example='completion bash > ~/.pipeline-completion && echo ". ~/.pipeline-completion" >> '
+    "~/.bashrc",
+    prints_facts=False,
+)
+
+
+class Root(CommandGroup):
+    """All commands. Without one the arguments are Hydra's, and train."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write commands, recipes and groups."""
+        formatter.write(guide(self.commands))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Complete commands, flags, and keys that choose a part of a recipe."""
+        return complete_override(incomplete) or super().shell_complete(ctx, incomplete)
+
+
+def show_versions(context: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    """Print the versions of this package, Python and jax, and exit."""
+    if not is_asked or context.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        installed = "not installed"
+    print(f"{DISTRIBUTION} {installed}, Python {platform.python_version()}, jax {version('jax')}")
+    context.exit()
+
+
+ROOT = Root("pipeline", "", "", [*RECIPE_COMMANDS, *RUN_COMMANDS, CONVERT, COMPLETION])
+ROOT.params += [
+    Option("--plugin", metavar="FILE", multiple=True, help="A file with custom parts."),
+    Option(VERSION, is_flag=True, is_eager=True, expose_value=False, callback=show_versions),
+    *(Option(*names, names[-1].strip("-").replace("-", "_")) for names in HYDRA_FLAGS),
+]
+
+
+def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
+    """Run the command that the arguments name; without one they are Hydra's, and train."""
+    if args and args[0] in ROOT.commands:
+        return ROOT(args)
+    for flags in ((VERSION,), HELP):
+        if any(flag in args for flag in flags):
+            return ROOT(flags[:1])
+    if args and args[0][:1] not in "-+~" and "=" not in args[0]:
+        _refuse_word(args[0])
+    from pipeline.cli.train import main as train
+
+    return train(args, started_at=started_at, alone=alone)
+
+
+def _refuse_word(name: str) -> NoReturn:
+    """Raise UsageError for a first argument that isn't a command; it may be a recipe's name."""
+    from pipeline.core.files.error_text import no_such, shown
+
+    if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
+        raise UsageError([shown(name)], f"is a recipe; to train it, type +recipe={shown(name)}")
+    if name == "train":
+        raise UsageError([name], "must be left out; arguments without a command train")
+    reason = no_such("command", name, ROOT.commands)
+    raise UsageError([shown(name)], f"{reason}; a key is typed as KEY=VALUE")

@@ -1,0 +1,148 @@
+"""Types of the values of options and arguments, and their completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from pipeline.config.files import find_groups, find_recipes
+from pipeline.core.errors import UsageError, printable
+
+MAX_SHOWN = 120
+RECIPE_KEY = "+recipe"
+
+
+def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
+    """Raise UsageError for a value: the option with the value, and the rule."""
+    text = printable(str(value))
+    text = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    option = param.opts[0] if isinstance(param, click.Option) else ""
+    raise UsageError([f"{option} {text}".strip()], rule)
+
+
+class WholeNumber(click.ParamType):
+    """A whole number from `least` to `most`, in decimal digits alone."""
+
+    name = "n"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises UsageError for anything else."""
+        text = str(value)
+        is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
+        if not is_whole or not self.least <= int(text) <= self.most:
+            _refuse(param, value, f"must be a whole number from {self.least:,} to {self.most:,}")
+        return int(text)
+
+
+class Number(click.ParamType):
+    """A number from `least` to `most`."""
+
+    name = "x"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number. Raises UsageError for anything else."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not self.least <= number <= self.most:
+            _refuse(param, value, f"must be a number from {self.least:g} to {self.most:g}")
+        return number
+
+
+class OneOf(click.Choice[str]):
+    """One of several words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word. Raises UsageError for any other."""
+        if value not in self.choices:
+            _refuse(param, value, f"must be one of {', '.join(self.choices)}")
+        return str(value)
+
+
+class FilePath(click.ParamType):
+    """A path, which need not exist; `is_folder` completes folders alone."""
+
+    name = "path"
+
+    def __init__(self, *, is_folder: bool = False) -> None:
+        self.is_folder = is_folder
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path. Raises UsageError for an empty one."""
+        if not str(value):
+            _refuse(param, "''", "must be a path")
+        return Path(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Let the shell complete files or folders."""
+        return [CompletionItem(incomplete, type="dir" if self.is_folder else "file")]
+
+
+class CommaList(click.ParamType):
+    """Words with commas between them, as a tuple."""
+
+    name = "list"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the words."""
+        if isinstance(value, tuple):
+            return value
+        return tuple(filter(None, str(value).split(",")))
+
+
+class Override(click.ParamType):
+    """A key of the recipe with its value, which the recipe's check refuses or takes.
+
+    `may_be_run` also takes the path of a run.
+    """
+
+    name = "override"
+
+    def __init__(self, *, may_be_run: bool = False) -> None:
+        self.may_be_run = may_be_run
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text as it is. Raises UsageError if it isn't KEY=VALUE."""
+        text = str(value)
+        if not self.may_be_run and "=" not in text and text[:1] not in ("+", "~"):
+            _refuse(param, value, "must be KEY=VALUE")
+        return text
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Complete names of recipes and of the options of groups; before them, files."""
+        completed = complete_override(incomplete)
+        return completed or [CompletionItem(incomplete, type="file")]
+
+
+def complete_override(incomplete: str) -> list[CompletionItem[str]]:
+    """Return the recipes that `+recipe=` may name, or options of the group before `=`."""
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        return []
+    names: Sequence[str] = ()
+    if key == RECIPE_KEY:
+        names = list(find_recipes(Path.cwd()))
+    elif key in (groups := find_groups()):
+        names = list(groups[key])
+    return [CompletionItem(f"{key}={name}") for name in names if name.startswith(value)]

@@ -1,0 +1,248 @@
+"""All commands: help, options that are written alike, refusals, completion and the reference."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from pipeline.cli.commands.command import PROGRAM, LazyCommand, Option
+from pipeline.cli.commands.root import ROOT, Root
+from pipeline.core.errors import UsageError
+from tests.conftest import STEPS, TINY
+
+ROOT_FOLDER = Path(__file__).parents[2]
+REFERENCE = ROOT_FOLDER / "docs" / "commands.md"
+
+
+def all_commands(group: click.Group) -> Iterator[LazyCommand]:
+    """Yield the commands of a group and of the groups in it."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from all_commands(command)
+        else:
+            assert isinstance(command, LazyCommand)
+            yield command
+
+
+COMMANDS = {command.words: command for command in all_commands(ROOT)}
+OPTIONS = [
+    (words, param)
+    for words, command in COMMANDS.items()
+    for param in command.params
+    if isinstance(param, click.Option)
+]
+
+
+def help_of(command: click.Command, width: int = 100) -> str:
+    """Return the text of `--help` at a width in characters."""
+    context = click.Context(command, terminal_width=width, max_content_width=width)
+    context.help_option_names = ["-h", "--help"]
+    return command.get_help(context)
+
+
+def test_there_are_as_many_commands_as_modules() -> None:
+    folder = ROOT_FOLDER / "pipeline" / "cli"
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "help"}
+    assert {command.module for command in COMMANDS.values()} == modules - {"train"}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_has_help_with_an_example(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ROOT([*words.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: {PROGRAM} {words} ")
+    assert COMMANDS[words].short_help
+    for param in COMMANDS[words].params:
+        assert (param.opts[0] if isinstance(param, click.Option) else param.metavar) in text
+    assert re.search(rf"^example: {PROGRAM} .*{words}", text, re.MULTILINE)
+    assert ROOT([*words.split(), "-h"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_parameters_of_a_command_are_those_of_its_function(words: str) -> None:
+    command = COMMANDS[words]
+    main = import_module(f"pipeline.cli.{command.module}").main
+    names = {param.name for param in command.params} - {"quiet"}
+    names -= {"as_json"} if command.collects_facts else set()
+    inspect.signature(main).bind(**dict.fromkeys(names))
+
+
+@pytest.mark.parametrize(
+    ("words", "option"), OPTIONS, ids=lambda value: getattr(value, "name", value)
+)
+def test_options_are_written_alike(words: str, option: click.Option) -> None:
+    assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option.opts[0])
+    assert option.help
+    assert option.help.endswith(".")
+    same = [other for _, other in OPTIONS if other.opts[0] == option.opts[0]]
+    assert {other.is_flag for other in same} == {option.is_flag}
+    # dump takes several steps.
+    assert option.opts[0] == "--step" or len({type(other.type) for other in same}) == 1
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_is_quiet_if_asked_and_prints_facts_as_json(words: str) -> None:
+    names = {option.opts[0] for command, option in OPTIONS if command == words}
+    assert "--quiet" in names
+    assert "--json" in names or words in ("completion", "profile", "schema")
+
+
+OLD = [
+    (words, option)
+    for words, option in OPTIONS
+    if isinstance(option, Option) and option.was is not None
+]
+
+
+@pytest.mark.parametrize(("words", "option"), OLD, ids=lambda value: getattr(value, "was", value))
+def test_an_old_spelling_is_refused_with_the_new_one(words: str, option: Option) -> None:
+    value = ("false" if option.flag_value is False else "true") if option.is_flag else "3"
+    new = option.opts[0] if option.is_flag else f"{option.opts[0]} 3"
+    for before in ([], ["a"], ["a", "b"]):
+        with pytest.raises(UsageError) as caught:
+            ROOT([*words.split(), *before, f"{option.was}={value}"])
+        assert str(caught.value) == f"{option.was}={value}: is now {new}"
+
+
+def test_some_options_were_keys() -> None:
+    assert len(OLD) > 20
+
+
+REFUSED = {
+    "runs --mteric loss": "--mteric: there is no such option; did you mean --metric? There is ",
+    "runs --metric": "--metric: needs a value after it",
+    "runs --html=page.html": "--html: takes no value; runs takes [FOLDER] and --html, --out, ",
+    "runs a b": "runs a b: runs takes [FOLDER] and --html",
+    "dump RUN": "dump RUN: --step is missing; dump takes RUN_DIR and --step, ",
+    "dump RUN stpe=3": "stpe=3: there is no such option; did you mean --step? There is --as",
+    "infer RUN a.png --top 0": "--top 0: must be a whole number from 1 to 999,999,999",
+    "infer RUN --prompt a --temperature nan": "--temperature nan: must be a number from 0 to 1e+06",
+    "export RUN OUT --to onyx": "--to onyx: must be one of onnx, ckpt",
+    "export RUN OUT int8=false": "int8=false: leave it out; the opposite is --int8",
+    "report RUN --out=": "--out '': must be a path",
+    "convert --all": "--all: there is no such option. There is --help",
+    "convert weihgts": "convert weihgts: there is no such command; did you mean weights? There is ",
+    "convert": "convert: must be followed by one of weights, records, model",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSED.items(), ids=REFUSED)
+def test_a_wrong_line_is_refused_with_what_would_be_right(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ROOT(line.split())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_facts_are_json_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("size,colour\n1,red\n2,blue\n")
+    assert ROOT(["columns", "a.csv", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["rows"] == 2
+    assert err.startswith("a.csv: 2 rows, 2 columns\n")
+    assert ROOT(["columns", "--quiet", "a.csv", "--json"]) == 0
+    assert capfd.readouterr() == (out, "")
+    assert ROOT(["--plugin=x.py", "columns", "--quiet", "a.csv"][1:]) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [("forecast", {"step_ms", "interval_ms"}), ("explain", {"recipe", "sink", "why"})],
+)
+def test_figures_of_an_emulated_device_are_json(
+    words: str, keys: set[str], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = [*TINY, STEPS, f"cache.root={cache}", "device=ascend910"]
+    assert ROOT([words, "--json", "--quiet", *recipe]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out).keys() >= keys
+    assert err == ""
+
+
+COMPLETIONS = {
+    "pipeline ex": ["explain", "export"],
+    "pipeline convert we": ["weights"],
+    "pipeline export a b --t": ["--to"],
+    "pipeline export a b --to o": ["onnx"],
+    "pipeline +recipe=resnet2": ["resnet20_cifar10"],
+    "pipeline summary optimizer=lam": ["lamb"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash isn't installed")
+@pytest.mark.parametrize(("line", "words"), COMPLETIONS.items(), ids=COMPLETIONS)
+def test_bash_completes_commands_options_and_recipes(
+    line: str, words: list[str], tmp_path: Path
+) -> None:
+    """As bash calls the function of the script, with its words, `=` being one of them."""
+    script = subprocess.run(
+        [sys.executable, "-m", "pipeline", "completion", "bash"], capture_output=True, text=True
+    )
+    assert (script.returncode, script.stderr) == (0, "")
+    pieces = re.findall(r"=|[^ =]+", line)
+    quoted = " ".join(f"'{piece}'" for piece in pieces)
+    program = (
+        f"{script.stdout}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(pieces) - 1}\n"
+        "complete -p pipeline >/dev/null || exit 1\n_pipeline_completion pipeline\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split() == words
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ROOT(["completion", shell]) == 0
+    assert f"_PIPELINE_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def reference() -> str:
+    """Return the page of all commands, as `--help` prints them."""
+    parts = [
+        "# Commands",
+        "The text of `python -m pipeline COMMAND --help` for every command, written by "
+        "`pytest tests/cli/test_commands.py --update-golden`. Options may stand before or after "
+        "arguments, and `--name=VALUE` is the same as `--name VALUE`. `KEY=VALUE` is always a key "
+        "of the recipe. Without a command the arguments are a recipe, which is trained "
+        "([recipes.md](recipes.md)).",
+    ]
+    for words, command in COMMANDS.items():
+        parts.append(f"## {words}\n\n```text\n{help_of(command)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def test_the_reference_is_current(golden: Callable[[Path, str], str]) -> None:
+    assert golden(REFERENCE, reference()) == reference()
+
+
+def test_the_root_completes_groups() -> None:
+    assert isinstance(ROOT, Root)
+    context = click.Context(ROOT)
+    assert [item.value for item in ROOT.shell_complete(context, "loss=ms")] == ["loss=mse"]
