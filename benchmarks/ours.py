@@ -25,7 +25,7 @@ from pipeline.config.observer_settings import observer_settings
 from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import MonitorBase
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import exhaust, train
@@ -88,7 +88,7 @@ class OursTraining:
         return Result(float(np.mean(np.concatenate(tally.losses))), tally.seconds)
 
 
-class _Tally(MonitorBase):
+class _Tally(Monitor):
     """Adds up the seconds of dispatches, and keeps the losses."""
 
     def __init__(self) -> None:

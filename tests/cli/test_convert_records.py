@@ -12,7 +12,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.backends.feed import feed as feeds
-from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from tests import outcome
@@ -159,9 +159,9 @@ def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], r"convert records: .*required.*OUT.*; usage: python -m pipeline convert records OUT"),
-        (["dataset=digits"], r"convert records: OUT must come first.*found dataset=digits"),
-        (["out", "--force"], r"convert records: unrecognized arguments: --force"),
+        ([], r"OUT is missing; convert records takes OUT dataset=NAME \[KEY=VALUE \.\.\.\]"),
+        (["dataset=digits"], r"dataset=digits: OUT must come first, a folder to write"),
+        (["out", "--force"], r"--force: there is no such option\. There is --help, --json, --over"),
         (["out", "dataset=digitz"], r"dataset = digitz: there is no such dataset; did you mean di"),
         (["out", "dataset=numpy"], r"dataset\.root: missing; it must be an \.npz file"),
     ],
@@ -170,7 +170,7 @@ def test_arguments_that_are_wrong_are_problems_of_the_recipe(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises((RecipeError, UsageError), match=message):
         convert_records(arguments)
     assert list(tmp_path.iterdir()) == []
 

@@ -59,7 +59,7 @@ class TracedConstants:
         self.structure.append((equation.primitive, operands))
         if equation.primitive.name in RULED:
             # Of derivatives, which have been taken: new objects in every trace.
-            params = {"call_jaxpr": called_jaxpr(equation)}
+            params = {"called": called_jaxpr(equation)}
         self._around = (*self._around, id(equation))
         # Others can't be computed again with an argument inside.
         self._is_fixed |= equation.primitive.name in CHECKPOINTS
