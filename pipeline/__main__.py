@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     open_closed_streams()
     alone = arguments is None
-    if alone and COMPLETION_VARIABLE in os.environ:
+    if alone and os.environ.get(COMPLETION_VARIABLE):
         return _complete(os.environ[COMPLETION_VARIABLE])
     if alone and ON_GPU not in sys.argv:
         # What it speeds up is the memory of programs of the processor.
@@ -62,7 +62,9 @@ def _complete(instruction: str) -> int:
     from pipeline.cli.commands.root import ROOT
     from pipeline.cli.completion import complete
 
-    return complete(ROOT, instruction)
+    with suppress(OSError):  # the working folder has been removed
+        return complete(ROOT, instruction)
+    return 1
 
 
 def _leave(ended: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ SHOWN_VALUES = 4
 def main(
     file: Path,
     *,
-    header: bool = True,
+    no_header: bool = False,
     delimiter: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
@@ -37,7 +37,7 @@ def main(
     """
     options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     typed = {name: value for name, value in options.items() if value is not None}
-    table = read_table(file, _form({**typed, "header": header}), lambda name: "auto")
+    table = read_table(file, _form({**typed, "header": not no_header}), lambda name: "auto")
     if not table.rows:
         raise DataError(f"{file}: has no rows")
     print(printable(f"{file}: {table.rows:,} rows, {len(table.columns)} columns"))
@@ -54,7 +54,9 @@ def _form(options: Mapping[str, Any]) -> TableFormat:
     try:
         return TableFormat.model_validate({"missing_values": missing, **options})
     except ValidationError as error:
-        raise UsageError([], "; ".join(describe(error, options))) from error
+        names = [str(name) for item in error.errors() for name in item["loc"][:1]]
+        typed = [f"--{name} {options[name]}" for name in names]
+        raise UsageError(typed, "; ".join(describe(error, options))) from error
 
 
 def _described(table: RawTable, name: str) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.cli.commands.command import PROGRAM, LazyCommand, Option
 from pipeline.cli.commands.root import ROOT, Root
+from pipeline.cli.completion import complete
 from pipeline.core.errors import UsageError
 from tests.conftest import STEPS, TINY
 
@@ -46,8 +47,8 @@ OPTIONS = [
 
 def help_of(command: click.Command, width: int = 100) -> str:
     """Return the text of `--help` at a width in characters."""
-    context = click.Context(command, terminal_width=width, max_content_width=width)
-    context.help_option_names = ["-h", "--help"]
+    settings = {**command.context_settings, "terminal_width": width, "max_content_width": width}
+    context = click.Context(command, **settings)
     return command.get_help(context)
 
 
@@ -108,7 +109,8 @@ OLD = [
 
 @pytest.mark.parametrize(("words", "option"), OLD, ids=lambda value: getattr(value, "was", value))
 def test_an_old_spelling_is_refused_with_the_new_one(words: str, option: Option) -> None:
-    value = ("false" if option.flag_value is False else "true") if option.is_flag else "3"
+    is_off = option.opts[0].startswith("--no-")
+    value = ("false" if is_off else "true") if option.is_flag else "3"
     new = option.opts[0] if option.is_flag else f"{option.opts[0]} 3"
     for before in ([], ["a"], ["a", "b"]):
         with pytest.raises(UsageError) as caught:
@@ -246,3 +248,35 @@ def test_the_root_completes_groups() -> None:
     assert isinstance(ROOT, Root)
     context = click.Context(ROOT)
     assert [item.value for item in ROOT.shell_complete(context, "loss=ms")] == ["loss=mse"]
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("pipeline -m +recipe = lenet5_di", "lenet5_digits"),
+        ("pipeline --resolve +recipe = lenet5_di", "lenet5_digits"),
+    ],
+)
+def test_recipes_are_completed_after_flags_of_hydra(
+    words: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert complete(ROOT, "bash_complete") in (0, None)
+    assert completed in capsys.readouterr().out
+
+
+def test_a_table_without_a_header_is_said_to_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("a,b\n1,2\n3,4\n")
+    assert ROOT(["columns", str(file)]) == 0
+    assert "2 rows, 2 columns" in capsys.readouterr().out
+    assert ROOT(["columns", str(file), "--no-header"]) == 0
+    assert "3 rows, 2 columns" in capsys.readouterr().out
+    assert ROOT(["columns", str(file), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    with pytest.raises(UsageError, match="--delimiter ab: "):
+        ROOT(["columns", str(file), "--delimiter", "ab"])

@@ -20,6 +20,7 @@ import tensorstore
 
 from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.manifest import write_manifest
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError, PipelineError, RunError
@@ -267,6 +268,7 @@ def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
         writer.save(state, {"params/x": np.arange(4.0), "step": np.int32(3)})
     (state.parent / "host").mkdir()
     (state.parent / "host" / "metadata").write_text("{}")
+    write_manifest(state.parent, "digest")
     assert set(read_saved(tmp_path, print).arrays) == {"params/x", "step"}
     secret = tmp_path / "secret"
     store = {"driver": "file", "path": f"{secret}/"}
@@ -280,5 +282,6 @@ def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
         for ocdbt in (True, False):
             changed = {"use_ocdbt": ocdbt, "tree_metadata": {key: entry}}
             (state / "_METADATA").write_text(json.dumps({**described, **changed}))
+            write_manifest(state.parent, "digest")  # a stranger seals it, too
             message = refusal(lambda: read_saved(tmp_path, print))
             assert "is the name of no array" in message or "not in the database" in message

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +50,7 @@ class Option(click.Option):
         """Return how to type the option now, where it was typed with a value after `=`."""
         if not self.is_flag:
             return f"is now {self.opts[0]} {shlex.quote(value)}"
-        is_on = (value.lower() == "true") == (self.flag_value is not False)
+        is_on = (value.lower() == "true") != self.opts[0].startswith("--no-")
         return (
             f"is now {self.opts[0]}" if is_on else f"leave it out; the opposite is {self.opts[0]}"
         )
@@ -156,9 +156,11 @@ class LazyCommand(click.Command):
         is_quiet = values.pop("quiet")
         prints_facts = self.collects_facts and values.pop("as_json")
         with ExitStack() as stack:
-            if is_quiet and not values.get("as_json"):
-                nowhere = stack.enter_context(open(os.devnull, "w"))
-                stack.enter_context(redirect_stdout(nowhere))
+            if is_quiet:
+                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(redirect_stderr(nowhere))
+                if not values.get("as_json"):
+                    stack.enter_context(redirect_stdout(nowhere))
             elif prints_facts:
                 stack.enter_context(redirect_stdout(sys.stderr))
             outcome = main(**values)

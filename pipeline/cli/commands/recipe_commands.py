@@ -141,10 +141,7 @@ RECIPE_COMMANDS = (
             Option("--encoding", was="encoding", help="Encoding of the text."),
             Option(
                 "--no-header",
-                "header",
                 is_flag=True,
-                flag_value=False,
-                default=True,
                 was="header",
                 help="The first line has no names.",
             ),

@@ -34,6 +34,7 @@ HYDRA_FLAGS = (
     ("--resolve",),
     ("--hydra-help",),
 )
+WITHOUT_VALUE = ("--multirun", "--run", "--resolve", "--hydra-help")
 
 COMPLETION = LazyCommand(
     "completion",
@@ -84,7 +85,7 @@ ROOT = Root("pipeline", "", "", [*RECIPE_COMMANDS, *RUN_COMMANDS, CONVERT, COMPL
 ROOT.params += [
     Option("--plugin", metavar="FILE", multiple=True, help="A file with custom parts."),
     Option(VERSION, is_flag=True, is_eager=True, expose_value=False, callback=show_versions),
-    *(Option(*names, names[-1].strip("-").replace("-", "_")) for names in HYDRA_FLAGS),
+    *(Option(*names, is_flag=names[-1] in WITHOUT_VALUE) for names in HYDRA_FLAGS),
 ]
 
 

@@ -207,7 +207,7 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
     if side.run_dir is None:
         if step:
             raise DataError(
-                f"step={step}: a recipe without a run has its fresh state alone, step=0"
+                f"--step {step}: a recipe without a run has its fresh state alone, --step 0"
             )
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)

@@ -44,7 +44,7 @@ class CompiledInError(ValueError):
 
 
 class StepTrace(NamedTuple):
-    """What is compiled of a step: training, and after it the evaluation."""
+    """Trace of a step: training, and after it the evaluation."""
 
     structure: tuple[Any, Any]
     constants: list[np.ndarray]

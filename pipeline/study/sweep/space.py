@@ -9,8 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from pipeline.config.optional_keys import settable
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import key_of, parse_problems
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.value_text import show
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
     """The keys to search with their distributions, and the fixed overrides.
 
-    Raises RecipeError where there is nothing to search, or a range has no values.
+    Raises RecipeError for what is no override, if there is nothing to search, or if a range has no
+    values.
     """
+    problems = [f"{show(override)}: {problem}" for override, problem in parse_problems(arguments)]
+    if problems:
+        raise RecipeError(problems)
     space: dict[str, BaseDistribution] = {}
     fixed: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(arguments)):

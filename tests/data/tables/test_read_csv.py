@@ -97,6 +97,21 @@ def test_pyarrow_reads_no_more_and_no_fewer_numbers_than_python(tmp_path: Path) 
     assert values(table, "c") == ["nan(1)", "2"]
 
 
+def test_a_delimiter_may_be_any_character(tmp_path: Path) -> None:
+    table = read(tmp_path, "a§b\n1§x\n", delimiter="§")
+    assert (values(table, "a"), values(table, "b")) == ([1], ["x"])
+
+
+def test_a_table_that_has_no_room_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short fields take more memory than their text."""
+    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 1_000_000)
+    assert read(tmp_path, "a,b\n" + "1,2\n" * 10_000).rows == 10_000
+    with pytest.raises(ValueError, match=r"its table would take .* of memory"):
+        read(tmp_path, "a,b\n" + "1,2\n" * 50_000)
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_found(tmp_path: Path, delimiter: str) -> None:
     table = read(tmp_path, f"a{delimiter}b\n1{delimiter}2\n")

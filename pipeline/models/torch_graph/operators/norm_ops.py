@@ -23,7 +23,7 @@ class Normalised(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BatchNorm:
+class BatchNormSettings:
     """Settings of batch norm, in ATen's order; of instance norm, `training` is whether each sample
     has its statistics."""
 
@@ -41,14 +41,14 @@ class RunningNorm:
     eps: float
 
 
-@aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNorm)
+@aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNormSettings)
 def batch_norm(
     x: Laid,
     weight: Laid | None,
     bias: Laid | None,
     running_mean: Laid | None,
     running_var: Laid | None,
-    settings: BatchNorm,
+    settings: BatchNormSettings,
 ) -> Laid | Normalised:
     """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
 
@@ -92,7 +92,7 @@ def batch_norm_no_training(
     settings: RunningNorm,
 ) -> tuple[Laid]:
     """Batch norm by the running statistics."""
-    how = BatchNorm(False, settings.momentum, settings.eps)
+    how = BatchNormSettings(False, settings.momentum, settings.eps)
     y = batch_norm(x, weight, bias, running_mean, running_var, how)
     assert isinstance(y, Laid)
     return (y,)
@@ -102,7 +102,7 @@ def batch_norm_no_training(
     "_native_batch_norm_legit_functional.default",
     kind="batch_norm",
     full_weights=True,
-    settings=BatchNorm,
+    settings=BatchNormSettings,
 )
 def batch_norm_functional(
     x: Laid,
@@ -110,7 +110,7 @@ def batch_norm_functional(
     bias: Laid | None,
     running_mean: Laid,
     running_var: Laid,
-    settings: BatchNorm,
+    settings: BatchNormSettings,
 ) -> tuple[Laid | None, ...]:
     """Batch norm by the batch, with the new running statistics as its last two results."""
     how = replace(settings, training=True)
@@ -190,14 +190,14 @@ def group_norm(
     return own.same(_affine(own, y, weight, bias, [1]))
 
 
-@aten("instance_norm.default", full_weights=True, settings=BatchNorm)
+@aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
 def instance_norm(
     x: Laid,
     weight: Laid | None,
     bias: Laid | None,
     running_mean: Laid | None,
     running_var: Laid | None,
-    settings: BatchNorm,
+    settings: BatchNormSettings,
 ) -> Laid:
     """Normalise each channel of each sample over its positions."""
     if not settings.training or running_mean is not None:

@@ -23,7 +23,7 @@ MAX_SIDE = 1 << 16
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPoolSettings:
     """Settings of max pooling, in ATen's order."""
 
     kernel_size: Sizes
@@ -34,7 +34,7 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
-class AvgPool:
+class AvgPoolSettings:
     """Settings of average pooling, in ATen's order."""
 
     kernel_size: Sizes
@@ -45,8 +45,8 @@ class AvgPool:
     divisor_override: int | None = None
 
 
-@aten("max_pool2d.default", kind="max_pool", settings=MaxPool)
-def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPool) -> Laid:
+@aten("max_pool2d.default", kind="max_pool", settings=MaxPoolSettings)
+def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPoolSettings) -> Laid:
     """Largest value of every window; computed by the lowering that the policy chooses."""
     window, spread = as_pair(settings.kernel_size), as_pair(settings.dilation)
     strides = _strides(settings.stride, settings.kernel_size)
@@ -67,16 +67,16 @@ def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPool) -> Laid:
     return Laid(y, order)
 
 
-@aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPool)
+@aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool2d_with_indices(
-    context: OperatorContext, x: Laid, settings: MaxPool
+    context: OperatorContext, x: Laid, settings: MaxPoolSettings
 ) -> tuple[Laid, ...]:
     """Largest value of every window; the places are not computed."""
     return (max_pool2d(context, x, settings),)
 
 
-@aten("avg_pool2d.default", kind="avg_pool", settings=AvgPool)
-def avg_pool2d(x: Laid, settings: AvgPool) -> Laid:
+@aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
+def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
     """Mean of every window; padding counts unless told otherwise."""
     window, around = as_pair(settings.kernel_size), as_pair(settings.padding)
     strides = _strides(settings.stride, settings.kernel_size)
@@ -163,7 +163,7 @@ def adaptive_max_pool2d(
             f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
         )
     window = sizes[0] // output_size[0], sizes[1] // output_size[1]
-    return (max_pool2d(context, x, MaxPool(window)),)
+    return (max_pool2d(context, x, MaxPoolSettings(window)),)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")

@@ -26,7 +26,7 @@ class OnnxNetwork:
         self.about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         files = self.about["onnx"]
         if int8 and "int8" not in files:
-            raise SystemExit("there is no model_int8.onnx here; export with int8=true")
+            raise SystemExit("there is no model_int8.onnx here; export with --to onnx --int8")
         program = folder / files["int8" if int8 else "program"]
         self.session = onnxruntime.InferenceSession(
             str(program), providers=["CPUExecutionProvider"]
