@@ -367,7 +367,7 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
     """Describe the first value of the step that isn't finite; "" if the autopsy itself fails."""
     state = program.latest
     try:
-        batch = program.read_batch(int(state.step))
+        batch = program.read_bad_batch()
         finding = examine_step(prepared.step.function, _arrange(prepared, state), batch)
     except Exception as error:  # the step's failure matters more than any error here
         tell_user(f"no autopsy of the step: {type(error).__name__}: {error}")

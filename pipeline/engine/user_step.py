@@ -19,7 +19,7 @@ from jax.tree_util import register_dataclass
 from pipeline.backends.base import Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
@@ -231,6 +231,8 @@ class SinkProgram:
         self.single_steps = single_steps
         self._window_steps = feed.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
+        self._bad: tuple[Inputs, int] | None = None
+        """The window and the position in it of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
         inputs, bound = feed.window(int(state.step)).inputs, placement.put(np.int32(0))
@@ -260,6 +262,10 @@ class SinkProgram:
                 carry = self._program(carry, inputs, self._rates, *span)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
+            is_finite = rows[-1][:, -1] > 0
+            if not is_finite.all():
+                self._bad = inputs, first + int(is_finite.argmin())
+                break
         self._buffers = carry.telemetry_buffer, carry.should_continue
         self.latest = carry.state
         table = np.concatenate(rows)
@@ -270,11 +276,11 @@ class SinkProgram:
             telemetry = telemetry.head(telemetry.bad_step - start)
         return carry.state, telemetry
 
-    def read_batch(self, step: int) -> Any:
-        """Return the batch of the step after `step` steps, as the step function takes it."""
-        window = self._feed.window(step)
-        columns = batch_at(window.inputs, jnp.int32(step - window.start)).columns
-        return self._batch.arrange(columns)
+    def read_bad_batch(self) -> Any:
+        """Return the batch whose loss isn't finite, as the step function takes it."""
+        assert self._bad is not None, "the newest dispatch ended with a bad step"
+        inputs, position = self._bad
+        return self._batch.arrange(batch_at(inputs, jnp.int32(position)).columns)
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, apart from any array that others hold."""

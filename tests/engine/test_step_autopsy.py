@@ -91,3 +91,15 @@ def test_a_run_that_ends_for_its_loss_names_the_operation(tmp_path: Path) -> Non
     place = re.escape(f"sqrt ({FILE}, line {line_of('jnp.sqrt', step)}) returned float32 scalar")
     with pytest.raises(RunError, match=rf"^step 7 of 20: loss is nan; .*; {place} with 1 NaN"):
         list(sink(step, jnp.float32(5), BATCH, steps=20, batch_size=2, size=4, save=tmp_path))
+
+
+def test_a_batch_of_an_iterator_is_examined_in_any_window() -> None:
+    """A dispatch of 300 steps has three windows of at most 128 batches."""
+
+    def step(state: Array, batch: Any) -> tuple[Array, dict[str, Array]]:
+        return state + 1, {"loss": jnp.log(batch["x"]).sum()}
+
+    for bad in (5, 200, 290):
+        batches = ({"x": np.float32([1, number != bad - 1])} for number in range(300))
+        with pytest.raises(RunError, match=rf"^step {bad} of 300: loss is -inf; .* 1 of 2 exampl"):
+            list(sink(step, jnp.float32(0), batches, steps=300, size="all"))

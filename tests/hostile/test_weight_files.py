@@ -268,6 +268,8 @@ def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
         writer.save(state, {"params/x": np.arange(4.0), "step": np.int32(3)})
     (state.parent / "host").mkdir()
     (state.parent / "host" / "metadata").write_text("{}")
+    (state.parent / "recipe").mkdir()
+    (state.parent / "recipe" / "metadata").write_text("{}")
     write_manifest(state.parent, "digest")
     assert set(read_saved(tmp_path, print).arrays) == {"params/x", "step"}
     secret = tmp_path / "secret"

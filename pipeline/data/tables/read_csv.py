@@ -154,7 +154,7 @@ def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers |
     """Return a column as numbers if its kind and all its values allow it, else as texts."""
     if kind in ("auto", "numeric") and (numbers := _as_numbers(values, form)) is not None:
         return Numbers(numbers)
-    encoded = values.dictionary_encode().combine_chunks()
+    encoded = values.combine_chunks().dictionary_encode()
     names: dict[str, int] = {}
     merged = np.full(len(encoded.dictionary), -1, np.int32)
     for code, text in enumerate(encoded.dictionary.to_pylist()):
@@ -179,7 +179,7 @@ def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None
         numbers = None
     # Python has more numbers, such as digits of other scripts, and Arrow more texts for NaN.
     if numbers is None or np.isnan(numbers).sum() > known.null_count:
-        encoded = known.dictionary_encode().combine_chunks()
+        encoded = known.combine_chunks().dictionary_encode()
         parsed = [nan]
         for text in encoded.dictionary.to_pylist():
             if "_" in text or (value := _number(text)) is None:

@@ -57,14 +57,14 @@ class ChangedSettings:
 
 
 def compare_settings(before: Sequence[Mapping[str, Any]], now: Provenance) -> ChangedSettings:
-    """Compare with the newest process.
+    """Compare with the newest process that has recorded `numerics`.
 
     The values may be a stranger's: they are only compared and shown.
     """
-    newest = before[-1] if before else {}
-    numerics, variables = newest.get("numerics"), newest.get("settings")
-    if not isinstance(numerics, Mapping):
+    recorded = [process for process in before if isinstance(process.get("numerics"), Mapping)]
+    if not recorded or not recorded[-1]["numerics"]:
         return ChangedSettings()
+    numerics, variables = recorded[-1]["numerics"], recorded[-1].get("settings")
     lines: dict[bool, list[str]] = {True: [], False: []}
     # A name that only one of them has is another version's.
     for name in now.numerics:

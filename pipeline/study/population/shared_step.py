@@ -3,7 +3,7 @@
 The steps of runs that differ in numbers of the recipe are traced, and their equations compared.
 What differs in constants alone is one program; where the equations differ, a number decides what
 is compiled. A run gives the program the constants of its own trace: those that its program would
-have if it ran alone, bit for bit.
+have if it ran alone.
 """
 
 from __future__ import annotations
