@@ -157,20 +157,40 @@ def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("error", "arguments", "message"),
     [
-        ([], r"OUT is missing; convert records takes OUT dataset=NAME \[KEY=VALUE \.\.\.\]"),
-        (["dataset=digits"], r"dataset=digits: OUT must come first, a folder to write"),
-        (["out", "--force"], r"--force: there is no such option\. There is --help, --json, --over"),
-        (["out", "dataset=digitz"], r"dataset = digitz: there is no such dataset; did you mean di"),
-        (["out", "dataset=numpy"], r"dataset\.root: missing; it must be an \.npz file"),
+        (
+            UsageError,
+            [],
+            r"OUT is missing; convert records takes OUT dataset=NAME \[KEY=VALUE \.\.\.\]",
+        ),
+        (UsageError, ["dataset=digits"], r"dataset=digits: OUT must come first, a folder to write"),
+        (
+            UsageError,
+            ["out", "--force"],
+            r"--force: there is no such option\. There is --help, --json, --over",
+        ),
+        (
+            RecipeError,
+            ["out", "dataset=digitz"],
+            r"dataset = digitz: there is no such dataset; did you mean di",
+        ),
+        (
+            RecipeError,
+            ["out", "dataset=numpy"],
+            r"dataset\.root: missing; it must be an \.npz file",
+        ),
     ],
 )
 def test_arguments_that_are_wrong_are_problems_of_the_recipe(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((RecipeError, UsageError), match=message):
+    with pytest.raises(error, match=message):
         convert_records(arguments)
     assert list(tmp_path.iterdir()) == []
 
