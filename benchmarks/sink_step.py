@@ -23,6 +23,7 @@ import numpy as np
 import optax
 from flax.training.train_state import TrainState
 
+from benchmarks.custom_parts import ConvNet
 from pipeline.data.order import SampleOrder
 from pipeline.engine.sink import sink
 
@@ -74,6 +75,7 @@ class SmallMlp(nn.Module):
 
 TASKS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
     "LeNet-5, batch 32": (LeNet(), (28, 28, 1), 32),
+    "2 convolutions, 32x32, batch 32": (ConvNet(10), (32, 32, 3), 32),
     "6 convolutions, 32x32, batch 32": (ThreeBlocks(), (32, 32, 3), 32),
     "MLP 784-512-512-10, batch 64": (Mlp(), (28, 28, 1), 64),
     "MLP 784-16-10, batch 16": (SmallMlp(), (28, 28, 1), 16),

@@ -58,7 +58,7 @@ from pipeline.engine.user_step import (
     has_slow_loop,
     lower_step,
 )
-from pipeline.models.lowerings.problem.lowering import Lowerings
+from pipeline.models.lowerings.tune.tuner import LoweringChoice
 from pipeline.training.parallel.placement import DevicePlacement
 
 LEFT = "the loop was left"
@@ -130,11 +130,11 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             source.seek(start, saved.position)
         feed = source.open_feed(placement, start, settings.steps)
         stack.callback(feed.close)
-        program, lowerings = _compile(prepared, state, feed, before.record)
+        program, choice = _compile(prepared, state, feed, before.record)
         size = _choose_size(settings, before.record, program, state, feed)
         lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and before.record is None:
-            write_record(settings.save, SinkRecord(before.identity, lowerings, size))
+            write_record(settings.save, SinkRecord(before.identity, choice, size))
         outputs = _open_outputs(prepared, before, lengths, start, stack)
         history = History(start)
         limit = _WindowLimit(feed, history, settings.steps)
@@ -215,14 +215,14 @@ def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
 
 def _compile(
     prepared: PreparedSink, state: CustomState, feed: Feed, record: SinkRecord | None
-) -> tuple[SinkProgram, Lowerings]:
+) -> tuple[SinkProgram, LoweringChoice]:
     """Compile the step with the lowerings of the run so far, or the fastest."""
     device = _default_device()
     single = has_slow_loop(prepared.step, prepared.spec, device)
-    chosen = None if record is None else record.lowerings
-    step, lowerings = lower_step(prepared.step, prepared.spec, device, chosen)
+    before = None if record is None else record.choice
+    step, choice = lower_step(prepared.step, prepared.spec, device, before)
     program = SinkProgram(step, state, feed, DevicePlacement((device,)), single_steps=single)
-    return program, lowerings
+    return program, choice
 
 
 def _default_device() -> jax.Device:

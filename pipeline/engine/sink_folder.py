@@ -23,7 +23,7 @@ from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.engine.step_checks import ADDRESS, describe
 from pipeline.engine.user_step import CustomState, UserStep
-from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings
+from pipeline.models.lowerings.tune.tuner import LoweringChoice
 
 RECORD = "sink.json"
 """The file with the identity of the run and the choices made when it began."""
@@ -51,14 +51,15 @@ class SinkRecord:
     """A run as its directory holds it."""
 
     identity: SinkIdentity
-    lowerings: Lowerings
+    choice: LoweringChoice
+    """How the convolutions and products of the step are computed."""
     size: int
 
     def to_json(self) -> str:
         """Return the content of the file."""
-        chosen = {problem: str(how) for problem, how in self.lowerings.chosen}
+        choice = self.choice.to_document()
         return json.dumps(
-            {**asdict(self.identity), "lowerings": chosen, "size": self.size}, indent=1
+            {**asdict(self.identity), "lowerings": choice, "size": self.size}, indent=1
         )
 
 
@@ -118,9 +119,9 @@ def read_record(folder: Path) -> SinkRecord | None:
         return None
     try:
         tree = read_json(file)
-        chosen = tuple((p, Lowering.parse(how)) for p, how in tree["lowerings"].items())
+        choice = LoweringChoice.from_document(tree["lowerings"])
         identity = SinkIdentity(**{name: tree[name] for name in SinkIdentity.__dataclass_fields__})
-        return SinkRecord(identity, Lowerings(chosen), int(tree["size"]))
+        return SinkRecord(identity, choice, int(tree["size"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
 

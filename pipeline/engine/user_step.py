@@ -26,8 +26,10 @@ from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
 from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
-from pipeline.models.lowerings.problem.lowering import Lowerings, RecordingPolicy
-from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
+from pipeline.models.modules.layout import best_layout
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.telemetry import Telemetry
 
@@ -179,22 +181,31 @@ class UserStep:
 
 
 def lower_step(
-    step: UserStep, state: Any, device: jax.Device, chosen: Lowerings | None
-) -> tuple[UserStep, Lowerings]:
+    step: UserStep, state: Any, device: jax.Device, before: LoweringChoice | None
+) -> tuple[UserStep, LoweringChoice]:
     """Return the step with its convolutions and products computed as is fastest on the device.
 
-    `chosen` are the lowerings of the run so far, which stay. Only a CPU has a choice. Raises
-    RunError if lowerings that were chosen before can't be computed here.
+    `before` is the choice of the run so far, which stays. Only a CPU has a choice. Raises RunError
+    if lowerings that were chosen before can't be computed here.
     """
-    listing = RecordingPolicy()
-    traced = with_lowerings(step.function, listing, differentiated=True)
-    jax.eval_shape(traced, state, step.batch.spec)
-    tuning = Tuning("bank", "exhaustive", _bank_folder(), chosen)
-    choice = choose_lowerings(listing.problems, device, tuning, _no_clock)
+    problems = _list_problems(step, state, "nhwc")
+    layout = best_layout(problems, device.platform) if before is None else before.layout
+    if layout != "nhwc":
+        problems = _list_problems(step, state, layout)
+    tuning = Tuning("bank", "exhaustive", _bank_folder(), before.lowerings if before else None)
+    lowerings = choose_lowerings(problems, device, tuning, _no_clock).lowerings
+    choice = LoweringChoice(lowerings, layout=layout)
     if not platform_of(device.platform).chooses_lowerings:
-        return step, choice.lowerings
-    lowered = with_lowerings(step.function, choice.lowerings, differentiated=True)
-    return step.with_function(lowered), choice.lowerings
+        return step, choice
+    lowered = with_lowerings(step.function, lowerings, differentiated=True, layout=layout)
+    return step.with_function(lowered), choice
+
+
+def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem, ...]:
+    listing = RecordingPolicy()
+    traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
+    jax.eval_shape(traced, state, step.batch.spec)
+    return tuple(listing.problems)
 
 
 def _bank_folder() -> Path:

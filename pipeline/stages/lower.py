@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from flax import linen as nn
 
@@ -29,7 +29,7 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
+from pipeline.models.lowerings.problem.lowering import DEFAULT, Problem
 from pipeline.models.lowerings.tune.layouts import find_layout
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
@@ -92,14 +92,14 @@ def lower(
         chosen = _in_best_layout(request) if kept is None else request.chosen_in(kept.layout)
         if kept is not None:
             reporter.stage("lower", f"as before: {file}")
-            return choice_to_document(chosen)
+            return chosen.to_document()
         _report(chosen, tuning, folder, reporter)
         if folder is not None:
             folder.accepted.add(partial(write_choice, folder.path / LOWERINGS, chosen))
-        return choice_to_document(chosen)
+        return chosen.to_document()
 
     ranks = folder.ranks if folder is not None else Ranks()
-    chosen = choice_of_document(ranks.agree(choose, TUNING_S))
+    chosen = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
     laid_out = replace(parts, network=_in_layout(parts.network, chosen.layout))
     return replace(built, parts=with_policy(laid_out, chosen.lowerings))
 
@@ -231,28 +231,13 @@ def _why(chosen: LoweringChoice) -> str:
 
 def write_choice(path: Path, chosen: LoweringChoice) -> None:
     """Write the choice as JSON."""
-    write_whole(path, json.dumps(choice_to_document(chosen), indent=1) + "\n")
-
-
-def choice_to_document(chosen: LoweringChoice) -> dict[str, Any]:
-    """Return the choice as JSON: the layout of images, and the lowering of each problem."""
-    computations = {problem: str(how) for problem, how in chosen.lowerings.chosen}
-    return {"layout": chosen.layout, "computations": computations}
-
-
-def choice_of_document(document: Any) -> LoweringChoice:
-    """Return the choice that JSON describes. Raises ValueError, KeyError, TypeError."""
-    layouts: tuple[Layout, ...] = get_args(Layout)
-    layout = layouts[layouts.index(document["layout"])]
-    computations = document["computations"].items()
-    lowerings = Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations))
-    return LoweringChoice(lowerings, layout=layout)
+    write_whole(path, json.dumps(chosen.to_document(), indent=1) + "\n")
 
 
 def read_choice(path: Path) -> LoweringChoice:
     """Read what `write_choice` wrote. Raises RunError that names the file for anything else."""
     try:
-        return choice_of_document(read_json(path))
+        return LoweringChoice.from_document(read_json(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path}: not the lowerings of a run ({type(error).__name__}: {error}); "

@@ -26,6 +26,7 @@ from pipeline.engine.run_sink import prepare_sink
 from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.user_step import lower_step
 from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.name_stack import layer_of
@@ -149,29 +150,34 @@ def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
     assert found["torch"].total() >= 6
 
 
-def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(tiny: Compose, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batch_size", "layout"), [(BATCH, "chwn"), (2048, "nhwc")])
+def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(
+    tiny: Compose, tmp_path: Path, batch_size: int, layout: Layout
+) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["layers"]))
-    problems = list_problems(built.parts, built.state, BATCH, BATCH)
+    parts = replace(built.parts, network=built.parts.network.clone(layout=layout))
+    problems = list_problems(parts, built.state, batch_size, batch_size)
     network = TwoConvs(classes=10)
-    images, labels = np.zeros((BATCH, 12, 12, 3), np.float32), np.zeros(BATCH, np.int32)
+    images, labels = np.zeros((batch_size, 12, 12, 3), np.float32), np.zeros(batch_size, np.int32)
 
     def step(weights: Any, batch: Any) -> Any:
         def loss_of(weights: Any) -> Any:
             logits = network.apply(weights, batch[0], True)
-            return -jax.nn.log_softmax(logits)[jnp.arange(BATCH), batch[1]].mean()
+            return -jax.nn.log_softmax(logits)[jnp.arange(batch_size), batch[1]].mean()
 
         loss, gradients = jax.value_and_grad(loss_of)(weights)
         return jax.tree.map(lambda leaf, by: leaf - 0.1 * by, weights, gradients), {"loss": loss}
 
     weights = network.init(jax.random.key(0), images, True)
-    settings = SinkSettings(1, 1, None, BATCH, 0, None)
+    settings = SinkSettings(1, 1, None, batch_size, 0, None)
     prepared = prepare_sink(step, weights, (images, labels), settings)
     device = jax.devices()[0]
-    _, lowerings = lower_step(prepared.step, prepared.spec, device, None)
+    _, choice = lower_step(prepared.step, prepared.spec, device, None)
     tuning = Tuning("bank", "exhaustive", tmp_path)
     expected = choose_lowerings(problems, device, tuning, lambda _: nullcontext()).lowerings
-    assert len(problems) >= 10
-    assert dict(lowerings.chosen) == dict(expected.chosen)
+    assert len(problems) >= (10 if layout == "nhwc" else 5)
+    assert choice.layout == layout
+    assert dict(choice.lowerings.chosen) == dict(expected.chosen)
 
 
 def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
 from pipeline.models.modules.apply_layers import LayerContext
 from pipeline.models.modules.layer_capture import tap
-from pipeline.models.modules.layout import batch_first, batch_last
+from pipeline.models.modules.layout import batch_first
 
 Arrays = Mapping[str, Any]
 """Arrays by the path of a layer, images as (batch, height, width, channels)."""

@@ -28,6 +28,7 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,
     Lowering,
@@ -69,7 +70,7 @@ class Gradient:
         """The role of its problem."""
         return "kernel_gradient" if self.operand == 1 else "images_gradient"
 
-    def compute(self, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+    def compute(self, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout) -> Array:
         """Compute the equation's result by the lowering that the policy chooses for the role."""
         other, cotangent = operands[1 - self.cotangent], operands[self.cotangent]
         if self.forward.primitive.name == CONVOLUTION and self.operand == 0:
@@ -83,7 +84,7 @@ class Gradient:
         def compute(value: Array) -> Array:
             values = [other, other] if is_linear else [other]
             values[self.operand] = value
-            return compute_replaced(self.forward, values, chosen)
+            return compute_replaced(self.forward, values, chosen, layout)
 
         (result,) = jax.vjp(compute, primal)[1](cotangent)
         return result if self.permutation is None else result.transpose(_invert(self.permutation))

@@ -11,8 +11,10 @@ import numpy as np
 from jax import Array, lax
 
 from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.max_pool import pool_max
+from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
 CONVOLUTION, PRODUCT, MAXIMA = "conv_general_dilated", "dot_general", "reduce_window_max"
@@ -44,10 +46,21 @@ def why_kept(equation: Any) -> str:
     return reasons[equation.primitive.name](params, shapes)
 
 
-def compute_replaced(equation: Any, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
-    """Result of an equation that `why_kept` has no reason for, computed as the policy says."""
-    computations = {CONVOLUTION: _convolve, PRODUCT: _multiply, MAXIMA: _pool}
-    return computations[equation.primitive.name](equation.params, operands, policy)
+def compute_replaced(
+    equation: Any, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
+) -> Array:
+    """Compute an equation that `why_kept` returns no reason for, as the policy chooses.
+
+    Images are transposed to the layout and back. XLA fuses the transposes into what computes and
+    what reads the images, so that two layers in a row exchange images in the layout.
+    """
+    match equation.primitive.name:
+        case "conv_general_dilated":
+            return _convolve(equation.params, operands, policy, layout)
+        case "reduce_window_max":
+            return _pool(equation.params, operands, policy, layout)
+        case _:
+            return _multiply(equation.params, operands, policy)
 
 
 def _why_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
@@ -59,8 +72,10 @@ def _why_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
     return _unusual(params)
 
 
-def _convolve(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
-    """The convolution in NHWC; one of sequences is one of images of one row.
+def _convolve(
+    params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
+) -> Array:
+    """Convolve; sequences are images of one row. Groups are computed in NHWC in any layout.
 
     Rows that a transposed convolution puts between its inputs, and negative pads, are made here:
     the gradient of `lax.pad` is a slice.
@@ -79,15 +94,22 @@ def _convolve(params: Params, operands: Sequence[Array], policy: LoweringPolicy)
     if is_sequence:
         images, kernel = images[:, None], kernel[None]
         pads, strides, dilation = ((0, 0), *pads), (1, *strides), (1, *dilation)
-    result = conv2d(
-        images,
-        kernel,
-        strides=strides,
-        padding=pads,
-        dilation=dilation,
-        groups=params["feature_group_count"],
-        policy=policy,
-    )
+    groups = params["feature_group_count"]
+    if layout == "chwn" and groups == 1:
+        moved = conv2d_chwn(
+            batch_last(images), kernel, strides=strides, padding=pads, dilation=dilation
+        )
+        result = batch_last(moved)
+    else:
+        result = conv2d(
+            images,
+            kernel,
+            strides=strides,
+            padding=pads,
+            dilation=dilation,
+            groups=groups,
+            policy=policy,
+        )
     result = result[:, 0] if is_sequence else result
     out = numbers.out_spec
     return result.transpose(np.argsort((out[0], *out[2:], out[1])))
@@ -137,7 +159,9 @@ def _pooled_axes(params: Params) -> tuple[int, int] | None:
     return None
 
 
-def _pool(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
+def _pool(
+    params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
+) -> Array:
     axes = _pooled_axes(params)
     assert axes is not None, "that is why it would be kept"
     (images,) = operands
@@ -149,7 +173,10 @@ def _pool(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> 
         return params[key][rows], params[key][columns]
 
     window, strides, pads = over("window_dimensions"), over("window_strides"), over("padding")
-    result = pool_max(images, window, strides, pads, policy)
+    if layout == "chwn":
+        result = batch_last(pool_max(batch_last(images), window, strides, pads, policy))
+    else:
+        result = pool_max(images, window, strides, pads, policy)
     return result.transpose(0, 3, 1, 2) if channels_first else result
 
 

@@ -49,6 +49,7 @@ from pipeline.models.imported.replaced_equations import (
     compute_replaced,
     why_kept,
 )
+from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -90,7 +91,12 @@ def scope_root(network: Any) -> str:
 
 
 def with_lowerings(
-    function: Function, policy: LoweringPolicy, root: str = "", *, differentiated: bool = False
+    function: Function,
+    policy: LoweringPolicy,
+    root: str = "",
+    *,
+    differentiated: bool = False,
+    layout: Layout = "nhwc",
 ) -> Function:
     """Return a function of the same arrays with the same results, but for the last digits.
 
@@ -99,14 +105,15 @@ def with_lowerings(
 
     `differentiated` says that the function computes gradients itself, such as a step of training:
     those of replaced operations are replaced, too, and the policy is asked for the roles that the
-    function computes alone.
+    function computes alone. `layout` is the one that images are convolved and pooled in; those of
+    the function stay as they are.
     """
 
     def call(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         leaves = jax.tree.leaves(arguments)
         gradients = find_gradients(closed.jaxpr) if differentiated else None
-        results = _Evaluation(policy, gradients, root).run(closed, leaves)
+        results = _Evaluation(policy, gradients, layout, root).run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return cast(Function, call)
@@ -143,6 +150,7 @@ class _Evaluation:
     policy: LoweringPolicy
     gradients: GradientTable | None
     """The gradients of a function that is differentiated already; None for any other one."""
+    layout: Layout
     root: str = ""
 
     def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
@@ -158,11 +166,11 @@ class _Evaluation:
         name, params = equation.primitive.name, equation.params
         gradient = _gradient(equation, self.gradients)
         if gradient is not None:
-            return [gradient.compute(operands, self.policy)]
+            return [gradient.compute(operands, self.policy, self.layout)]
         if name in REPLACED and not why_kept(equation):
             is_forward = self.gradients is not None
             policy = RolePolicy(self.policy, "forward") if is_forward else self.policy
-            return [compute_replaced(equation, operands, policy)]
+            return [compute_replaced(equation, operands, policy, self.layout)]
         if not _has_replaced(equation, self.gradients):
             return bind_equation(equation, operands)
         called = called_jaxpr(equation)
@@ -176,7 +184,7 @@ class _Evaluation:
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Results of a jaxpr that an equation holds, whose scopes don't begin with the root."""
-        return _Evaluation(self.policy, self.gradients).run(jaxpr, operands)
+        return _Evaluation(self.policy, self.gradients, self.layout).run(jaxpr, operands)
 
     def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
         return self._run_inner(jaxpr, operands)

@@ -67,11 +67,6 @@ class LaidOutNetwork(Protocol):
         """Return the text of all that decides the speed in a layout, but for type and batch."""
 
 
-def batch_last(images: Array) -> Array:
-    """Images (batch, height, width, channels) as (channels, height, width, batch)."""
-    return images.transpose(3, 1, 2, 0)
-
-
 def batch_first(x: Array, layout: Layout) -> Array:
     """Images of a layout as (batch, height, width, channels); other arrays unchanged."""
     return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x

@@ -23,7 +23,7 @@ from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules import composite as composite
 from pipeline.models.modules import tokens as tokens
@@ -40,7 +40,6 @@ from pipeline.models.modules.batch_norm import BatchNormModule
 from pipeline.models.modules.dense import DenseModule, add_bias
 from pipeline.models.modules.layout import (
     batch_first,
-    batch_last,
     channel_axis,
     first_without_batch_last,
     shape_nhwc,

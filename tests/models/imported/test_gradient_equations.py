@@ -17,7 +17,13 @@ from jax import Array, lax
 
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
 from pipeline.models.lowerings.problem.conv_window import make_window
-from pipeline.models.lowerings.problem.lowering import DEFAULTS, ROLES, RecordingPolicy
+from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULTS,
+    ROLES,
+    LoweringPolicy,
+    RecordingPolicy,
+)
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from tests.models.build import QUICK
 from tests.models.imported.test_with_lowerings import (
@@ -58,10 +64,15 @@ def assert_equal(ours: Any, expected: Any) -> None:
 
 
 def assert_agrees(gradients: Callable[[Any, Array], Any], weights: Any, x: Array) -> None:
-    """Values are those without lowerings, by the defaults and by other formulas."""
+    """Values are those without lowerings, by the defaults, by other formulas and in CHWN."""
     plain = jax.jit(gradients, compiler_options=QUICK)(weights, x)
-    for policy in (DEFAULTS, LastCandidate()):
-        ours = with_lowerings(gradients, policy, differentiated=True)
+    settings: tuple[tuple[LoweringPolicy, Layout], ...] = (
+        (DEFAULTS, "nhwc"),
+        (LastCandidate(), "nhwc"),
+        (DEFAULTS, "chwn"),
+    )
+    for policy, layout in settings:
+        ours = with_lowerings(gradients, policy, differentiated=True, layout=layout)
         assert_equal(jax.jit(ours, compiler_options=QUICK)(weights, x), plain)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -111,6 +111,20 @@ class LoweringChoice:
     @property
     def _layouts(self) -> tuple[TimedLayout, ...]:
         return () if self.layout_found is None else (self.layout_found,)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the layout and the lowering of each problem as JSON."""
+        computations = {problem: str(how) for problem, how in self.lowerings.chosen}
+        return {"layout": self.layout, "computations": computations}
+
+    @staticmethod
+    def from_document(document: Any) -> LoweringChoice:
+        """Return the choice that JSON describes. Raises ValueError, KeyError or TypeError."""
+        layouts: tuple[Layout, ...] = get_args(Layout)
+        layout = layouts[layouts.index(document["layout"])]
+        computations = document["computations"].items()
+        lowerings = Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations))
+        return LoweringChoice(lowerings, layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
         """AutoTune's result file: times in microseconds, the bank's part as booleans.
