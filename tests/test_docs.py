@@ -95,6 +95,12 @@ def test_the_first_run_of_the_readme_prints_what_it_shows(
     assert float(seen[1]) - digit < accuracy < float(seen[2]) + digit
 
 
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 100] == []
+
+
 def _without_results(line: str) -> str:
     """A line without what differs by version, machine and time: loss, accuracy and the folder."""
     line = re.sub(r"outputs/[\d/-]+_", "outputs/", line.strip())
