@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,100 @@ def test_no_public_class_outside_networks_shares_its_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+# fmt: off
+FILLERS = frozenset((
+    "own", "found", "given", "asked", "kept", "known", "about", "rest", "around", "one", "each",
+    "every", "others", "whole", "said", "told", "drawn", "written", "wanted", "needed",
+    "chosen", "shown", "lie",
+))
+# fmt: on
+"""Names that say nothing of a value."""
+PREPOSITION = re.compile(
+    r"_?(of|by|in|on|at|for|with|without|from|to|as|until|upon|through|around|inside|beyond)_"
+)
+CONVERSIONS = ("on_", "to_", "from_", "with_", "as_")
+"""Prepositions that the field begins names of functions with."""
+PARTICIPLE = re.compile(r"[a-z]*(ed|wn|ught|kept|told)$")
+PROSE = {
+    r"\bwhere\b": 1.8,
+    r"\bown\b": 0.8,
+    r"\b(?:that|those) of\b": 0.2,
+    r"\b(?:is|are) (?:no|none)\b": 0.5,
+}
+"""Most occurrences of a 1,000 words of docstrings and comments."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names that the package binds."""
+
+    bindings: list[str]
+    functions: list[str]
+    packings: int
+    lines: int
+
+
+@pytest.fixture(scope="module")
+def names() -> Names:
+    bindings, functions, packings, lines = [], [], 0, 0
+    for file in FILES:
+        source = file.read_text()
+        lines += source.count("\n")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.arg):
+                bindings.append(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bindings.append(node.id)
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
+                functions.append(node.name.lstrip("_"))
+            elif isinstance(node, ast.Assign):
+                packings += is_packing(node)
+    return Names(bindings, functions, packings, lines)
+
+
+def is_packing(node: ast.Assign) -> bool:
+    """Whether an assignment packs values into a tuple and unpacks them, and swaps none."""
+    target, value = node.targets[0], node.value
+    if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
+        return False
+    sides = [{ast.unparse(element) for element in side.elts} for side in (target, value)]
+    return len(value.elts) > 1 and sides[0] != sides[1]
+
+
+@pytest.mark.slow
+def test_names_are_nouns_and_verbs_of_the_field(names: Names) -> None:
+    fillers = sum(name in FILLERS for name in names.bindings)
+    assert 1000 * fillers / len(names.bindings) <= 3
+    prepositions = [
+        name
+        for name in names.functions
+        if PREPOSITION.match(name) and not name.startswith(CONVERSIONS)
+    ]
+    assert 1000 * len(prepositions) / len(names.functions) <= 6
+    participles = [name for name in names.functions if PARTICIPLE.match(name)]
+    assert 1000 * len(participles) / len(names.functions) <= 12
+
+
+@pytest.mark.slow
+def test_assignments_have_one_target(names: Names) -> None:
+    assert 1000 * names.packings / names.lines <= 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phrase", PROSE)
+def test_prose_is_plain(phrase: str) -> None:
+    text = " ".join(text for file in FILES for text in prose(file))
+    assert 1000 * len(re.findall(phrase, text, re.IGNORECASE)) / len(text.split()) <= PROSE[phrase]
+
+
+def prose(file: Path) -> Iterator[str]:
+    """Yield the docstrings of modules, classes and functions, and the comments, of a file."""
+    source = file.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
