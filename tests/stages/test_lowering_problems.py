@@ -38,7 +38,7 @@ from pipeline.training.state import StepConfig
 from pipeline.training.step import compute_gradients, make_train_step, mask_batch
 from tests import outcome
 from tests.models.imported.conftest import OWN_NETWORKS
-from tests.models.imported.own_networks import TwoConvs
+from tests.models.imported.custom_networks import TwoConvs
 from tests.models.torch_graph.golden_graphs import FOLDER
 from tests.whole_run import run
 
@@ -54,7 +54,7 @@ LAYERS = (
 )
 WRITTEN = {
     "ModelSpec": ("model.name=two_convs",),
-    "flax": ("model=flax", "model.import=own_networks:TwoConvs"),
+    "flax": ("model=flax", "model.import=custom_networks:TwoConvs"),
     "torch": ("model=torch", f"model.graph={FOLDER / 'twoconvs.torch.json'}"),
     "layers": ("model=layers", f"model.layers={LAYERS}"),
 }

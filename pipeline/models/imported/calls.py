@@ -1,4 +1,4 @@
-"""Calls of the user's own code: its parameters by name, and its errors with their line."""
+"""Calls of custom code: its parameters by name, and its errors with their line."""
 
 from __future__ import annotations
 
@@ -26,60 +26,59 @@ def make_with(
     arguments: Mapping[str, Any],
     classes: int,
     dtype: str,
-    **others: Any,
+    **optional: Any,
 ) -> Any:
-    """Call a class or a function with `arguments`, and others that it has parameters for.
+    """Call a class or a function with `arguments`, and with what else it has parameters for.
 
-    These are the number of classes, the type of activations and `others`. Raises ValueError for an
-    argument that it does not take, one that it lacks, and an error of its own.
+    That is the number of classes, the dtype of activations and `optional`. Raises ValueError if an
+    argument is unknown or missing, and for an error of the code itself.
     """
-    parameters = parameters_of(target)
-    offered = {**dict.fromkeys(CLASS_COUNTS, classes), "dtype": getattr(jnp, dtype), **others}
-    given = {name: value for name, value in offered.items() if name in parameters}
-    given |= arguments
+    names = list_parameters(target)
+    offered = {**dict.fromkeys(CLASS_COUNTS, classes), "dtype": getattr(jnp, dtype), **optional}
+    values = {name: value for name, value in offered.items() if name in names}
+    values |= arguments
     try:
-        _signature(target).bind(**given)
+        _signature(target).bind(**values)
     except TypeError as error:
-        known = ", ".join(name for name in parameters if name not in ("parent", "name"))
-        raise ValueError(f"{reference}: {error}; its parameters are {known or 'none'}") from error
-    with blaming(reference):
-        return target(**given)
+        listed = ", ".join(name for name in names if name not in ("parent", "name"))
+        raise ValueError(f"{reference}: {error}; its parameters are {listed or 'none'}") from error
+    with blame(reference):
+        return target(**values)
 
 
 def takes(target: Callable[..., Any], name: str) -> bool:
-    """Whether a function or a class has a parameter of this name."""
-    return name in parameters_of(target)
+    """Return whether a function or a class has a parameter of this name."""
+    return name in list_parameters(target)
 
 
-def parameters_of(target: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that can be given by name; none where Python can't tell."""
+def list_parameters(target: Callable[..., Any]) -> list[str]:
+    """List the names of keyword parameters; none if Python can't inspect the target."""
     try:
         parameters = _signature(target).parameters.values()
     except (TypeError, ValueError):
         return []
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [parameter.name for parameter in parameters if parameter.kind in by_name]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
 def _signature(target: Callable[..., Any]) -> inspect.Signature:
-    """Parameters of a function, or those that a class is made with."""
+    """Signature of a function, or of the `__init__` of a class without `self`."""
     if not isinstance(target, type):
         return inspect.signature(target)
-    # Of `__init__`, since a metaclass may take anything, as that of nnx does.
-    own = inspect.signature(getattr(target, "__init__"))  # noqa: B009 - mypy distrusts the attribute
-    return own.replace(parameters=list(own.parameters.values())[1:])
+    # Not of the class: a metaclass may accept anything, as nnx's does.
+    signature = inspect.signature(getattr(target, "__init__"))  # noqa: B009 - mypy distrusts it
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def call_with(
     function: Callable[..., Any], values: Sequence[Any], *, train: bool, key: Array | None = None
 ) -> Any:
-    """Call a function with values in their order, and with what it takes by name.
+    """Call a function with positional values, and with flags of training and `key` by name.
 
-    That are flags of training, and `key` where there is one. Raises TypeError where it takes fewer
-    values, or needs more.
+    Raises TypeError if it takes fewer values, or needs more.
     """
-    arguments, by_name = _arranged(function, values, train, key)
-    return function(*arguments, **by_name)
+    positional, keywords = _match_parameters(function, values, train, key)
+    return function(*positional, **keywords)
 
 
 def require_callable_with(
@@ -88,8 +87,8 @@ def require_callable_with(
     """Raise ValueError unless `call_with` can call a function with values of these names."""
     key: Any = object() if has_key else None
     try:
-        arguments, by_name = _arranged(function, values, True, key)
-        inspect.signature(function).bind(*arguments, **by_name)
+        positional, keywords = _match_parameters(function, values, True, key)
+        inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
         named = ", ".join((*TRAINS, "deterministic", *(KEYS if has_key else ())))
         raise ValueError(
@@ -98,31 +97,37 @@ def require_callable_with(
         ) from error
 
 
-def _arranged(
+def _match_parameters(
     function: Callable[..., Any], values: Sequence[Any], train: bool, key: Array | None
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by position and by name."""
+    """Return the positional and the keyword arguments of a call."""
     named: dict[str, Any] = {**dict.fromkeys(TRAINS, train), "deterministic": not train}
     named |= {} if key is None else dict.fromkeys(KEYS, key)
-    waiting, arguments, by_name = list(values), list[Any](), dict[str, Any]()
+    remaining = list(values)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
-        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        has_position = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
         if parameter.kind == parameter.VAR_POSITIONAL:
-            arguments, waiting = [*arguments, *waiting], []
-        elif parameter.name in named and positional and not by_name and waiting:
-            arguments.append(named[parameter.name])
+            positional += remaining
+            remaining = []
+        elif parameter.name in named and has_position and not keywords and remaining:
+            positional.append(named[parameter.name])
         elif parameter.name in named and parameter.kind != parameter.VAR_KEYWORD:
-            by_name[parameter.name] = named[parameter.name]
-        elif positional and waiting:
-            arguments.append(waiting.pop(0))
-    if waiting:
-        raise TypeError(f"it does not take {' and '.join(map(str, waiting))}")
-    return arguments, by_name
+            keywords[parameter.name] = named[parameter.name]
+        elif has_position and remaining:
+            positional.append(remaining.pop(0))
+    if remaining:
+        raise TypeError(f"it does not take {' and '.join(map(str, remaining))}")
+    return positional, keywords
 
 
 @contextmanager
-def blaming(reference: str) -> Iterator[None]:
-    """Raise an error of the user's code as ValueError with its file and line."""
+def blame(reference: str) -> Iterator[None]:
+    """Raise errors of custom code as UserCodeError, with their file and line."""
     try:
         yield
     except (PipelineError, UserCodeError):
@@ -134,15 +139,17 @@ def blaming(reference: str) -> Iterator[None]:
 
 
 class UserCodeError(ValueError):
-    """An error of the user's code, whose message says where it arose."""
+    """An error of custom code; the message has its file and line."""
 
 
 def _place(error: Exception) -> str:
-    """The last line of the traceback that is neither installed nor of this package."""
-    installed, own = Path(sys.prefix), Path(__file__).parents[2]
+    """Name the innermost line of the traceback outside installed packages and this one."""
+    environment = Path(sys.prefix)
+    package = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_file() and own not in file.parents and not _is_installed(file, installed):
+        is_foreign = package in file.parents or _is_installed(file, environment)
+        if file.is_file() and not is_foreign:
             return f"{file.name}, line {frame.lineno}: "
     return ""
 

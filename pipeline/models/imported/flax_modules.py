@@ -19,26 +19,26 @@ from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNe
 
 
 def adapt_module(
-    reference: str, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+    reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Make a module from a class or a function, or take the one found, and adapt it.
+    """Adapt a module, or make one from a class or a function and adapt that.
 
-    Raises ValueError for what is no module, and for one that can't be called on images.
+    Raises ValueError if it isn't a module, or can't be called with images.
     """
-    if isinstance(found, nn.Module):
+    if isinstance(target, nn.Module):
         if arguments:
             raise ValueError(f"{reference}: is a module already, so that arguments must be {{}}")
-        return _adapt_linen(reference, found, has_type=False)
-    if isinstance(found, nnx.Module):
+        return _adapt_linen(reference, target, has_type=False)
+    if isinstance(target, nnx.Module):
         raise ValueError(f"{reference}: is an nnx module already; must be its class or a function")
-    if not callable(found):
-        raise ValueError(f"{reference}: is no class, function or module, but {found!r}")
-    has_type = takes(found, "dtype")
+    if not callable(target):
+        raise ValueError(f"{reference}: is no class, function or module, but {target!r}")
+    has_type = takes(target, "dtype")
 
-    def make(**others: Any) -> Any:
-        return make_with(reference, found, arguments, classes, dtype, **others)
+    def make(**optional: Any) -> Any:
+        return make_with(reference, target, arguments, classes, dtype, **optional)
 
-    if takes(found, "rngs"):
+    if takes(target, "rngs"):
         return _adapt_nnx(reference, make, has_type)
     made = make()
     if isinstance(made, nnx.Module):
@@ -58,9 +58,9 @@ def _adapt_nnx(reference: str, make: Callable[..., Any], has_type: bool) -> Pure
     if not isinstance(abstract, nnx.Module):
         raise ValueError(f"{reference}: makes a {type(abstract).__name__}, which is no nnx module")
     require_callable_with(reference, abstract.__call__, ("images",))
-    graph, *_, others = _split(abstract)
-    if others:
-        path, variable = nnx.to_flat_state(others)[0]
+    graph, *_, unsupported = _split(abstract)
+    if unsupported:
+        path, variable = nnx.to_flat_state(unsupported)[0]
         raise ValueError(
             f"{reference}: {'/'.join(map(str, path))} is a {type(variable).__name__}; training "
             "carries nnx.Param and nnx.BatchStat alone"
@@ -77,20 +77,20 @@ class LinenNetwork:
 
     @property
     def root(self) -> str:
-        """The scope of the module itself, which flax names for its class."""
+        """The scope of the module itself, which flax names after its class."""
         return type(self.module).__name__
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Fresh variables. Raises ValueError for a collection that training does not carry."""
+        """Initialise the variables. Raises ValueError for collections that training ignores."""
 
         def call(module: Any, images: Array) -> Any:
             return call_with(module, (images,), train=False)
 
         variables = meta.unbox(nn.init(call, self.module)(key, images))
-        others = sorted(set(variables) - {PARAMS, STATISTICS})
-        if others:
+        unsupported = sorted(set(variables) - {PARAMS, STATISTICS})
+        if unsupported:
             raise ValueError(
-                f"has variables in the collection {others[0]}; training carries {PARAMS} and "
+                f"has variables in the collection {unsupported[0]}; training carries {PARAMS} and "
                 f"{STATISTICS} alone"
             )
         return variables
@@ -98,12 +98,12 @@ class LinenNetwork:
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Logits, and the statistics afterwards."""
+        """Compute the logits, and the statistics after this call."""
 
         def call(module: Any, images: Array) -> Any:
             return call_with(module, (images,), train=train)
 
-        # Streams without a key of their own, such as one for stochastic depth, use that of params.
+        # Streams without a key, such as stochastic depth's, draw from the key of params.
         keys = {} if key is None else {"dropout": key, PARAMS: jax.random.fold_in(key, 1)}
         mutable = [STATISTICS] if train else []
         logits, changed = nn.apply(call, self.module, mutable=mutable)(variables, images, rngs=keys)
@@ -112,7 +112,7 @@ class LinenNetwork:
 
 @dataclass(frozen=True)
 class NnxNetwork:
-    """An nnx module: its structure, into which variables are put."""
+    """An nnx module as its structure, merged with variables in each call."""
 
     make: Callable[..., Any]
     """Makes the module from `rngs`."""
@@ -121,55 +121,58 @@ class NnxNetwork:
     root: str = ""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Fresh variables."""
+        """Initialise the variables."""
         _, params, statistics, _, _ = _split(self.make(rngs=nnx.Rngs(key)))
         return {PARAMS: _to_dicts(params), STATISTICS: _to_dicts(statistics)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Logits, and the statistics afterwards."""
+        """Compute the logits, and the statistics after this call."""
         shapes = nnx.eval_shape(lambda: self.make(rngs=nnx.Rngs(0)))
         _, params, statistics, draws, _ = _split(shapes)
         key = jax.random.key(0) if key is None else key
         module = nnx.merge(
             self.graph,
-            _filled(params, variables[PARAMS]),
-            _filled(statistics, variables[STATISTICS]),
-            _drawing(draws, key),
+            _fill(params, variables[PARAMS]),
+            _fill(statistics, variables[STATISTICS]),
+            _start_streams(draws, key),
         )
-        # Layers that behave otherwise in training are told so, where the call does not say it.
+        # For layers that read the mode of the module instead of an argument.
         module.train() if train else module.eval()
         logits = call_with(module.__call__, (images,), train=train)
         return logits, _to_dicts(nnx.state(module, nnx.BatchStat))
 
 
 def _split(module: Any) -> tuple[Any, ...]:
-    """Structure, parameters, statistics, states of random numbers, and other variables."""
-    parts: tuple[Any, ...] = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
-    return parts
+    """Split into structure, parameters, statistics, random states and other variables."""
+    states: tuple[Any, ...] = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    return states
 
 
 def _to_dicts(state: Any) -> dict[str, Any]:
-    """Arrays of a state in nested dicts, whose keys are text also for items of a list."""
+    """Nested dicts of the arrays of a state. Keys are text, also for items of lists."""
     flat = flatten_dict(nnx.to_pure_dict(state))
     return unflatten_dict({tuple(map(str, path)): leaf for path, leaf in flat.items()})
 
 
-def _filled(state: Any, values: Mapping[str, Any]) -> Any:
-    """A state with the values of the same paths."""
+def _fill(state: Any, values: Mapping[str, Any]) -> Any:
+    """Put the values into a state by their paths, and return it."""
     flat = flatten_dict(dict(values))
-    own = {path: flat[tuple(map(str, path))] for path in flatten_dict(nnx.to_pure_dict(state))}
-    nnx.replace_by_pure_dict(state, unflatten_dict(own))
+    paths = flatten_dict(nnx.to_pure_dict(state))
+    filled = {path: flat[tuple(map(str, path))] for path in paths}
+    nnx.replace_by_pure_dict(state, unflatten_dict(filled))
     return state
 
 
-def _drawing(state: Any, key: Array) -> Any:
-    """States of random numbers at their start, each stream with a key of its own."""
+def _start_streams(state: Any, key: Array) -> Any:
+    """Random states at their start. The keys of streams are folded from `key` by number."""
 
     def start(number: int, shape: Any) -> Array:
         is_key = jnp.issubdtype(shape.dtype, jax.dtypes.prng_key)
         return jax.random.fold_in(key, number) if is_key else jnp.zeros(shape.shape, shape.dtype)
 
     leaves, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(structure, [start(*pair) for pair in enumerate(leaves)])
+    return jax.tree.unflatten(
+        structure, [start(number, leaf) for number, leaf in enumerate(leaves)]
+    )

@@ -1,10 +1,10 @@
-"""Gradients of replaced equations, recognised in a function that is differentiated already.
+"""Gradients of replaced equations, recognised in a function that computes gradients.
 
 JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
-and pads, those of a product as products, and the gradient of max pooling as a scatter. What it
-writes is found by asking it: every equation that a lowering computes is differentiated alone, and
-an equation of the function with the same primitive, parameters and shapes is that gradient,
-whatever its operands are. So no pads are inverted, and what JAX doesn't write stays as it is.
+and pads, the gradients of a product as products, and the gradient of max pooling as a scatter. To
+find these, every equation that a lowering computes is differentiated alone. An equation of the
+function with the same primitive, parameters and shapes is its gradient, for any operands. So no
+pads are inverted, and no pattern depends on the version of JAX.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class RolePolicy:
-    """A policy that is asked for one role alone; the others get the default."""
+    """A policy for one role. The other roles have the default."""
 
     policy: LoweringPolicy
     role: Role
@@ -61,7 +61,7 @@ class Gradient:
     operand: int
     """Number of the operand of `forward` that it is the gradient by: images or rows, kernel."""
     cotangent: int
-    """Number of the gradient's own operand that is the cotangent."""
+    """Number of the gradient's operand that is the cotangent."""
     permutation: tuple[int, ...] | None
     """The transpose that JAX applies to the result; None without one."""
 
@@ -72,19 +72,20 @@ class Gradient:
 
     def compute(self, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout) -> Array:
         """Compute the equation's result by the lowering that the policy chooses for the role."""
-        other, cotangent = operands[1 - self.cotangent], operands[self.cotangent]
+        cotangent = operands[self.cotangent]
+        other = operands[1 - self.cotangent]
         if self.forward.primitive.name == CONVOLUTION and self.operand == 0:
             other = _restore_kernel(self.forward, other)
         shape = _shape(self.forward.invars[self.operand])
-        # Nothing reads the values of an operand that the forward equation is linear in.
+        # The gradient by a linear operand doesn't read its values.
         is_linear = self.forward.primitive.name != MAXIMA
         primal = jnp.zeros(shape.shape, shape.dtype) if is_linear else other
-        chosen = RolePolicy(policy, self.role)
+        role_policy = RolePolicy(policy, self.role)
 
         def compute(value: Array) -> Array:
             values = [other, other] if is_linear else [other]
             values[self.operand] = value
-            return compute_replaced(self.forward, values, chosen, layout)
+            return compute_replaced(self.forward, values, role_policy, layout)
 
         (result,) = jax.vjp(compute, primal)[1](cotangent)
         return result if self.permutation is None else result.transpose(_invert(self.permutation))
@@ -97,7 +98,7 @@ class GradientTable:
     derived: Mapping[Key, Gradient]
 
     def find(self, equation: core.JaxprEqn) -> Gradient | None:
-        """Return what an equation is the gradient of; None for any other equation."""
+        """Return an equation as a gradient; None if it isn't one."""
         if equation.primitive.name not in self.primitives:
             return None
         return self.derived.get(_key(equation))
@@ -125,8 +126,11 @@ def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
         seen.add(key)
         for operand in range(len(equation.invars)):
             entry = _derive(equation, operand)
-            if entry is not None and entry[0] not in seen:
-                derived.setdefault(*entry)
+            if entry is None:
+                continue
+            gradient_key, gradient = entry
+            if gradient_key not in seen:
+                derived.setdefault(gradient_key, gradient)
     return GradientTable(derived)
 
 
@@ -167,7 +171,8 @@ def _derive(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None
         return None
     (equation,) = reading
     position = next(n for n, atom in enumerate(equation.invars) if atom is cotangent)
-    other, (output,) = equation.invars[1 - position], jaxpr.outvars
+    other = equation.invars[1 - position]
+    output = jaxpr.outvars[0]
     is_rotated = forward.primitive.name == CONVOLUTION and operand == 0
     if is_rotated != all(other is not value for value in values):
         return None
@@ -181,13 +186,14 @@ def _derive(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None
 
 
 def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
-    """Return the kernel of which JAX makes `rotated` for the gradient by the images.
+    """Return the kernel that JAX has rotated for the gradient by the images.
 
-    It rotates the kernel by 180 degrees, and moves the groups from its features, of which they are
-    the outer part, to its channels.
+    JAX rotates it by 180 degrees, and moves the groups from the features, where they are the outer
+    part, to the channels.
     """
     features, channels, *spatial = forward.params["dimension_numbers"].rhs_spec
-    groups, kernel = forward.params["feature_group_count"], lax.rev(rotated, spatial)
+    groups = forward.params["feature_group_count"]
+    kernel = lax.rev(rotated, spatial)
     if groups == 1:
         return kernel
     shape = list(kernel.shape)

@@ -1,4 +1,4 @@
-"""Networks that are the user's own code, as a flax module."""
+"""Networks of custom code, as a flax module."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from pipeline.models.imported.calls import blaming
+from pipeline.models.imported.calls import blame
 
-PARAMS, STATISTICS = "params", "batch_stats"
+PARAMS = "params"
+STATISTICS = "batch_stats"
 Variables = Mapping[str, Any]
 """Nested dicts of arrays under `params` and `batch_stats`."""
 
@@ -23,36 +24,36 @@ class PureNetwork(Protocol):
 
     @property
     def root(self) -> str:
-        """Scope around the whole network, which is no layer; "" where there is none."""
+        """Scope around the whole network, which isn't a layer; "" without one."""
 
     @property
     def has_type(self) -> bool:
-        """Whether it was made for the recipe's type of activations."""
+        """Whether it was made for the recipe's dtype of activations."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Fresh parameters, and statistics where it has any, for images (1, H, W, C) float32.
+        """Initialise parameters and statistics for images (1, H, W, C) float32.
 
-        `seed` is for those that can't be drawn from a key while they are traced.
+        `seed` is for initialisers that can't draw from a key while they are traced.
         """
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Logits, and the statistics afterwards. There is a key for random draws in training."""
+        """Compute the logits, and the statistics after this call. Training passes a key."""
 
 
 class ImportedNetwork(nn.Module):
-    """A network of the user's own, from images to logits.
+    """A custom network, from images to logits.
 
-    Its parameters, float32, and its batch statistics have the names that it gives them. Where it
-    can't be made for a type of activations, its images and parameters are cast to that type.
+    Its float32 parameters and its batch statistics keep their names. If it can't be made for a
+    dtype of activations, its images and parameters are cast to that dtype.
     """
 
     network: PureNetwork
     reference: str
     """The value of `import`, for messages."""
     dtype: str
-    """Type of the activations."""
+    """Dtype of the activations."""
     seed: int = 0
     """The recipe's seed, for initialisers that can't draw from a key."""
 
@@ -60,11 +61,11 @@ class ImportedNetwork(nn.Module):
     def __call__(self, images: Array, train: bool) -> Array:
         """Logits (batch, ..., classes), float32, of images (batch, height, width, channels).
 
-        Raises ValueError, which names the line, for an error of the user's code, for a parameter
-        that is not float32, and for a result that is not one array.
+        Raises ValueError for an error of the custom code, with its line, for a parameter that isn't
+        float32, and for a result that isn't one array.
         """
         if self.is_initializing():
-            self._put(self._fresh(images))
+            self._put(self._initialise(images))
         variables = {name: _plain(self.variables.get(name, {})) for name in (PARAMS, STATISTICS)}
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
         # No method, since flax would put a scope around it.
@@ -85,8 +86,8 @@ class ImportedNetwork(nn.Module):
                 self.put_variable(collection, name, value)
 
     @nn.nowrap
-    def _fresh(self, images: Array) -> Variables:
-        with blaming(self.reference):
+    def _initialise(self, images: Array) -> Variables:
+        with blame(self.reference):
             variables = self.network.init(self.make_rng(PARAMS), images, self.seed)
         parameters = flatten_dict(dict(variables.get(PARAMS, {})), sep="/")
         if not parameters:
@@ -104,11 +105,11 @@ class ImportedNetwork(nn.Module):
 def _compute(
     module: ImportedNetwork, variables: Variables, images: Array, key: Array | None, train: bool
 ) -> tuple[Array, Variables]:
-    """Logits float32, and the statistics afterwards."""
+    """Compute logits in float32, and the statistics after this call."""
     inputs = dict(variables)
     if not module.network.has_type:
         images, inputs[PARAMS] = _cast((images, inputs[PARAMS]), module.dtype)
-    with blaming(module.reference):
+    with blame(module.reference):
         logits, statistics = module.network.apply(inputs, images, key, train=train)
     if not isinstance(logits, jax.Array) or logits.ndim < 2:
         is_array = isinstance(logits, jax.Array)
@@ -116,7 +117,7 @@ def _compute(
         raise ValueError(
             f"{module.reference}: returns {actual}; must return logits (batch, classes) alone"
         )
-    # A loop carries them, so that their types must stay.
+    # A loop carries them, so their dtypes must stay.
     statistics = jax.tree.map(
         lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
     )
@@ -128,7 +129,7 @@ def _cast(tree: Any, dtype: str) -> Any:
 
 
 def _plain(tree: Any) -> Any:
-    """The tree as dicts, which flax freezes."""
+    """Plain dicts of a tree, in place of flax's frozen ones."""
     if isinstance(tree, Mapping):
         return {name: _plain(value) for name, value in tree.items()}
     return tree

@@ -24,20 +24,22 @@ from pipeline.models.imported.imported_network import PARAMS, PureNetwork, Varia
 
 
 def adapt_functions(
-    reference: str, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+    reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Get the two functions from what was found, and adapt them.
+    """Adapt a pair of functions, or the pair that a function returns.
 
-    Raises ValueError for what neither is nor returns such functions.
+    Raises ValueError if there is no such pair.
     """
-    pair, has_type = _pair_of(found), False
+    pair = _as_pair(target)
+    has_type = False
     if pair is None:
-        if not callable(found):
+        if not callable(target):
             raise ValueError(f"{reference}: is neither a function nor has it init and apply")
-        made = make_with(reference, found, arguments, classes, dtype)
+        made = make_with(reference, target, arguments, classes, dtype)
         if isinstance(made, nn.Module | nnx.Module):
             raise ValueError(f"{reference}: is a flax module, which model=flax takes")
-        pair, has_type = _pair_of(made), takes(found, "dtype")
+        pair = _as_pair(made)
+        has_type = takes(target, "dtype")
     elif arguments:
         raise ValueError(f"{reference}: has init and apply itself, so that arguments must be {{}}")
     if pair is None:
@@ -52,8 +54,8 @@ def adapt_functions(
     return FunctionNetwork(initialise, compute, has_type)
 
 
-def _pair_of(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The functions init and apply of a pair or of an object that has them; else None."""
+def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Return init and apply of a pair, or of an object that has them; else None."""
     if hasattr(value, "init") and hasattr(value, "apply") and not isinstance(value, type):
         return value.init, value.apply
     is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))
@@ -74,13 +76,13 @@ class FunctionNetwork:
     root: str = ""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Fresh parameters in nested dicts, by their paths in the function's own pytree."""
+        """Initialise the parameters, in nested dicts by their paths in the pytree."""
         return {PARAMS: _to_dicts(self._parameters(key, images))}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Logits; there are no statistics."""
+        """Compute the logits. There are no statistics."""
         key = jax.random.key(0) if key is None else key
         blank = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
         structure = jax.eval_shape(self._parameters, key, blank)
@@ -93,13 +95,13 @@ class FunctionNetwork:
 
 
 def _to_dicts(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree in nested dicts, an item of a sequence under its number."""
+    """Nested dicts of the leaves of a pytree. Items of sequences have numbers as keys."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
 
 def _from_dicts(values: Mapping[str, Any], structure: Any) -> Any:
-    """The pytree of this structure whose leaves `_to_dicts` has put into dicts."""
+    """Restore the pytree that `_to_dicts` made into dicts."""
     flat = flatten_dict(dict(values))
     return jax.tree.map_with_path(lambda path, _: flat[_names(path)], structure)
 

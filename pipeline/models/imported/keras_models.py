@@ -28,36 +28,36 @@ Shape = tuple[int, ...]
 
 
 def adapt_model(
-    reference: str, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+    reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
     """Adapt a model, or the model that a function or a class makes.
 
-    Raises ValueError where Keras is not installed or computes with another backend, for what is no
-    model, and for a model that was made to compute in another type.
+    Raises ValueError if Keras isn't installed or computes with another backend, and if `target`
+    isn't a model or computes in another dtype.
     """
     keras = _import_keras(reference)
-    if isinstance(found, keras.Model):
+    if isinstance(target, keras.Model):
         if arguments:
             raise ValueError(f"{reference}: is a model already, so that arguments must be {{}}")
-        own = found.dtype_policy.compute_dtype
-        if own != dtype:
+        compute_dtype = target.dtype_policy.compute_dtype
+        if compute_dtype != dtype:
             raise ValueError(
-                f"{reference}: is a model that computes in {own}, where the recipe says {dtype}; "
-                "must be a function that returns a model"
+                f"{reference}: is a model that computes in {compute_dtype}, where the recipe says "
+                f"{dtype}; must be a function that returns a model"
             )
-        return KerasNetwork(reference, lambda seed: found)
+        return KerasNetwork(reference, lambda seed: target)
 
     def make(seed: int) -> Any:
         with _session(keras, seed, POLICIES[dtype]):
-            model = make_with(reference, found, arguments, classes, dtype)
+            model = make_with(reference, target, arguments, classes, dtype)
         if not isinstance(model, keras.Model):
             raise ValueError(
                 f"{reference}: makes a {type(model).__name__}, which is no keras.Model"
             )
         return model
 
-    if not callable(found):
-        raise ValueError(f"{reference}: is no function, class or model of Keras, but {found!r}")
+    if not callable(target):
+        raise ValueError(f"{reference}: is no function, class or model of Keras, but {target!r}")
     return KerasNetwork(reference, make)
 
 
@@ -78,25 +78,27 @@ def _import_keras(reference: str) -> Any:
 
 @contextmanager
 def _session(keras: Any, seed: int, policy: str) -> Iterator[None]:
-    """Keras as in a fresh process: names start at their first number, draws at the seed.
+    """Reset Keras to the state of a fresh process: numbers in names, draws from the seed.
 
-    Its type of layers, and the generators of Python and numpy that it seeds, are put back after.
+    Its dtype policy and the generators of Python and NumPy, which it seeds, are restored.
     """
-    before, states = keras.config.dtype_policy(), (random.getstate(), np.random.get_state())
+    policy_before = keras.config.dtype_policy()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(policy)
     try:
         yield
     finally:
-        keras.config.set_dtype_policy(before)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        keras.config.set_dtype_policy(policy_before)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 @dataclass(frozen=True)
 class KerasNetwork:
-    """A model of Keras, called without changing its own variables."""
+    """A model of Keras, called without changing its variables."""
 
     reference: str
     make: Callable[[int], Any]
@@ -114,32 +116,29 @@ class KerasNetwork:
         model = self._model(seed, images.shape[1:])
         _refuse_softmax(model)
         with jax.ensure_compile_time_eval():
-            params, others = (
-                {_path(model, variable): jnp.asarray(variable.value) for variable in variables}
-                for variables in (model.trainable_variables, _carried(model))
-            )
-        return {PARAMS: unflatten_dict(params), STATISTICS: unflatten_dict(others)}
+            params = _read_values(model, model.trainable_variables)
+            statistics = [v for v in model.non_trainable_variables if not _is_seed(v)]
+            return {PARAMS: params, STATISTICS: _read_values(model, statistics)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Logits, and what the layers leave in variables that are not trained.
+        """Compute the logits, and the variables that aren't trained after this call.
 
-        Generators of random numbers start from the key in every step. Raises ValueError for a model
-        with losses of its own.
+        Random generators start from the key in every step. Raises ValueError for a model that adds
+        losses.
         """
         model = self._model(next(iter(self._models), 0), images.shape[1:])
-        params, others = (
-            flatten_dict(dict(variables[collection])) for collection in (PARAMS, STATISTICS)
-        )
+        params = flatten_dict(dict(variables[PARAMS]))
+        statistics = flatten_dict(dict(variables[STATISTICS]))
         trained = [params[_path(model, variable)] for variable in model.trainable_variables]
         key = jax.random.key(0) if key is None else key
-        rest = [
-            _draw(key, number) if _is_seed(variable) else others[_path(model, variable)]
+        untrained = [
+            _draw(key, number) if _is_seed(variable) else statistics[_path(model, variable)]
             for number, variable in enumerate(model.non_trainable_variables)
         ]
         logits, changed, losses = model.stateless_call(
-            trained, rest, images, training=train, return_losses=True
+            trained, untrained, images, training=train, return_losses=True
         )
         if losses:
             raise ValueError(
@@ -147,13 +146,13 @@ class KerasNetwork:
                 "recipe's loss does not count; leave them out, as for train.optimizer.weight_decay"
             )
         pairs = zip(model.non_trainable_variables, changed, strict=True)
-        after = {_path(model, one): value for one, value in pairs if not _is_seed(one)}
+        after = {_path(model, v): value for v, value in pairs if not _is_seed(v)}
         return logits, unflatten_dict(after) if train else variables[STATISTICS]
 
     def _model(self, seed: int, image: Shape) -> Any:
-        """The model, with its variables."""
+        """Return the built model of a seed."""
         if seed not in self._models:
-            # Called while a program is traced: weights must be arrays nevertheless.
+            # A program is being traced, but weights must be arrays.
             with jax.ensure_compile_time_eval():
                 model = self.make(seed)
                 if not model.built:
@@ -162,9 +161,11 @@ class KerasNetwork:
         return self._models[seed]
 
 
-def _carried(model: Any) -> list[Any]:
-    """Variables that are not trained, but for states of random numbers."""
-    return [variable for variable in model.non_trainable_variables if not _is_seed(variable)]
+def _read_values(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
+    """Nested dicts of the values of variables, by path."""
+    flat = {_path(model, variable): jnp.asarray(variable.value) for variable in variables}
+    values: dict[str, Any] = unflatten_dict(flat)
+    return values
 
 
 def _is_seed(variable: Any) -> bool:
@@ -172,9 +173,10 @@ def _is_seed(variable: Any) -> bool:
 
 
 def _path(model: Any, variable: Any) -> Path:
-    """The path of a variable without the name of the model, which no scope has either."""
-    first, *rest = variable.path.split("/")
-    return tuple(rest) if first == model.name and rest else (first, *rest)
+    """Path of a variable without the name of the model, as in scopes."""
+    path: list[str] = variable.path.split("/")
+    starts_at_model = path[0] == model.name and len(path) > 1
+    return tuple(path[1:] if starts_at_model else path)
 
 
 def _draw(key: Array, number: int) -> Array:

@@ -1,6 +1,6 @@
-"""Networks that a recipe imports from the user's own code: `model=flax`, `function`, `keras`.
+"""Networks that a recipe imports from custom code: `model=flax`, `function`, `keras`.
 
-The command line names that code with `--plugin`; a recipe alone runs none.
+The command line names the code with `--plugin`. A recipe alone never runs code.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 
 class ImportedModelSpec(ModelSpec):
-    """Base of the networks that are code of the user's own.
+    """Base of networks of custom code.
 
-    `import: nets:MyNet` names a class or a function. It is called with `arguments`, and besides
-    with the number of classes where it has a parameter `classes` or `num_classes`, and with the
-    recipe's type of activations where it has a parameter `dtype`, unless `arguments` give them.
+    `import: nets:MyNet` names a class or a function. It is called with `arguments`. If it has a
+    parameter `classes` or `num_classes` it gets the number of classes, and with a parameter `dtype`
+    the recipe's dtype of activations, unless `arguments` has them.
     """
 
-    init: InitRules  # type: ignore[assignment]  # all others are its own
+    init: InitRules  # type: ignore[assignment]  # other keys would not apply
     arguments: dict[str, Any]
-    """Values in which `$classes` stands for the dataset's number of classes."""
-    # A keyword of Python, which no class can have as a field in another way.
+    """Values. `$classes` in them is replaced by the dataset's number of classes."""
+    # A keyword of Python can't be declared as a field in another way.
     __annotations__["import"] = "str | None"
 
     @property
     def reference(self) -> str:
-        """The value of `import`. Raises ValueError where it is null."""
-        given: str | None = getattr(self, "import")
-        if given is None:
+        """The value of `import`. Raises ValueError if it is null."""
+        reference: str | None = getattr(self, "import")
+        if reference is None:
             raise ValueError(
                 f"import = null: must name the network as module:name, as model={self.name} "
                 "model.import=nets:MyNet with --plugin nets.py"
             )
-        return given
+        return reference
 
     def find(self) -> Any:
         """Return what `import` names.
 
-        Raises ValueError, which begins with the key, where the command line loads nothing like it.
+        Raises ValueError, which begins with the key, if no plug-in has it.
         """
         reference = self.reference
         try:
@@ -57,7 +57,7 @@ class ImportedModelSpec(ModelSpec):
             raise ValueError(f"import = {error}") from error
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """An `ImportedNetwork`. Raises ValueError where the user's code can't be called so."""
+        """Make an `ImportedNetwork`. Raises ValueError if the code can't be called like this."""
         from pipeline.models.imported.imported_network import ImportedNetwork
 
         arguments = _with_classes(self.arguments, classes)
@@ -66,31 +66,31 @@ class ImportedModelSpec(ModelSpec):
 
     @abstractmethod
     def adapt(
-        self, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+        self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """The network as pure functions. Raises ValueError for what is none of this kind."""
+        """Return the network as pure functions. Raises ValueError for another kind of object."""
 
 
 @part("model")
 class FlaxModule(ImportedModelSpec):
     """A module of flax: a class of `flax.linen` or `flax.nnx`, or a function that returns one.
 
-    It is called with images (batch, height, width, channels) float32 and with those of `train`,
-    `training`, `is_training` and `deterministic` that its `__call__` takes; an nnx module is
-    switched by `train()` and `eval()` besides. It returns logits (batch, classes). Parameters
-    are float32; batch statistics are carried, and dropout draws from the recipe's seed. Its
-    initialisers are its own, except for `init.rules`.
+    It is called with images (batch, height, width, channels) float32, and with `train`,
+    `training`, `is_training` and `deterministic` if its `__call__` has these parameters. An nnx
+    module is also switched by `train()` and `eval()`. It returns logits (batch, classes).
+    Parameters are float32. Batch statistics are carried, and dropout draws from the recipe's seed.
+    `init.rules` replaces its initialisers.
     """
 
     name: Literal["flax"] = "flax"
 
     def adapt(
-        self, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+        self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """The module as pure functions. Raises ValueError for what is no module."""
+        """Return the module as pure functions. Raises ValueError if it isn't a module."""
         from pipeline.models.imported.flax_modules import adapt_module
 
-        return adapt_module(self.reference, found, arguments, classes, dtype)
+        return adapt_module(self.reference, target, arguments, classes, dtype)
 
 
 @part("model")
@@ -108,12 +108,12 @@ class JaxFunction(ImportedModelSpec):
     name: Literal["function"] = "function"
 
     def adapt(
-        self, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+        self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """The functions as a network. Raises ValueError for what are none."""
+        """Return the functions as a network. Raises ValueError if they aren't functions."""
         from pipeline.models.imported.jax_functions import adapt_functions
 
-        return adapt_functions(self.reference, found, arguments, classes, dtype)
+        return adapt_functions(self.reference, target, arguments, classes, dtype)
 
 
 @part("model")
@@ -129,16 +129,16 @@ class KerasModel(ImportedModelSpec):
     name: Literal["keras"] = "keras"
 
     def adapt(
-        self, found: Any, arguments: Mapping[str, Any], classes: int, dtype: str
+        self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """The model as pure functions. Raises ValueError for another backend, or no model."""
+        """Return the model as pure functions. Raises ValueError for another backend or object."""
         from pipeline.models.imported.keras_models import adapt_model
 
-        return adapt_model(self.reference, found, arguments, classes, dtype)
+        return adapt_model(self.reference, target, arguments, classes, dtype)
 
 
 def _with_classes(value: Any, classes: int) -> Any:
-    """The value with the number of classes for each `$classes` in it."""
+    """Replace `$classes` in nested values by the number of classes."""
     if isinstance(value, Mapping):
         return {key: _with_classes(inner, classes) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr that the package's lowerings compute, and why others stay as they are."""
+"""Equations of a jaxpr that the package's lowerings compute, and why others are left to XLA."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
-CONVOLUTION, PRODUCT, MAXIMA = "conv_general_dilated", "dot_general", "reduce_window_max"
+CONVOLUTION = "conv_general_dilated"
+PRODUCT = "dot_general"
+MAXIMA = "reduce_window_max"
 REPLACED = frozenset((CONVOLUTION, PRODUCT, MAXIMA))
 """Names of the primitives."""
 
 FLOATS = frozenset(("float32", "bfloat16", "float16"))
-"""Types that the lowerings compute in."""
+"""Dtypes that the lowerings compute in."""
 
 Params = Mapping[str, Any]
 Shape = tuple[int, ...]
 
 
 def why_kept(equation: Any) -> str:
-    """Return why nothing replaces an equation of one of these primitives; "" where something does.
+    """Return why no lowering computes an equation of these primitives; "" if one does.
 
-    A clause without its subject, such as "is 3-D".
+    The reason is a clause without its subject, such as "is 3-D".
     """
-    operands, (result,) = [atom.aval for atom in equation.invars], equation.outvars
-    params, dtypes = equation.params, {str(shape.dtype) for shape in (*operands, result.aval)}
+    operands = [atom.aval for atom in equation.invars]
+    result = equation.outvars[0].aval
+    dtypes = {str(shape.dtype) for shape in (*operands, result)}
     if len(dtypes) > 1:
-        return f"gives {result.aval.dtype} for {operands[0].dtype}"
+        return f"gives {result.dtype} for {operands[0].dtype}"
     if not dtypes <= FLOATS:
         return f"is of {dtypes.pop()}"
-    if any(0 in shape.shape for shape in (*operands, result.aval)):
+    if any(0 in shape.shape for shape in (*operands, result)):
         return "is of no values"
     shapes = [shape.shape for shape in operands]
     reasons = {CONVOLUTION: _why_no_conv2d, PRODUCT: _why_no_dense, MAXIMA: _why_no_pool}
-    return reasons[equation.primitive.name](params, shapes)
+    return reasons[equation.primitive.name](equation.params, shapes)
 
 
 def compute_replaced(
@@ -77,14 +80,16 @@ def _convolve(
 ) -> Array:
     """Convolve; sequences are images of one row. Groups are computed in NHWC in any layout.
 
-    Rows that a transposed convolution puts between its inputs, and negative pads, are made here:
+    Zeros between the inputs of a transposed convolution, and negative pads, are made here, since
     the gradient of `lax.pad` is a slice.
     """
     numbers = params["dimension_numbers"]
     images = operands[0].transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
     kernel = operands[1].transpose(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
-    pads, strides = tuple(params["padding"]), tuple(params["window_strides"])
-    between, dilation = tuple(params["lhs_dilation"]), tuple(params["rhs_dilation"])
+    pads = tuple(params["padding"])
+    strides = tuple(params["window_strides"])
+    dilation = tuple(params["rhs_dilation"])
+    between = tuple(params["lhs_dilation"])
     if any(step > 1 for step in between) or any(edge < 0 for pad in pads for edge in pad):
         inner = [(*pad, step - 1) for pad, step in zip(pads, between, strict=True)]
         zero = jnp.zeros((), images.dtype)
@@ -92,8 +97,11 @@ def _convolve(
         pads = tuple((0, 0) for _ in pads)
     is_sequence = len(strides) == 1
     if is_sequence:
-        images, kernel = images[:, None], kernel[None]
-        pads, strides, dilation = ((0, 0), *pads), (1, *strides), (1, *dilation)
+        images = images[:, None]
+        kernel = kernel[None]
+        pads = ((0, 0), *pads)
+        strides = (1, *strides)
+        dilation = (1, *dilation)
     groups = params["feature_group_count"]
     if layout == "chwn" and groups == 1:
         moved = conv2d_chwn(
@@ -128,14 +136,14 @@ def _why_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
 
 
 def _multiply(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
-    """The product with a kernel, whose inputs and whose features may each have several axes."""
+    """Multiply rows with a kernel. Inputs and features may have several axes."""
     inputs, kernel = operands
     contracted = len(params["dimension_numbers"][0][1])
-    kept, features = inputs.shape[: inputs.ndim - contracted], kernel.shape[contracted:]
-    channels = prod(kernel.shape[:contracted])
-    rows, matrix = inputs.reshape(*kept, channels), kernel.reshape(channels, -1)
-    by_rows = (((rows.ndim - 1,), (0,)), ((), ()))
-    return dense_product(policy)(rows, matrix, by_rows).reshape(*kept, *features)
+    batch = inputs.shape[: inputs.ndim - contracted]
+    rows = inputs.reshape((*batch, prod(kernel.shape[:contracted])))
+    matrix = kernel.reshape(rows.shape[-1], -1)
+    numbers = (((rows.ndim - 1,), (0,)), ((), ()))
+    return dense_product(policy)(rows, matrix, numbers).reshape(batch + kernel.shape[contracted:])
 
 
 def _why_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
@@ -147,9 +155,9 @@ def _why_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
 
 
 def _pooled_axes(params: Params) -> tuple[int, int] | None:
-    """The two axes of four that windows reach over; None where there are others."""
-    window, strides = params["window_dimensions"], params["window_strides"]
-    axes = zip(window, strides, params["padding"], strict=True)
+    """Return the height and width axes of images of four axes; None if windows span others."""
+    window = params["window_dimensions"]
+    axes = zip(window, params["window_strides"], params["padding"], strict=True)
     still = [size == step == 1 and tuple(pad) == (0, 0) for size, step, pad in axes]
     if len(window) != 4 or not still[0]:
         return None
@@ -163,16 +171,13 @@ def _pool(
     params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
     axes = _pooled_axes(params)
-    assert axes is not None, "that is why it would be kept"
-    (images,) = operands
+    assert axes is not None, "why_kept has returned a reason"
     channels_first = axes == (2, 3)
-    images = images.transpose(0, 2, 3, 1) if channels_first else images
-    rows, columns = axes
-
-    def over(key: str) -> tuple[Any, Any]:
-        return params[key][rows], params[key][columns]
-
-    window, strides, pads = over("window_dimensions"), over("window_strides"), over("padding")
+    images = operands[0].transpose(0, 2, 3, 1) if channels_first else operands[0]
+    window, strides, pads = (
+        (params[key][axes[0]], params[key][axes[1]])
+        for key in ("window_dimensions", "window_strides", "padding")
+    )
     if layout == "chwn":
         result = batch_last(pool_max(batch_last(images), window, strides, pads, policy))
     else:
@@ -181,10 +186,10 @@ def _pool(
 
 
 def _unusual(params: Params) -> str:
-    """A setting of a product or a convolution that the package's own have not."""
+    """Name a setting of a product or a convolution that no lowering has; "" without one."""
     precision = params["precision"]
-    each = precision if isinstance(precision, tuple) else (precision,)
-    wanted = [one for one in each if one not in (None, lax.Precision.DEFAULT)]
-    if wanted:
-        return f"asks for precision {wanted[0]}"
+    precisions = precision if isinstance(precision, tuple) else (precision,)
+    unusual = [p for p in precisions if p not in (None, lax.Precision.DEFAULT)]
+    if unusual:
+        return f"asks for precision {unusual[0]}"
     return "" if params["out_sharding"] is None else "has a sharding"

@@ -1,18 +1,17 @@
 """Any JAX function with its convolutions, dense products and max pooling computed as a policy says.
 
-The function is traced to a jaxpr, which is evaluated equation by equation; those that the package
-can lower are replaced by its own functions, all others repeated. So it does not matter what wrote
-them: linen, nnx, Keras or `jax.lax` itself. To intercept calls of modules would reach `nn.Conv` and
-`nn.Dense` alone, since `nn.max_pool` is a function, and need other code for each framework.
+The function is traced to a jaxpr, which is evaluated equation by equation. Equations that the
+package can lower are replaced, all others repeated. So any framework can have written them: linen,
+nnx, Keras or `jax.lax` itself. Intercepting the calls of modules would reach `nn.Conv` and
+`nn.Dense` alone, since `nn.max_pool` is a function, and need code for each framework.
 
 The loss of a recipe's step is rewritten before it is differentiated, and so is an evaluation
-(`StepConfig.lower`). A custom step has its gradients already, which are recognised
-(`gradient_equations`). A network whose layers ask the policy themselves (`lowers_itself`) stays as
-it is: they know layouts that a jaxpr doesn't show, and their other products would change last
-digits.
+(`StepConfig.lower`). A custom step computes gradients, which are recognised (`gradient_equations`).
+A network whose layers ask the policy themselves (`lowers_itself`) isn't rewritten, because its
+layers use layouts that a jaxpr doesn't show, and its other products would change last digits.
 
-Named scopes are kept. Loops, branches and `jax.checkpoint` stay, around a replaced body. Rules of
-`jax.custom_jvp` and `jax.custom_vjp` stay, and what these functions compute is not replaced.
+Named scopes stay, and so do loops, branches and `jax.checkpoint` around a replaced body. Functions
+with rules of `jax.custom_jvp` and `jax.custom_vjp` are repeated as they are.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 RULED = ("custom_jvp_call", "custom_vjp_call")
-"""Primitives with a rule of their own for derivatives."""
+"""Primitives with a custom rule for derivatives."""
 CHECKPOINTS = ("checkpoint", "remat2")
 """Primitives of `jax.checkpoint`."""
 
 
 @dataclass(frozen=True)
 class KeptOperation:
-    """A convolution or max pooling that nothing replaces."""
+    """A convolution or max pooling that is left to XLA."""
 
     primitive: str
     scope: str
-    """The layer that it is in; empty outside of all."""
+    """The layer that it is in; empty outside of layers."""
     why: str
     """A clause without its subject, such as "is 3-D"."""
 
@@ -81,7 +80,7 @@ class KeptOperation:
 
 
 def lowers_itself(network: Any) -> bool:
-    """Return whether the layers of a network ask a policy, so that nothing need be replaced."""
+    """Return whether the layers of a network ask the policy themselves."""
     return bool(getattr(network, "lowers_itself", False))
 
 
@@ -103,10 +102,9 @@ def with_lowerings(
     `root` are the scopes around the network, joined by slashes, of which the outermost stays. Tied
     values of max pooling share its gradient. The result is differentiable in reverse mode only.
 
-    `differentiated` says that the function computes gradients itself, such as a step of training:
-    those of replaced operations are replaced, too, and the policy is asked for the roles that the
-    function computes alone. `layout` is the one that images are convolved and pooled in; those of
-    the function stay as they are.
+    `differentiated` means that the function computes gradients, such as a step of training. They
+    are replaced too, and the policy is asked for the roles that the function computes alone.
+    `layout` is the order of axes in which images are convolved and pooled.
     """
 
     def call(*arguments: Any) -> Any:
@@ -122,7 +120,7 @@ def with_lowerings(
 def list_kept(
     function: Callable[..., Any], *arguments: Any, root: str = "", differentiated: bool = False
 ) -> tuple[KeptOperation, ...]:
-    """List the convolutions and max pooling that `with_lowerings` does not replace, by tracing."""
+    """List the convolutions and max pooling that `with_lowerings` leaves to XLA, by tracing."""
     closed = jax.make_jaxpr(function)(*arguments)
     gradients = find_gradients(closed.jaxpr) if differentiated else None
     return tuple(dict.fromkeys(_kept_in(closed.jaxpr, gradients, root)))
@@ -138,8 +136,8 @@ def _kept_in(
         is_ruled = any(call.primitive.name in RULED for call in outer)
         if is_ruled or not _is_replaced(equation, gradients):
             why = "has its own derivative" if is_ruled else why_kept(equation)
-            first, *others = (*outer, equation)
-            scopes = (_scope(first, root, ""), *map(scope_of, others))
+            nested = [*outer, equation]
+            scopes = (_scope(nested[0], root, ""), *map(scope_of, nested[1:]))
             yield KeptOperation(name, "/".join(filter(None, scopes)), why)
 
 
@@ -149,21 +147,22 @@ class _Evaluation:
 
     policy: LoweringPolicy
     gradients: GradientTable | None
-    """The gradients of a function that is differentiated already; None for any other one."""
+    """The gradients in a function that computes them; None for any other function."""
     layout: Layout
     root: str = ""
 
     def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-        """Results of a jaxpr for its operands."""
+        """Evaluate a jaxpr for its operands."""
         return walk(jaxpr, operands, self._compute_in_scope, lambda _, constant: constant)
 
     def _compute_in_scope(self, equation: Any, operands: list[Any]) -> list[Any]:
         scope = _scope(equation, self.root, self.root.partition("/")[0])
-        with _in_scope(scope), equation.ctx.manager:
+        with _enter_scope(scope), equation.ctx.manager:
             return self._compute(equation, operands)
 
     def _compute(self, equation: Any, operands: list[Any]) -> list[Any]:
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        params = equation.params
         gradient = _gradient(equation, self.gradients)
         if gradient is not None:
             return [gradient.compute(operands, self.policy, self.layout)]
@@ -183,7 +182,7 @@ class _Evaluation:
         return body(*operands)
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-        """Results of a jaxpr that an equation holds, whose scopes don't begin with the root."""
+        """Evaluate a jaxpr inside an equation, whose scopes don't begin with the root."""
         return _Evaluation(self.policy, self.gradients, self.layout).run(jaxpr, operands)
 
     def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
@@ -200,7 +199,7 @@ def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bo
 
 
 def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
-    """Whether an equation holds others that are replaced, and is no function with its own rule."""
+    """Whether an equation without a custom rule holds equations that are replaced."""
     return _is_repeated(equation) and any(
         all(map(_is_repeated, outer)) and _is_replaced(inner, gradients)
         for jaxpr in inner_jaxprs(equation)
@@ -209,7 +208,7 @@ def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> b
 
 
 def _is_repeated(equation: core.JaxprEqn) -> bool:
-    """Whether an equation is a call without its own rule, a loop or branches."""
+    """Whether an equation is a call without a custom rule, a loop or branches."""
     name = equation.primitive.name
     return name not in RULED and (name in FLOW or called_jaxpr(equation) is not None)
 
@@ -223,8 +222,8 @@ def _scope(equation: Any, root: str, replacement: str) -> str:
 
 
 @contextmanager
-def _in_scope(scope: str) -> Iterator[None]:
-    # One by one, since transformations mark the outermost alone: `jvp(Net)/conv`.
+def _enter_scope(scope: str) -> Iterator[None]:
+    # Separately, since transformations mark the outermost scope only: `jvp(Net)/conv`.
     with ExitStack() as stack:
         for name in filter(None, scope.split("/")):
             stack.enter_context(jax.named_scope(name))

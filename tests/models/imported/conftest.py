@@ -12,7 +12,7 @@ from flax import linen as nn
 from pipeline.core.plugins.loading import VARIABLE, load_named
 from pipeline.core.registry import parts
 
-OWN_NETWORKS = Path(__file__).with_name("own_networks.py")
+OWN_NETWORKS = Path(__file__).with_name("custom_networks.py")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,12 @@ def imported() -> Callable[..., nn.Module]:
     """Build a network of the plug-in: (kind, name, type of activations, arguments)."""
 
     def build(kind: str, name: str, dtype: str = "float32", **arguments: Any) -> nn.Module:
-        tree = {"name": kind, "import": f"own_networks:{name}", "arguments": arguments, "init": {}}
+        tree = {
+            "name": kind,
+            "import": f"custom_networks:{name}",
+            "arguments": arguments,
+            "init": {},
+        }
         return parts("model")[kind].model_validate(tree).build(10, dtype)
 
     return build

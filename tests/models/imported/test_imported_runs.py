@@ -25,10 +25,10 @@ from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
-CONV = ["model=flax", "model.import=own_networks:ConvNet", "model.arguments.width=4"]
-NNX = ["model=flax", "model.import=own_networks:NnxNet", "model.arguments.width=4"]
-FUNCTION = ["model=function", "model.import=own_networks:perceptron"]
-VOLUME = ["model=flax", "model.import=own_networks:Volume", "dataset.train.ops=[]"]
+CONV = ["model=flax", "model.import=custom_networks:ConvNet", "model.arguments.width=4"]
+NNX = ["model=flax", "model.import=custom_networks:NnxNet", "model.arguments.width=4"]
+FUNCTION = ["model=function", "model.import=custom_networks:perceptron"]
+VOLUME = ["model=flax", "model.import=custom_networks:Volume", "dataset.train.ops=[]"]
 VOLUME += ["dataset.eval.ops=[]"]
 SHORT = ["train.steps=12", "train.sink_size=4", "checkpoint.every_steps=6"]
 
@@ -168,7 +168,7 @@ def test_what_needs_a_list_of_layers_is_refused(keys: list[str], said: str, tiny
     [
         (["model=flax"], "model.import = null: must name the network as module:name"),
         (["model=flax", "model.import=elsewhere:Net"], "add --plugin elsewhere.py"),
-        (["model=flax", "model.import=own_networks:Nothing"], "has no Nothing"),
+        (["model=flax", "model.import=custom_networks:Nothing"], "has no Nothing"),
     ],
 )
 def test_code_that_is_not_there_is_a_problem_of_the_recipe(
