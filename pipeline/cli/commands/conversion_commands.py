@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
-from pipeline.cli.commands.shared_parameters import overrides
-from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
+from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option, flag
+from pipeline.cli.commands.parameters import FilePath, OneOf, WholeNumber, overrides
 from pipeline.core.errors import UsageError
 
 MAX_SIZE = 999_999_999
@@ -58,16 +57,14 @@ CONVERT = CommandGroup(
                     was="rules",
                     help="Whose names SOURCE has; as checkpoint.rules.",
                 ),
-                Option(
+                flag(
                     "--partial",
-                    is_flag=True,
+                    text="Take what matches; as checkpoint.partial=true.",
                     was="partial",
-                    help="Take what matches; as checkpoint.partial=true.",
                 ),
                 Option(
                     "--like",
                     type=FilePath(),
-                    metavar="FILE",
                     was="like",
                     help="Write them under the names of FILE.",
                 ),
@@ -90,7 +87,7 @@ CONVERT = CommandGroup(
                     "The dataset, by name or as a custom file; keys of a recipe, such as "
                     "dataset.root=DIR.",
                 ),
-                Option("--overwrite", is_flag=True, help="Replace the records that are there."),
+                flag("--overwrite", text="Replace the records that are there."),
             ],
             example="convert records cifar dataset=cifar10 dataset.root=DIR",
         ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
-from pipeline.cli.commands.shared_parameters import (
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
+from pipeline.cli.commands.parameters import (
+    FilePath,
+    OneOf,
+    WholeNumber,
     metric_option,
     out_option,
     overrides,
     seed_option,
 )
-from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
 
 RECIPE_COMMANDS = (
     LazyCommand(
@@ -46,10 +48,9 @@ RECIPE_COMMANDS = (
         model.""",
         [
             overrides(),
-            Option(
+            flag(
                 "--check",
-                is_flag=True,
-                help="Also compile it, run some steps, and say how far off the forecast was.",
+                text="Also compile it, run some steps, and say how far off the forecast was.",
             ),
         ],
         example="forecast +recipe=lenet5_digits --check",
@@ -67,7 +68,7 @@ RECIPE_COMMANDS = (
                 "keys and parts, as for a run.",
                 may_be_run=True,
             ),
-            json_option("Print one JSON object."),
+            flag("--json", "as_json", text="Print one JSON object."),
         ],
         example="summary +recipe=resnet20_cifar10 'train.freeze=[\"!dense_0\"]'",
     ),
@@ -101,13 +102,7 @@ RECIPE_COMMANDS = (
             metric_option(
                 "What is compared: train_loss, or a metric of the evaluation.", "accuracy"
             ),
-            Option(
-                "--count",
-                type=WholeNumber(1, 1000),
-                default=3,
-                metavar="N",
-                help="Runs to propose.",
-            ),
+            Option("--count", type=WholeNumber(1, 1000), default=3, help="Runs to propose."),
             Option(
                 "--sampler",
                 type=OneOf(["tpe", "gp", "random"]),
@@ -139,12 +134,7 @@ RECIPE_COMMANDS = (
             ),
             Option("--decimal", was="decimal", help="Decimal separator."),
             Option("--encoding", was="encoding", help="Encoding of the text."),
-            Option(
-                "--no-header",
-                is_flag=True,
-                was="header",
-                help="The first line has no names.",
-            ),
+            flag("--no-header", text="The first line has no names.", was="header"),
         ],
         example="columns houses.csv",
     ),

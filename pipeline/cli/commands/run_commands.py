@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
-from pipeline.cli.commands.shared_parameters import (
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
+from pipeline.cli.commands.parameters import (
     MAX_SEED,
+    FilePath,
+    Number,
+    OneOf,
+    WholeNumber,
     layers_option,
     metric_option,
     out_option,
@@ -13,7 +17,6 @@ from pipeline.cli.commands.shared_parameters import (
     seed_option,
     what_option,
 )
-from pipeline.cli.commands.value_types import FilePath, Number, OneOf, WholeNumber
 
 SAVED_RUN = "A run that has saved a checkpoint, or one of its checkpoints."
 MAX_TOKENS = 1_000_000
@@ -60,24 +63,19 @@ RUN_COMMANDS = (
                 "'recipe-pipeline[onnx]'). ckpt: instead every checkpoint as MindSpore's "
                 "PREFIX-EPOCH_STEP.ckpt; FOLDER may hold other files.",
             ),
-            Option(
+            flag(
                 "--int8",
-                is_flag=True,
+                text="Of onnx: also model_int8.onnx, calibrated with training samples.",
                 was="int8",
-                help="Of onnx: also model_int8.onnx, calibrated with training samples.",
             ),
             Option(
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
                 was="samples",
-                metavar="N",
                 help="Of int8: the number of them, 512 unless it is given.",
             ),
-            Option(
-                "--optimizer",
-                is_flag=True,
-                was="optimizer",
-                help="Of ckpt: the optimizer's state in them, too.",
+            flag(
+                "--optimizer", text="Of ckpt: the optimizer's state in them, too.", was="optimizer"
             ),
             Option(
                 "--prefix",
@@ -117,24 +115,21 @@ RUN_COMMANDS = (
                 metavar="TEXT",
                 help="A text to be classified; may be given again.",
             ),
-            json_option("Print a JSON object a line."),
+            flag("--json", "as_json", text="Print a JSON object a line."),
             Option(
                 "--top",
                 type=WholeNumber(1, MAX_COUNT),
-                metavar="N",
                 help="The N most probable classes, 1 unless it is given.",
             ),
             Option(
                 "--csv",
                 type=FilePath(),
-                metavar="FILE",
                 help="Write a CSV file instead of lines: file, class and probability, or the "
                 "numbers.",
             ),
             Option(
                 "--masks",
                 type=FilePath(is_folder=True),
-                metavar="FOLDER",
                 help="Of a network that gives a class to every pixel: write a mask for each image, "
                 "a PNG of its size whose values are the classes.",
             ),
@@ -146,7 +141,6 @@ RUN_COMMANDS = (
             Option(
                 "--tokens",
                 type=WholeNumber(1, MAX_TOKENS),
-                metavar="N",
                 help="Of a prompt: how many tokens, 200 unless it is given.",
             ),
             Option(
@@ -226,7 +220,6 @@ RUN_COMMANDS = (
             Option(
                 "--step",
                 type=WholeNumber(0, MAX_COUNT),
-                metavar="N",
                 was="step",
                 help="Steps done: the next one is computed. That of the newest checkpoint unless "
                 "it is given.",
@@ -245,21 +238,18 @@ RUN_COMMANDS = (
             Option(
                 "--cosine",
                 type=Number(0, 1),
-                metavar="X",
                 was="cosine",
                 help="Threshold beyond which a row is marked, 0 to 1; 0.99 unless it is given.",
             ),
             Option(
                 "--max-absolute",
                 type=Number(1, 5),
-                metavar="X",
                 was="max_absolute",
                 help="The same, 1 to 5; 5 unless it is given.",
             ),
             Option(
                 "--relative-euclidean",
                 type=Number(0, 1),
-                metavar="X",
                 was="relative_euclidean",
                 help="The same, 0 to 1; 0.1 unless it is given.",
             ),
@@ -302,7 +292,6 @@ RUN_COMMANDS = (
                 "--max-mib",
                 type=WholeNumber(1, 1_000_000),
                 default=4096,
-                metavar="N",
                 was="max_mib",
                 help="Limit of the arrays of a step.",
             ),
@@ -323,10 +312,9 @@ RUN_COMMANDS = (
                 about="outputs/ unless it is given; folders below it are searched, links are not "
                 "followed.",
             ),
-            Option(
+            flag(
                 "--html",
-                is_flag=True,
-                help="Write one page that needs no server and no net: table with filter, curves of "
+                text="Write one page that needs no server and no net: table with filter, curves of "
                 "picked runs, parallel coordinates, importance of keys, scatter, lineage.",
             ),
             out_option("FILE", "The page of --html; FOLDER/runs.html unless it is given."),
@@ -334,8 +322,8 @@ RUN_COMMANDS = (
                 "Rank by this metric; accuracy, or else what most runs have, unless it is given. "
                 "Runs without it come last."
             ),
-            json_option("Print a JSON object a line, one for each run."),
-            Option("--all", "is_whole", is_flag=True, help="All columns and rows; else what fits."),
+            flag("--json", "as_json", text="Print a JSON object a line, one for each run."),
+            flag("--all", "is_whole", text="All columns and rows; else what fits."),
         ],
         example="runs outputs --html",
     ),

@@ -1,19 +1,19 @@
-"""Types of the values of options and arguments, and their completion."""
+"""Types of values with their completion, and the parameters that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.cli.commands.command import Argument, Option
 from pipeline.config.files import find_groups, find_recipes
 from pipeline.core.errors import UsageError, printable
 
+MAX_SEED = 2**31 - 1
 MAX_SHOWN = 120
-RECIPE_KEY = "+recipe"
 
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
@@ -77,10 +77,8 @@ class OneOf(click.Choice[str]):
 class FilePath(click.ParamType):
     """A path, which need not exist; `is_folder` completes folders alone."""
 
-    name = "path"
-
     def __init__(self, *, is_folder: bool = False) -> None:
-        self.is_folder = is_folder
+        self.name = "folder" if is_folder else "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path. Raises UsageError for an empty one."""
@@ -92,7 +90,7 @@ class FilePath(click.ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         """Let the shell complete files or folders."""
-        return [CompletionItem(incomplete, type="dir" if self.is_folder else "file")]
+        return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
 
 
 class CommaList(click.ParamType):
@@ -140,9 +138,59 @@ def complete_override(incomplete: str) -> list[CompletionItem[str]]:
     key, equals, value = incomplete.partition("=")
     if not equals:
         return []
-    names: Sequence[str] = ()
-    if key == RECIPE_KEY:
-        names = list(find_recipes(Path.cwd()))
-    elif key in (groups := find_groups()):
-        names = list(groups[key])
+    names = find_recipes(Path.cwd()) if key == "+recipe" else find_groups().get(key, {})
     return [CompletionItem(f"{key}={name}") for name in names if name.startswith(value)]
+
+
+def run_dir(name: str = "run_dir", *, metavar: str = "RUN_DIR", about: str) -> Argument:
+    """Return the argument that names a run."""
+    return Argument(name, metavar=metavar, type=FilePath(is_folder=True), about=about)
+
+
+def overrides(
+    metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
+    about: str = "Recipe, lenet5_digits unless it is given, and its keys and parts, as for a run.",
+    *,
+    may_be_run: bool = False,
+) -> Argument:
+    """Return the argument of a recipe: the only one that is typed KEY=VALUE."""
+    return Argument(
+        "overrides", nargs=-1, type=Override(may_be_run=may_be_run), metavar=metavar, about=about
+    )
+
+
+def layers_option() -> Option:
+    """Return `--layers`."""
+    return Option(
+        "--layers",
+        type=CommaList(),
+        metavar="PATTERN,...",
+        default=(),
+        show_default=False,
+        was="layers",
+        help="Layers by glob pattern, such as conv_*; all unless it is given.",
+    )
+
+
+def what_option(default: str, text: str) -> Option:
+    """Return `--what`."""
+    choices = OneOf(["input", "output", "all"])
+    return Option("--what", type=choices, default=default, was="what", help=text)
+
+
+def out_option(metavar: str, text: str, **settings: Any) -> Option:
+    """Return `--out`, where a command writes."""
+    is_folder = metavar == "FOLDER"
+    return Option(
+        "--out", type=FilePath(is_folder=is_folder), metavar=metavar, help=text, **settings
+    )
+
+
+def seed_option(text: str, default: int | None = 0) -> Option:
+    """Return `--seed`."""
+    return Option("--seed", type=WholeNumber(0, MAX_SEED), default=default, help=text)
+
+
+def metric_option(text: str, default: str | None = None) -> Option:
+    """Return `--metric`."""
+    return Option("--metric", metavar="NAME", default=default, help=text)
