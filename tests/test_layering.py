@@ -63,7 +63,7 @@ LAZY_MODULES = {
     "pipeline.backends.ascend",
     "pipeline.cli.commands.command",
     "pipeline.cli.commands.root",
-    "pipeline.cli.processes.worker",
+    "pipeline.cli.worker",
     "pipeline.cli.train",
     "pipeline.data.download",
     "pipeline.data.tables.fit_table",

@@ -1,4 +1,4 @@
-"""One of several processes of a run: `python -m pipeline.cli.processes.worker FOLDER`.
+"""One of several processes of a run: `python -m pipeline.cli.worker FOLDER`.
 
 `pipeline.stages.launch.local` starts it. FOLDER has what to run, the environment its place.
 """
