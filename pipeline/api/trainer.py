@@ -69,7 +69,8 @@ class Trainer:
         self.recipe: Recipe = recipe
         self.summary: Summary | None = None
         """The result of the last `fit`."""
-        self._callbacks, self._given_dir = tuple(callbacks), run_dir
+        self._callbacks = tuple(callbacks)
+        self._requested_dir = None if run_dir is None else Path(run_dir)
         self._watch = _Watch()
         self._trained: TrainedRun | None = None
         self._signals = Signals()
@@ -82,7 +83,8 @@ class Trainer:
         """
         trained = read_trained_run(Path(run_dir))
         trainer = cls(trained.recipe)
-        trainer._trained, trainer._watch.run_dir = trained, Path(run_dir)
+        trainer._trained = trained
+        trainer._watch.run_dir = Path(run_dir)
         return trainer
 
     @property
@@ -111,10 +113,9 @@ class Trainer:
         neither finished nor dropped when the process ends stops with what it has saved before.
         Raises Interrupted as `fit` does: the script, and not this run alone, is to stop.
         """
-        given = None if self._given_dir is None else Path(self._given_dir)
         self._signals = Signals()
         options = RunOptions(
-            given,
+            self._requested_dir,
             signals=self._signals,
             callbacks=(*self._callbacks, self._watch),
             inspection=RunInspection(),
@@ -169,11 +170,10 @@ class Trainer:
         if view is not None:
             return view.evaluate().scalars()
         tree = self.recipe.whole_tree()
-        stages = ["data", "build", "compile", "eval"]
-        tree |= {"stages": stages}
-        tree["train"] |= {"resume": None}
+        tree["stages"] = ["data", "build", "compile", "eval"]
+        tree["train"]["resume"] = None
         tree["checkpoint"] |= {"restore": str(self.run_dir), "rules": "none", "renames": []}
-        tree["monitor"] |= {"tensorboard": False}
+        tree["monitor"]["tensorboard"] = False
         with tempfile.TemporaryDirectory() as folder:
             recipe = check_tree(tree, length_replaced=True)
             options = RunOptions(Path(folder) / "run", inspection=RunInspection())
@@ -191,12 +191,19 @@ class Trainer:
         where its images are uint8.
         """
         images = np.asarray(images)
-        samples = self._run_now().samples
+        run = self._snapshot()
+        samples = run.samples
         if images.shape[1:] != samples.shape:
             shape = ("n", *samples.shape)
             raise DataError(f"images of shape {images.shape}: must have shape {shape}")
-        images = _as_type(images, samples.dtype)
-        weights = {path: jnp.asarray(array) for path, array in self._run_now().arrays.items()}
+        with np.errstate(invalid="ignore"):
+            cast = images.astype(samples.dtype)
+        if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
+            value = images[cast != images].flat[0]
+            rule = f"must be {samples.dtype}, as the dataset's are"
+            raise DataError(f"images have the value {value}; {rule}")
+        images = cast
+        weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
         parts = []
         for start in range(0, len(images), PREDICT_BATCH):
             chunk = images[start : start + PREDICT_BATCH]
@@ -252,21 +259,21 @@ class Trainer:
             self._watch.view.flush()
         return read_arrays(file)
 
-    def _run_now(self) -> TrainedRun:
-        """The parameters as they are now, with what they predict from."""
+    def _snapshot(self) -> TrainedRun:
+        """Return the parameters as they are now, with what they predict from."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:
                 raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
             return self._trained
-        dataset, step = self.dataset, int(view.state.step)
+        dataset = self.dataset
         image = dataset.raw_image
         samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
-        return TrainedRun(self.recipe, _weights(view.state), step, samples)
+        return TrainedRun(self.recipe, _weights(view.state), int(view.state.step), samples)
 
     @cached_property
     def _predict(self) -> Callable[..., Any]:
-        return jax.jit(make_predict(self._run_now()))
+        return jax.jit(make_predict(self._snapshot()))
 
 
 def _weights(state: TrainState) -> dict[str, np.ndarray]:
@@ -279,18 +286,8 @@ def _weights(state: TrainState) -> dict[str, np.ndarray]:
     return {f"{kind}/{path}": np.array(a) for kind, part in named for path, a in part.items()}
 
 
-def _as_type(images: np.ndarray, dtype: str) -> np.ndarray:
-    """Images as another type. Raises DataError where whole numbers can't hold their values."""
-    with np.errstate(invalid="ignore"):
-        cast = images.astype(dtype)
-    if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
-        value = images[cast != images].flat[0]
-        raise DataError(f"images have the value {value}; must be {dtype}, as the dataset's are")
-    return cast
-
-
 class _Watch(Callback):
-    """Keeps hold of the run for its trainer."""
+    """A callback that stores the view of the run."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
@@ -299,7 +296,9 @@ class _Watch(Callback):
 
     def on_begin(self, run: RunControl) -> None:
         assert isinstance(run, RunView), "what the training loop passes"
-        self.view, self.run_dir, self.trains = run, run.run_dir, True
+        self.view = run
+        self.run_dir = run.run_dir
+        self.trains = True
 
     def on_end(self, run: RunControl, status: str) -> None:
         self.trains = False
@@ -315,7 +314,7 @@ class _Parameters(MutableMapping[str, np.ndarray]):
         view = self._trainer._watch.view
         if view is not None:
             return view.parameters()
-        arrays = self._trainer._run_now().arrays
+        arrays = self._trainer._snapshot().arrays
         return {p.removeprefix("params/"): a for p, a in arrays.items() if p.startswith("params/")}
 
     def __getitem__(self, path: str) -> np.ndarray:

@@ -25,7 +25,7 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     """
     # What reading a dataset prints is not part of the table.
     with Reporter(console=Console(stderr=True, soft_wrap=True)) as reporter:
-        table = layer_table(_recipe(overrides), reporter)
+        table = layer_table(_read_recipe(overrides), reporter)
     if as_json:
         print(json.dumps(table.to_dict()))
     else:
@@ -34,8 +34,8 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     return 0
 
 
-def _recipe(args: Sequence[str]) -> Recipe:
-    """The recipe of the arguments: that of a run, where the first one is no KEY=VALUE."""
+def _read_recipe(args: Sequence[str]) -> Recipe:
+    """Return the recipe of the arguments, or of the run that the first one names."""
     if not args or "=" in args[0]:
         return compose_and_check(args)
     run_dir = run_of(Path(args[0]))
