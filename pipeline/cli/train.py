@@ -26,12 +26,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
-from pipeline.config.hydra_keys import require_hydra_keys
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy_help
 from pipeline.config.overrides import (
     expand_sweeps,
     key_of,
     quoted,
+    require_hydra_keys,
     swept_keys,
     value_of,
 )

@@ -10,11 +10,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from pipeline.config.files import SECTIONS
-from pipeline.core.errors import HIDDEN, MAX_PROBLEMS, first_line, is_secret_name, without_secrets
+from pipeline.core.errors import (
+    HIDDEN,
+    MAX_PROBLEMS,
+    RecipeError,
+    first_line,
+    is_secret_name,
+    without_secrets,
+)
 from pipeline.core.files.safe_yaml import MAX_DEPTH
 from pipeline.core.files.value_text import show
 
 STORAGE = "hydra.sweeper.storage"
+OUTPUT_SUBDIR = "hydra.output_subdir"
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
@@ -43,17 +51,35 @@ def value_of(overrides: Iterable[str], key: str) -> str | None:
 
 
 def without_secret_values(args: Iterable[str]) -> list[str]:
-    """Arguments of a command without passwords, as they may be written down and printed."""
-    return [
-        f"{arg.partition('=')[0]}={HIDDEN}" if _is_secret(arg) else without_secrets(arg)
-        for arg in args
+    """Return arguments of a command without passwords, to be written down and printed."""
+    shown = []
+    for arg in args:
+        key = key_of(arg)
+        # The address of a database may hold a password in ways that only its driver knows.
+        is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
+        hides = "=" in arg and is_secret
+        shown.append(f"{arg.partition('=')[0]}={HIDDEN}" if hides else without_secrets(arg))
+    return shown
+
+
+def require_hydra_keys(args: Sequence[str]) -> None:
+    """Raise RecipeError if one of Hydra's keys is misused.
+
+    An option's name stands in place of the section that it chooses, or Hydra would write a password
+    down with its config.
+    """
+    problems = [
+        f"{key} = {value}: is a section; an option of it is chosen by "
+        f"{key.replace('.', '/')}={value}"
+        for key in ("hydra.sweeper", "hydra.launcher")
+        if (value := value_of(args, key)) is not None and not value.startswith("{")
     ]
-
-
-def _is_secret(arg: str) -> bool:
-    # The address of a database may hold a password in ways that only its driver knows.
-    key = key_of(arg)
-    return "=" in arg and (key == STORAGE or is_secret_name(key.rpartition(".")[2]))
+    folder = value_of(args, OUTPUT_SUBDIR)
+    if not problems and folder not in (None, "null") and without_secret_values(args) != list(args):
+        reason = "Hydra would write a password of this command into files there; leave it out"
+        problems = [f"{OUTPUT_SUBDIR} = {folder}: {reason}"]
+    if problems:
+        raise RecipeError(problems)
 
 
 def quoted(text: str) -> str:
@@ -74,14 +100,14 @@ def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     for number, override in enumerate(overrides):
         if "=" not in override and override[0] != "~":
             previous = overrides[number - 1] if number else ""
-            split_value = sets_key(previous) and "=" in previous
-            whole = _in_shell_quotes(f"{previous} {override}") if split_value else None
-            hint = f"; a value with a space is typed in quotes, as {whole}" if whole else ""
+            is_split = sets_key(previous) and "=" in previous
+            form = _quote_for_shell(f"{previous} {override}") if is_split else None
+            hint = f"; a value with a space is typed in quotes, as {form}" if form else ""
             yield override, f"must be KEY=VALUE{hint}"
         elif not key_of(override).isascii():
             yield override, "there is no such key"
         elif reason := _refusal(override):
-            form = _in_shell_quotes(override) if number < MAX_PROBLEMS else None
+            form = _quote_for_shell(override) if number < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
 
 
@@ -94,25 +120,27 @@ def _refusal(override: str) -> str | None:
     return None
 
 
-def _in_shell_quotes(override: str) -> str | None:
-    """The override for a shell, with quotes around what Hydra can't read; None where none help."""
+def _quote_for_shell(override: str) -> str | None:
+    """Return the override for a shell, with quotes around what Hydra can't read; None if none help.
+
+    Quotes are double ones, which a shell's single quotes can hold, unless the text has some.
+    """
     key, _, value = override.partition("=")
     if len(value) > MAX_QUOTED_LENGTH:
         return None
-    is_text = not (_STRUCTURE.match(value) or _UNQUOTED.fullmatch(value))
-    values = [*(words.sub(_in_quotes, value) for words in _WORDS), *([_quote(value)] * is_text)]
+
+    def quote(text: str) -> str:
+        return quoted(text) if re.search(r"""["\\]""", text) else f'"{text}"'
+
+    def quote_word(word: re.Match[str]) -> str:
+        text = word[0].strip()
+        return word[0] if _UNQUOTED.fullmatch(text) else word[0].replace(text, quote(text))
+
+    values = [words.sub(quote_word, value) for words in _WORDS]
+    if not _STRUCTURE.match(value) and not _UNQUOTED.fullmatch(value):
+        values.append(quote(value))
     forms = (f"{key}={form}" for form in values)
     return next((shlex.quote(form) for form in forms if _refusal(form) is None), None)
-
-
-def _in_quotes(word: re.Match[str]) -> str:
-    text = word[0].strip()
-    return word[0] if _UNQUOTED.fullmatch(text) else word[0].replace(text, _quote(text))
-
-
-def _quote(text: str) -> str:
-    """A text in double quotes, which a shell's single quotes can hold, where it has none itself."""
-    return quoted(text) if re.search(r"""["\\]""", text) else f'"{text}"'
 
 
 def swept_keys(overrides: Iterable[str]) -> list[str]:
