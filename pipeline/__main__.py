@@ -2,7 +2,7 @@
 
 Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong. Little is
 imported at the top, since a process restarts itself with settings of its allocator before it begins
-(`pipeline.core.host.allocator`), and imports all of it again.
+(`pipeline.core.host.process_start`), and imports all of it again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from contextlib import suppress
 from functools import partial
 
 from pipeline.cli.commands import COMPLETION_VARIABLE
-from pipeline.core.host.allocator import reexec_with_malloc_tunables
-from pipeline.core.host.garbage import collect_less_while_starting
-from pipeline.core.host.standard_streams import open_closed_streams
+from pipeline.core.host.process_start import (
+    collect_less_while_starting,
+    open_closed_streams,
+    reexec_with_malloc_tunables,
+)
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from pipeline.core.errors import PipelineError, exit_status_of
-from pipeline.core.host.garbage import collect_less_while_starting
+from pipeline.core.host.process_start import collect_less_while_starting
 from pipeline.core.host.signals import interrupt_command
 
 PR_SET_PDEATHSIG = 1

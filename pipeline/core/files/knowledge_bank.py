@@ -1,4 +1,5 @@
-"""Files of search results: knowledge banks and results of tuning."""
+"""Knowledge banks, and what every tuner does with them: look there, search if needed, store the
+faster result."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
@@ -101,3 +102,78 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
     path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"
     write_whole(path, json.dumps(result, indent=1) + "\n")
     return path
+
+
+@dataclass(frozen=True)
+class Banks:
+    """The user's knowledge bank and the built-in one; None: there is none.
+
+    `checked` returns an entry, and raises where it is not one.
+    """
+
+    custom: Path | None
+    built_in: Path | None
+    checked: Callable[[Entry], Entry]
+
+    def read(self) -> dict[str, Entry]:
+        """Entries of both by key; where both have a key, that of the user's bank.
+
+        Raises RunError for a file that is not a bank.
+        """
+        paths = (path for path in (self.built_in, self.custom) if path is not None)
+        return {
+            key: entry for path in paths for key, entry in read_bank(path, self.checked).items()
+        }
+
+    def add(self, entries: Mapping[str, Entry]) -> None:
+        """Write entries into the user's bank, if there is one. Raises RunError."""
+        if self.custom is not None:
+            add_to_bank(self.custom, entries, self.checked)
+
+
+class TimedResult(Protocol):
+    """A result of a bank or a search."""
+
+    @property
+    def us(self) -> float:
+        """Its time in microseconds."""
+
+
+R = TypeVar("R", bound=TimedResult)
+
+
+@dataclass(frozen=True)
+class Tuned(Generic[R]):
+    """The result to use, its status in the bank, and that of the search, if there was one."""
+
+    best: R
+    status: Status
+    searched: R | None = None
+
+
+def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) -> Tuned[R]:
+    """Use the bank's result, or search where it has none or `repeat` is true.
+
+    Of a bank's result and that of a repeated search the faster one is used.
+    """
+    if banked is not None and not repeat:
+        return Tuned(banked, "bank_hit")
+    searched = search()
+    if banked is None:
+        return Tuned(searched, "bank_append", searched)
+    if banked.us <= searched.us:
+        return Tuned(banked, "bank_reserved", searched)
+    return Tuned(searched, "bank_update", searched)
+
+
+def operator_record(
+    op: Sequence[str], key: str, before_us: float, after_us: float, status: Status
+) -> dict[str, Any]:
+    """One operator of a result file: times in microseconds, the status as booleans."""
+    names: tuple[Status, ...] = get_args(Status)
+    return {
+        "op": list(op),
+        "key": key,
+        "result_data": {"before_tune": before_us, "after_tune": after_us},
+        "status_data": {name: status == name for name in names},
+    }

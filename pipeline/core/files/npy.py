@@ -20,12 +20,14 @@ from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import DTypeLike
 
 from pipeline.core.files.error_text import shown
-from pipeline.core.host.aligned_array import aligned_zeros
 from pipeline.core.host.memory import require_room
 
 CHUNK_BYTES = 2**20
+ALIGNMENT_BYTES = 64
+"""XLA uses a host buffer that starts at a multiple of this in place, and copies any other."""
 MAX_AXES = 32
 MAX_ENTRIES = 100_000
 
@@ -145,3 +147,12 @@ def _telling_damage() -> Iterator[None]:
             yield
         except _DAMAGED as error:
             raise ValueError(str(error) or type(error).__name__) from error
+
+
+def aligned_zeros(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
+    """Return zeros that a CPU device uses without a copy."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[first : first + size].view(dtype).reshape(shape)

@@ -7,8 +7,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.host.cgroups import CGROUP, MEMBERSHIP, groups_of
-from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.memory import CGROUP, MEMBERSHIP, available_bytes, groups_of
 
 
 @dataclass(frozen=True)
