@@ -43,8 +43,10 @@ class Reporter:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
         self._one_at_a_time = Lock()
         self._log: IO[str] | None = None
-        self._run_dir, self._held = run_dir, io.StringIO() if held else None
-        self._logs, self._prints = run_dir is not None, True
+        self._run_dir = run_dir
+        self._held = io.StringIO() if held else None
+        self._logs = run_dir is not None
+        self._prints = True
         if run_dir is not None and not held:
             self._log = _open_log(run_dir)
 
@@ -132,8 +134,15 @@ class Reporter:
         """Show elapsed time beside `what` during the body, on a terminal; elsewhere print `what`
         once if the body takes longer than SILENCE_S."""
         if not self.console.is_terminal:
-            with self._line_after_silence(what):
+            timer = Timer(SILENCE_S, self.stage, ("busy", what))
+            timer.daemon = True
+            # No thread can be started any more while the process ends.
+            with suppress(RuntimeError):
+                timer.start()
+            try:
                 yield
+            finally:
+                timer.cancel()
             return
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -145,18 +154,6 @@ class Reporter:
         ) as progress:
             progress.add_task(what, total=None)
             yield
-
-    @contextmanager
-    def _line_after_silence(self, what: str) -> Iterator[None]:
-        timer = Timer(SILENCE_S, self.stage, ("busy", what))
-        timer.daemon = True
-        # No thread can be started any more while the process ends.
-        with suppress(RuntimeError):
-            timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def bar(self, total: int, done: int) -> Bar | None:
         """Open a progress bar over steps, to be closed at the end; None without a terminal."""

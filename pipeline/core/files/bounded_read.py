@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +52,14 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 
 
 def _is_deeper(document: Any, levels: int) -> bool:
-    """Whether lists and objects are nested more than `levels` deep.
+    """Return whether lists and objects are nested more than `levels` deep.
 
     Code that walks the document recurses once per level, and Python's recursion limit is lower
     than its parser's.
     """
-    level = [document]
-    for _ in range(levels + 1):
-        items = (inner for outer in level for inner in _items(outer))
-        level = [inner for inner in items if isinstance(inner, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    level = [[document]]
+    for _ in range(levels + 2):
+        items = (item for outer in level for item in outer)
+        inner = [item for item in items if isinstance(item, dict | list)]
+        level = [list(item.values()) if isinstance(item, dict) else item for item in inner]
+    return bool(level)

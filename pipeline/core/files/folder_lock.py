@@ -28,7 +28,8 @@ class Lock:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._descriptor = file, NOT_HELD
+        self._file = file
+        self._descriptor = NOT_HELD
         self.is_certain = True
 
     def acquire(self, *, wait: bool) -> bool:
@@ -41,7 +42,8 @@ class Lock:
             try:
                 self.is_certain = flock(descriptor, wait=wait)
                 if _is_named(descriptor, self._file):
-                    self._descriptor, descriptor = descriptor, NOT_HELD
+                    self._descriptor = descriptor
+                    descriptor = NOT_HELD
                     return True
             except BlockingIOError:
                 return False
@@ -137,18 +139,12 @@ def owned_folder(folder: Path) -> Iterator[Lock | None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not _is_free(descriptor):
+        try:
+            flock(descriptor, wait=False)
+        except BlockingIOError:
             yield None
             return
         with locked_file(folder / LOCK, wait=False) as lock:
             yield lock
     finally:
         os.close(descriptor)
-
-
-def _is_free(descriptor: int) -> bool:
-    try:
-        flock(descriptor, wait=False)
-    except BlockingIOError:
-        return False
-    return True

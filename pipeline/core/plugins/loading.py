@@ -20,7 +20,8 @@ from typing import Any
 
 from pipeline.core.errors import RecipeError, first_line
 
-FLAG, VARIABLE = "--plugin", "PIPELINE_PLUGINS"
+FLAG = "--plugin"
+VARIABLE = "PIPELINE_PLUGINS"
 PACKAGE = Path(__file__).parents[2]
 KERAS_BACKEND = "KERAS_BACKEND"
 """Variable from which Keras learns, when it is imported, what it computes with."""
@@ -120,7 +121,7 @@ def load_named() -> Iterator[Plugin]:
 
 
 def loaded_plugins() -> tuple[Plugin, ...]:
-    """The plug-ins that are loaded, in the order of their names."""
+    """Return the plug-ins that are loaded, in the order of their names."""
     return tuple(_loaded[name] for name in sorted(_loaded))
 
 
@@ -155,7 +156,7 @@ def missing_flag_hint() -> str:
 
 
 def _named_in_environment() -> list[str]:
-    """The plug-ins that are named, each once, files by their absolute paths."""
+    """Return the plug-ins that are named, without repetitions, files by their absolute paths."""
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
     return list(dict.fromkeys(_absolute(name) for name in named if name))
 
@@ -169,16 +170,14 @@ def _absolute(given: str) -> str:
 
 
 def _import_module(name: str) -> ModuleType:
-    with_hint = f"{FLAG} {name}"
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
-            missing = f"no module {name} is installed; a file is named with its ending: {name}.py"
-            raise RecipeError([f"{with_hint}: {missing}"]) from error
-        raise RecipeError([f"{with_hint}: {_why(error, None)}"]) from error
     except (Exception, SystemExit) as error:
-        raise RecipeError([f"{with_hint}: {_why(error, None)}"]) from error
+        reason = _describe_import_error(error, None)
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and name.startswith(missing):
+            reason = f"no module {name} is installed; a file is named with its ending: {name}.py"
+        raise RecipeError([f"{FLAG} {name}: {reason}"]) from error
 
 
 def _import_file(given: str, name: str) -> ModuleType:
@@ -189,8 +188,9 @@ def _import_file(given: str, name: str) -> ModuleType:
     if not name.isidentifier():
         raise RecipeError([f"{FLAG} {given}: {name} is no name of a module; rename the file"])
     if _is_taken(name, path):
-        problem = f"{name} is the name of another module; rename the file"
-        raise RecipeError([f"{FLAG} {given}: {problem}"])
+        raise RecipeError(
+            [f"{FLAG} {given}: {name} is the name of another module; rename the file"]
+        )
     if name in sys.modules:
         # A test of the user's has imported it before.
         return sys.modules[name]
@@ -207,12 +207,12 @@ def _import_file(given: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
-        raise RecipeError([f"{FLAG} {given}: {_why(error, path)}"]) from error
+        raise RecipeError([f"{FLAG} {given}: {_describe_import_error(error, path)}"]) from error
     return module
 
 
 def _is_taken(name: str, path: Path) -> bool:
-    """Whether another module than that of this file has a name, imported or not."""
+    """Return whether another module than this file has a name, imported or not."""
     if name in sys.stdlib_module_names:
         return True
     if name in sys.modules:
@@ -225,7 +225,7 @@ def _is_taken(name: str, path: Path) -> bool:
     return Path(spec.origin).resolve() != path.resolve()
 
 
-def _why(error: BaseException, path: Path | None) -> str:
+def _describe_import_error(error: BaseException, path: Path | None) -> str:
     """Describe an error of an import, with the line of the user's file where it arose."""
     lines = [
         frame.lineno
@@ -262,9 +262,9 @@ def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
 
 
 def _is_installed(path: Path) -> bool:
-    folders = {"site-packages", "dist-packages"}
-    own = Path(os.__file__).parent, PACKAGE
-    return not folders.isdisjoint(path.parts) or any(folder in path.parents for folder in own)
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    return any(folder in path.parents for folder in (Path(os.__file__).parent, PACKAGE))
 
 
 def _sha256(path: Path) -> str:
