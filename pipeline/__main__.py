@@ -29,7 +29,7 @@ ON_GPU = "device=gpu"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments and return the exit status.
 
-    Without arguments those of the process are meant, which ends with the command.
+    Without arguments, those of the process are used, and the process ends with the command.
     """
     open_closed_streams()
     alone = arguments is None
@@ -73,7 +73,7 @@ def _leave(ended: Sequence[int]) -> None:
     """End the process, at its very end, without taking its objects apart one by one.
 
     Threads have been waited for and all other functions for the end were called. Python would go on
-    to free millions of objects of jax, for half a second. Not where the command raised something.
+    to free millions of objects of jax, for half a second. Not if the command raised something.
     """
     if ended:
         for stream in (sys.stdout, sys.stderr):

@@ -62,6 +62,7 @@ LAZY_MODULES = {
     "pipeline.__main__",
     "pipeline.backends.ascend",
     "pipeline.cli.commands.command",
+    "pipeline.cli.commands.parameters",
     "pipeline.cli.commands.root",
     "pipeline.cli.worker",
     "pipeline.cli.train",

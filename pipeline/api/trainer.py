@@ -1,4 +1,4 @@
-"""A run in Python: train, look at it between two sinks, evaluate, predict."""
+"""Runs in Python: run a recipe; or train, look at it between two sinks, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -30,17 +30,30 @@ from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.dumps.run_inspection import RunInspection
+from pipeline.stages import run as stages
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.record.log_arrays import read_arrays
 from pipeline.stages.record.summary import Summary
-from pipeline.stages.run import run, run_in_sinks
 from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState
 
 PREDICT_BATCH = 64
 """Samples per call of the network: another number would be compiled again."""
+
+
+def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
+    """Run the stages that a recipe names, and return a summary of the result.
+
+    Writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after those
+    of the recipe. Raises PipelineError if the run fails, and Interrupted, once the run is saved, if
+    a signal stopped it.
+    """
+    options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
+    summary = stages.run(recipe, options)
+    options.signals.check()
+    return summary
 
 
 class Trainer:
@@ -79,7 +92,7 @@ class Trainer:
     def load(cls, run_dir: Path | str) -> Trainer:
         """Open a run that has saved a checkpoint, to predict, evaluate and look at it.
 
-        Raises DataError where it is no run or has saved nothing.
+        Raises DataError if it isn't a run or has saved nothing.
         """
         trained = read_trained_run(Path(run_dir))
         trainer = cls(trained.recipe)
@@ -97,7 +110,7 @@ class Trainer:
     def fit(self) -> Summary:
         """Train to the end, and evaluate; return the summary.
 
-        Raises PipelineError, and Interrupted where a signal to stop came: the run is saved and its
+        Raises PipelineError, and Interrupted after a signal to stop: the run is saved and its
         summary is written then.
         """
         for _ in self.sinks():
@@ -106,9 +119,9 @@ class Trainer:
         return self.summary
 
     def sinks(self) -> Iterator[SinkReport]:
-        """Train, and yield after each sink, evaluated where that is due, and before it is saved.
+        """Train, and yield after each sink, evaluated if that is due, and before it is saved.
 
-        Between two sinks parameters and learning rates may be changed, and evaluations made. Where
+        Between two sinks parameters and learning rates may be changed, and evaluations made. If
         the loop is left early, the run stops there, saved, and can be resumed. An iterator that is
         neither finished nor dropped when the process ends stops with what it has saved before.
         Raises Interrupted as `fit` does: the script, and not this run alone, is to stop.
@@ -120,7 +133,7 @@ class Trainer:
             callbacks=(*self._callbacks, self._watch),
             inspection=RunInspection(),
         )
-        steps = run_in_sinks(self.recipe, options)
+        steps = stages.run_in_sinks(self.recipe, options)
         ended = exiting = False
 
         def end_with_process() -> None:
@@ -163,8 +176,8 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the parameters as they are now; return the metrics by name.
 
-        Raises RunError before there are any, PipelineError where the data can't be read, and
-        Interrupted where a signal to stop came.
+        Raises RunError before there are any, PipelineError if the data can't be read, and
+        Interrupted after a signal to stop.
         """
         view = self._watch.view
         if view is not None:
@@ -177,7 +190,7 @@ class Trainer:
         with tempfile.TemporaryDirectory() as folder:
             recipe = check_tree(tree, length_replaced=True)
             options = RunOptions(Path(folder) / "run", inspection=RunInspection())
-            summary = run(recipe, options)
+            summary = stages.run(recipe, options)
             options.signals.check()
         values = summary.metrics.items()
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
@@ -188,7 +201,7 @@ class Trainer:
 
         They go through the evaluation ops. Raises RunError before there are parameters, DataError
         for images of another shape, and for values that the dataset's type does not hold, as 0.5
-        where its images are uint8.
+        if its images are uint8.
         """
         images = np.asarray(images)
         run = self._snapshot()
@@ -277,7 +290,7 @@ class Trainer:
 
 
 def _weights(state: TrainState) -> dict[str, np.ndarray]:
-    """Parameters, their average where there is one, and batch statistics, by full path."""
+    """Return parameters, their average if there is one, and batch statistics, by full path."""
     params = dict(flatten_dict(state.params, sep="/"))
     if state.average is not None:
         params |= flatten_dict(state.average, sep="/")

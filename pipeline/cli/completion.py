@@ -22,7 +22,7 @@ PROGRAM = "pipeline"
 
 @add_completion_class
 class BashWords(BashComplete):
-    """Completion in bash, which takes the `=` of `+recipe=lenet5` for a word of its own."""
+    """Completion in bash, which takes the `=` of `+recipe=lenet5` for a separate word."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor and the incomplete one, joined at `=`."""

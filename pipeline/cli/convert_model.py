@@ -35,9 +35,9 @@ from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.weights.files.weight_files import write_weights
 
 IMAGE = (3, 224, 224)
-"""Shape of a sample where the arguments give none: channels, height and width."""
+"""Shape of a sample without sizes in the arguments: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Distribution of fresh weights, which those of the module then replace."""
+"""Distribution of fresh weights, which the module's weights then replace."""
 TOLERANCE = 1e-4
 """Limit of the difference of logits to PyTorch's, relative to the largest."""
 
@@ -47,8 +47,8 @@ def main(
 ) -> CommandResult:
     """Write a PyTorch module as a recipe.
 
-    `arguments` are the module's own, as NAME=VALUE. Raises UsageError and RecipeError; nothing is
-    written then.
+    `arguments` are those of the module, as NAME=VALUE. Raises UsageError and RecipeError; nothing
+    is written then.
     """
     if not target.name.endswith((".yaml", SUFFIX)):
         raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")

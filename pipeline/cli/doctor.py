@@ -59,7 +59,7 @@ BUSY = 0.5
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check, with advice where something is wrong."""
+    """The result of one check, with advice if something is wrong."""
 
     level: Level
     what: str
@@ -129,7 +129,7 @@ def tested(recipe: Recipe) -> Iterator[CheckResult]:
 
 
 def lock(recipe: Recipe) -> Iterator[CheckResult]:
-    """The installed versions beside those of the lock file, if it is there."""
+    """The installed versions beside the lock file's, if it is there."""
     if LOCK.exists():
         yield CheckResult("ok", "lock", compare_with_lock(LOCK))
 
@@ -162,24 +162,18 @@ def cache(recipe: Recipe) -> Iterator[CheckResult]:
         reason = f"{root}: can't be written: {error.strerror}"
         yield CheckResult("fail", "cache", reason, "name another: cache.root=DIR")
         return
-    # `walk` skips files that vanish meanwhile, such as temporary files of other processes.
-    held_bytes = sum(
-        _file_bytes(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
-    )
+    held_bytes = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            # Other processes use the cache, and may remove a file meanwhile.
+            with suppress(OSError):
+                held_bytes += os.path.getsize(os.path.join(folder, name))
     text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
     yield warn_if(held_bytes > CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
     if exposure := find_exposure(root):
         text = f"{exposure}, so compiled programs are neither read nor kept"
         yield CheckResult("warn", "cache", text, exposure.advice)
     yield space
-
-
-def _file_bytes(path: Path) -> int:
-    """Return the size of a file; 0 if it was removed: other processes use the cache meanwhile."""
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:
-        return 0
 
 
 def data(recipe: Recipe) -> Iterator[CheckResult]:
@@ -290,8 +284,9 @@ def lacking(distribution: str, extra: str) -> list[str]:
     missing: list[str] = []
     for requirement in map(Requirement, requires(distribution) or ()):
         marker = requirement.marker
-        is_always_required = marker is None or marker.evaluate({"extra": ""})
-        if is_always_required or not marker.evaluate({"extra": extra}):
+        if marker is None or marker.evaluate({"extra": ""}):
+            continue
+        if not marker.evaluate({"extra": extra}):
             continue
         if installed_version(requirement.name) is None:
             missing.append(requirement.name)

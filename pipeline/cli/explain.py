@@ -28,7 +28,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.engine.schedule import Event, RunSchedule
+from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink.choose_sink import (
     measured_bounds,
     mechanisms_of,
@@ -86,8 +86,8 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
         load = os.getloadavg()[0]
         processors = os.cpu_count() or 1
         if load > BUSY * processors:
-            rest = "others use them, so times will scatter"
-            reporter.warn(f"load {load:.1f} on {processors} processors: {rest}")
+            reason = "others use them, so times will scatter"
+            reporter.warn(f"load {load:.1f} on {processors} processors: {reason}")
         explanation = explain_recipe(recipe, reporter)
         reporter.say(f"\n{explanation}")
     if out is not None:
@@ -195,8 +195,7 @@ def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     total = run_schedule.total
     due: dict[str, np.ndarray] = {}
     for event, periods in event_periods(recipe, run_schedule.steps_per_pass).items():
-        saves_none = event is Event.CHECKPOINT and "checkpoint" not in recipe.stages
-        multiples = [np.arange(n, total + 1, n) for n in (() if saves_none else periods)]
+        multiples = [np.arange(period, total + 1, period) for period in periods]
         due[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
     first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})
     examples = tuple(
@@ -209,7 +208,7 @@ def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
 
 
 def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
-    """Train with and without the sinks that were chosen, in turn; None where none were."""
+    """Train with and without the sinks that were chosen, in turn; None if none were."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)

@@ -51,7 +51,8 @@ def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
 def forecast_recipe(
     recipe: Recipe, reporter: Reporter, *, check: bool
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the report of a forecast and its figures, and with `check` those of measured steps."""
+    """Return the report of a forecast and its figures, and with `check` the figures of measured
+    steps."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)

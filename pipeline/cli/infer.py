@@ -109,43 +109,45 @@ def main(
     return 0
 
 
-def _require_options(given: InferArguments, prompt: str | None, of_prompt: PromptOptions) -> None:
+def _require_options(
+    arguments: InferArguments, prompt: str | None, of_prompt: PromptOptions
+) -> None:
     """Raise UsageError for options that exclude each other, and without anything to read."""
     typed = [f"--{name.replace('_', '-')}" for name in of_prompt if of_prompt[name] is not None]
     if typed and prompt is None:
         raise UsageError(typed, "needs --prompt, the text to be continued")
-    if prompt is not None and given.texts:
+    if prompt is not None and arguments.texts:
         rule = "one continues a text, the other classifies texts"
         raise UsageError(["--prompt", "--text"], rule)
-    if prompt is not None and given.files:
-        raise UsageError(list(map(str, given.files)), f"a prompt has no files; {USAGE}")
-    if prompt is None and not given.texts and not given.files:
-        raise UsageError([str(given.source)], USAGE)
-    outputs = {"csv": given.csv, "masks": given.masks, "top": given.top}
-    shows = [f"--{name}" for name, value in {"json": given.as_json, **outputs}.items() if value]
-    if given.csv and (given.as_json or given.masks):
+    if prompt is not None and arguments.files:
+        raise UsageError(list(map(str, arguments.files)), f"a prompt has no files; {USAGE}")
+    if prompt is None and not arguments.texts and not arguments.files:
+        raise UsageError([str(arguments.source)], USAGE)
+    outputs = {"csv": arguments.csv, "masks": arguments.masks, "top": arguments.top}
+    shows = [f"--{name}" for name, value in {"json": arguments.as_json, **outputs}.items() if value]
+    if arguments.csv and (arguments.as_json or arguments.masks):
         raise UsageError(shows, "--csv writes a file instead of lines and masks")
     if prompt is not None and any(outputs.values()):
-        others = [name for name in shows if name != "--json"]
-        raise UsageError(others, "isn't for a text that is continued")
+        names = [name for name in shows if name != "--json"]
+        raise UsageError(names, "isn't for a text that is continued")
 
 
 def _inputs(
-    given: InferArguments, samples: Samples
+    arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[Path, list[str], np.ndarray]]:
     """Yield each file with the names of its samples and these, and the texts of the command."""
-    if samples.text is not None or given.texts:
-        for names, texts in _texts_to_classify(given, samples):
-            yield given.source, names, texts
+    if samples.text is not None or arguments.texts:
+        for names, texts in _texts_to_classify(arguments, samples):
+            yield arguments.source, names, texts
         return
-    for file in (inside for path in given.files for inside in files_in(path)):
+    for file in (inside for path in arguments.files for inside in files_in(path)):
         images = read_images(file, samples)
         names = [f"{file}[{index}]" for index in range(len(images))]
         yield file, names if len(images) > 1 else [str(file)], images
 
 
 def _texts_to_classify(
-    given: InferArguments, samples: Samples
+    arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yield names and samples of the texts of the options, then of the lines of each file.
 
@@ -163,9 +165,9 @@ def _texts_to_classify(
         except ValueError as error:
             raise DataError(f"a text can't be read by the tokenizer: {error}") from error
 
-    if given.texts:
-        yield list(map(shown, given.texts)), encode(given.texts)
-    for file in given.files:
+    if arguments.texts:
+        yield list(map(shown, arguments.texts)), encode(arguments.texts)
+    for file in arguments.files:
         lines = read_lines_of_text(file)
         names = [f"{file}[{number}]" for number in range(len(lines))] if len(lines) > 1 else []
         yield names or [str(file)], encode(lines)
@@ -201,13 +203,13 @@ def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
         yield from values
 
 
-def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
+def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
     """Return the line of one image: classes, labels or numbers."""
-    if given.masks is not None:
-        raise UsageError([f"--masks {given.masks}"], "the network has one class for an image")
+    if arguments.masks is not None:
+        raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
     if targets.task == "regression":
         values = dict(zip(targets.names, map(float, targets.in_units(outputs)), strict=True))
-        if given.as_json:
+        if arguments.as_json:
             return json.dumps({"file": name, **values})
         text = ", ".join(f"{shown(key)} {value:.6g}" for key, value in values.items())
         return f"{printable(name)}: {text}"
@@ -220,7 +222,7 @@ def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Target
         key = "top"
         powers = np.exp(outputs - outputs.max())
         probabilities = powers / powers.sum()
-        labels = list(np.argsort(-probabilities, kind="stable")[: given.top or 1])
+        labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
         {
             "class": targets.names[i],
@@ -229,22 +231,22 @@ def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Target
         }
         for i in labels
     ]
-    if given.as_json:
+    if arguments.as_json:
         best = predictions[0] if key == "top" else {}
-        source = "text" if name in map(shown, given.texts) else "file"
+        source = "text" if name in map(shown, arguments.texts) else "file"
         return json.dumps({source: name, **best, key: predictions})
     text = ", ".join(f"{shown(row['class'])} {row['probability']:.4f}" for row in predictions)
     return f"{printable(name)}: {text or 'no label'}"
 
 
 def _mask_line(
-    given: InferArguments, name: str, mask: np.ndarray, targets: Targets, path: Path | None
+    arguments: InferArguments, name: str, mask: np.ndarray, targets: Targets, path: Path | None
 ) -> str:
     """Return the line of an image whose pixels have classes, the largest share first."""
     shares = np.bincount(mask.ravel(), minlength=len(targets)) / mask.size
     ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
     named = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
-    if given.as_json:
+    if arguments.as_json:
         file = {} if path is None else {"mask": str(path)}
         return json.dumps({"file": name, **file, "pixels": named})
     text = ", ".join(f"{shown(key)} {value:.4f}" for key, value in named.items())
@@ -259,7 +261,8 @@ def _print_continuation(
 
     Raises DataError for a network that doesn't continue texts, and a prompt that it can't read.
     """
-    temperature, top_k = options["temperature"], options["top_k"]
+    temperature = options["temperature"]
+    top_k = options["top_k"]
     sampling = Sampling(
         1.0 if temperature is None else float(temperature),
         None if top_k is None else int(top_k),
@@ -273,22 +276,23 @@ def _print_continuation(
     num_printed = 0
     for part in continuation(decoder, weights, encoded, num_tokens, sampling):
         if not tokens:
-            first_s, num_first = time.perf_counter() - started_at, len(part)
+            first_s = time.perf_counter() - started_at
+            num_first = len(part)
         tokens += part.tolist()
         if not as_json:
-            whole = text.tokenizer.decode([*encoded.tolist(), *tokens])
+            text_so_far = text.tokenizer.decode([*encoded.tolist(), *tokens])
             is_last = len(tokens) == num_tokens
             # A character of several tokens may be incomplete.
-            ready = whole if is_last else whole.rstrip("\ufffd")
+            ready = text_so_far if is_last else text_so_far.rstrip("\ufffd")
             # Control characters would command the terminal.
             harmless = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in ready)
             print("".join(harmless)[num_printed:], end="\n" if is_last else "", flush=True)
             num_printed = max(num_printed, len(ready))
     seconds = time.perf_counter() - started_at
     if as_json:
-        whole = text.tokenizer.decode([*encoded.tolist(), *tokens])
+        text_so_far = text.tokenizer.decode([*encoded.tolist(), *tokens])
         new = text.tokenizer.decode(tokens)
-        print(json.dumps({"prompt": prompt, "continuation": new, "text": whole}))
+        print(json.dumps({"prompt": prompt, "continuation": new, "text": text_so_far}))
     num_later = len(tokens) - num_first
     speed = f", then {num_later / (seconds - first_s):,.0f} tokens/s" if num_later else ""
     print(

@@ -1,7 +1,7 @@
 """`python -m pipeline reproduce RUN_DIR`: repeat a run here and compare its losses bit for bit.
 
-The recipe is run again, by a process of its own in the folder where the run was started, with the
-lowerings that the run used. Losses are compared step by step; where they differ, so are recipe,
+The recipe is run again, by another process in the folder in which the run was started, with the
+lowerings that the run used. Losses are compared step by step; if they differ, so are recipe,
 code, versions, data and machine.
 """
 
@@ -39,7 +39,8 @@ from pipeline.stages.record.run_record import (
 )
 from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
-RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
+RUN_DIR = "hydra.run.dir"
+RESUME = "train.resume"
 LOOKS_S = 0.2
 """Time between looks at the progress of the new run."""
 
@@ -134,7 +135,7 @@ def _pass_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResult:
     """Print how the repeated run compares; exit status 0 if steps and metrics are equal, else 1.
 
-    Raises DataError where a log can't be read, RunError where the new run has none.
+    Raises DataError if a log can't be read, RunError if the new run has none.
     """
     if not (repeated.run_dir / METRICS).exists():
         raise RunError(f"{repeated.run_dir}: {repeated.summary.get('reason', 'has no steps')}")

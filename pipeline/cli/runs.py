@@ -21,7 +21,8 @@ from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_better_larger, main_metric
 
 PAGE = "runs.html"
-MOST_KEYS, MOST_ROWS = 4, 50
+MOST_KEYS = 4
+MOST_ROWS = 50
 
 
 def main(
@@ -65,14 +66,14 @@ def main(
         for run in runs:
             print(json_text(_as_json(run)))
     else:
-        _show(_ranked(runs, ranked_by, larger), ranked_by, is_whole=is_whole)
+        _show(_rank_runs(runs, ranked_by, larger), ranked_by, is_whole=is_whole)
     return 0
 
 
 def _metric(name: str | None, runs: Sequence[KeptRun]) -> str | None:
-    known = dict.fromkeys(figure for run in runs for figure in run.figures)
-    if name is not None and name not in known:
-        raise DataError(f"--metric {name}: {no_such('figure of these runs', name, known)}")
+    names = dict.fromkeys(figure for run in runs for figure in run.figures)
+    if name is not None and name not in names:
+        raise DataError(f"--metric {name}: {no_such('figure of these runs', name, names)}")
     return name or main_metric([run.figures for run in runs])
 
 
@@ -89,7 +90,7 @@ def _as_json(run: KeptRun) -> dict[str, Any]:
     }
 
 
-def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:
+def _rank_runs(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:
     """Return the runs, the best first; those without the metric last, in their order."""
     sign = -1 if larger else 1
 
@@ -103,8 +104,8 @@ def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[K
 def _show(runs: Sequence[KeptRun], metric: str | None, *, is_whole: bool) -> None:
     keys = differing_keys(runs)
     shown_keys = keys if is_whole else keys[:MOST_KEYS]
-    wanted = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
-    figures = [name for name in wanted if any(name in run.figures for run in runs)]
+    columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
+    figures = [name for name in columns if any(name in run.figures for run in runs)]
     rows = runs if is_whole else runs[:MOST_ROWS]
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold", min_width=20)

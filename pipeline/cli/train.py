@@ -220,14 +220,14 @@ def _find_directory(
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]
-    kept = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
-    fixed = [override for override in kept if key_of(override) not in swept]
+    own_overrides = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
+    fixed = [override for override in own_overrides if key_of(override) not in swept]
     composed = _compose(single, typed, fixed)
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
         if folder:
             return Path(composed[1].sweep.dir)
-        parsed = OverridesParser.create().parse_overrides(kept)
+        parsed = OverridesParser.create().parse_overrides(own_overrides)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
         return find_sweep(command_of(composed[1], [line for line in lines if line]))

@@ -58,22 +58,23 @@ class AdapterWords(Spec):
         return self.model_copy(update=changed) if changed else self
 
 
-def _meanings(given: AdapterWords) -> Iterator[tuple[str, str, Any, Any]]:
-    """Each word that is given: its name, the key and value that it means, and the key's default."""
-    if given.precision_mode is not None:
-        yield "precision_mode", "precision", LEVEL_OF[given.precision_mode], "O0"
-    if given.opt_level is not None:
-        yield "opt_level", "precision", given.opt_level, "O0"
-    if given.enable_data_pre_proc is not None:
-        yield "enable_data_pre_proc", "sink", given.enable_data_pre_proc, True
-    if given.mix_compile_mode is not None:
-        yield "mix_compile_mode", "mode", "eager" if given.mix_compile_mode else "graph", "graph"
-    if given.iterations_per_loop is not None:
-        yield "iterations_per_loop", "sink_size", given.iterations_per_loop, -1
+def _meanings(words: AdapterWords) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield each word that is set: its name, the key and value that it means, and the key's
+    default."""
+    if words.precision_mode is not None:
+        yield "precision_mode", "precision", LEVEL_OF[words.precision_mode], "O0"
+    if words.opt_level is not None:
+        yield "opt_level", "precision", words.opt_level, "O0"
+    if words.enable_data_pre_proc is not None:
+        yield "enable_data_pre_proc", "sink", words.enable_data_pre_proc, True
+    if words.mix_compile_mode is not None:
+        yield "mix_compile_mode", "mode", "eager" if words.mix_compile_mode else "graph", "graph"
+    if words.iterations_per_loop is not None:
+        yield "iterations_per_loop", "sink_size", words.iterations_per_loop, -1
 
 
 def loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
-    """The adapter's objections to `iterations_per_loop`; `total` steps, None where unknown."""
+    """The adapter's objections to `iterations_per_loop`; `total` steps, None if unknown."""
     size = train.iterations_per_loop
     if size is None or size == 1:
         return

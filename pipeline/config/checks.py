@@ -23,7 +23,7 @@ from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 RESULTS = ("count", "step")
-"""Keys of evals.jsonl that are no metrics."""
+"""Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES]
 
@@ -40,7 +40,7 @@ def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     """Return the recipe of a run of several processes: each has a device unless it says otherwise.
 
-    Raises RecipeError if so many processes can't run it.
+    Raises RecipeError if that number of processes can't run it.
     """
     if processes == 1:
         return recipe
@@ -110,7 +110,7 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def device_fits(recipe: Recipe) -> Iterator[str]:
-    """The device computes in the types of all layers, and there can be so many of it."""
+    """The device computes in the types of all layers, and there can be that number of it."""
     for dtype in precision_of(recipe).dtypes:
         problem = recipe.device.refuses(dtype)
         if problem is not None:
@@ -167,7 +167,7 @@ def recomputed_and_compiled_layers_fit(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
-    """Loss, accumulation and optimizer support skipped samples or labels, where any are."""
+    """Loss, accumulation and optimizer support skipped samples or labels, if there are any."""
     train = recipe.train
     share = train.loss.hardest_share
     ignored = recipe.dataset.ignore_index

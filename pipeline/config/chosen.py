@@ -31,7 +31,7 @@ from pipeline.core.registry import parts
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_PARTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
-"""Parts of conf/config.yaml that are used where neither a recipe nor an override chooses one."""
+"""Parts of conf/config.yaml that are used if neither a recipe nor an override chooses one."""
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
 _OPTION = re.compile(r"\w[\w.+-]*")
@@ -40,12 +40,12 @@ _OPTION = re.compile(r"\w[\w.+-]*")
 def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     """Complete overrides for Hydra: name a recipe, the default one if they name none.
 
-    A recipe file becomes a name, and optional keys are added where conf/ lacks them. The default
-    recipe's length and name belong to its own dataset and model: where overrides choose another,
+    A recipe file becomes a name, and optional keys are added if conf/ lacks them. The default
+    recipe's length and name belong to its dataset and model: if overrides choose another,
     there is no recipe, and the run is named after both.
 
     Hydra must know a recipe before it composes, so recipes are registered here; so are the files
-    that choose parts, as in `device=./mine.yaml`. Raises RecipeError where a named one
+    that choose parts, as in `device=./mine.yaml`. Raises RecipeError if a named one
     can't be read.
     """
     problems = list(unparsable(overrides))

@@ -66,7 +66,7 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
     keys = {key_of(override) for override in overrides}
     lengths = keys & set(LENGTHS)
     if lengths and isinstance(plain.get("train"), dict):
-        # The recipe's length, in whatever unit, gives way to the command line's.
+        # The recipe's length, in any unit, gives way to the command line's.
         replaced = {key.removeprefix("train."): None for key in LENGTHS if key not in lengths}
         plain["train"] = {**plain["train"], **replaced}
     return check_tree(plain, length_replaced=length_replaced or bool(lengths), typed=keys)

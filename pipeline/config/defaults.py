@@ -27,7 +27,8 @@ _NOTHING = object()
 
 
 def names_every_part(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe names every part, as that of a run and that of `--cfg job` do."""
+    """Return whether a recipe names every part, as a run's recipe and the output of `--cfg job`
+    do."""
     parts = (value_at(tree, where) for where in SECTIONS.values())
     named = all(isinstance(part, Mapping) and "name" in part for part in parts)
     return named and "defaults" not in tree
@@ -55,11 +56,11 @@ def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
     """
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
-    first, *others = list(options_named(group, str(part.get("name"))).values()) or [{}]
+    first, *later_options = list(options_named(group, str(part.get("name"))).values()) or [{}]
     shared = {
         key: value
         for key, value in first.items()
-        if all(option.get(key, _NOTHING) == value for option in others)
+        if all(option.get(key, _NOTHING) == value for option in later_options)
         and not (isinstance(value, Mapping) and {"value", "source"} <= value.keys())
     }
     return _update(shared, part)

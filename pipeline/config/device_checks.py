@@ -45,7 +45,7 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
 
 
 def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
-    """The mesh has as many devices as the recipe says."""
+    """The mesh has the recipe's number of devices."""
     parallel = recipe.parallel
     if parallel.mesh is None or parallel.devices in (None, parallel.num_devices):
         return

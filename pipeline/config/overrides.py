@@ -32,7 +32,7 @@ MAX_QUOTED_LENGTH = 200
 """Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""
 
 _WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
-"""Words of a value: between the marks of lists and functions, or also between those of sections."""
+"""Words of a value: between the marks of lists and functions, or also of sections."""
 _UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
 """Text that Hydra's grammar reads without quotes."""
 _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
@@ -40,26 +40,26 @@ _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
 
 
 def key_of(override: str) -> str:
-    """The key or group of an override: `train.steps` for `++train.steps=3`."""
+    """Return the key or group of an override: `train.steps` for `++train.steps=3`."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
-    """The value of the last override of a key, as text; None where there is none."""
+    """Return the value of the last override of a key, as text; None if there is none."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
 
 
 def without_secret_values(args: Iterable[str]) -> list[str]:
     """Return arguments of a command without passwords, to be written down and printed."""
-    shown = []
+    words = []
     for arg in args:
         key = key_of(arg)
         # The address of a database may hold a password in ways that only its driver knows.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
         hides = "=" in arg and is_secret
-        shown.append(f"{arg.partition('=')[0]}={HIDDEN}" if hides else without_secrets(arg))
-    return shown
+        words.append(f"{arg.partition('=')[0]}={HIDDEN}" if hides else without_secrets(arg))
+    return words
 
 
 def require_hydra_keys(args: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ def require_hydra_keys(args: Sequence[str]) -> None:
 
 
 def quoted(text: str) -> str:
-    """A text quoted as the value of an override, which Hydra reads literally."""
+    """Return a text quoted as the value of an override, which Hydra reads literally."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
     return f"'{escaped}'"
 
@@ -96,7 +96,7 @@ def sets_key(override: str) -> bool:
 
 
 def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The overrides that Hydra's grammar rejects, each with the reason or quotes that help."""
+    """Yield the overrides that Hydra's grammar rejects, with the reason or quotes that help."""
     for number, override in enumerate(overrides):
         if "=" not in override and override[0] != "~":
             previous = overrides[number - 1] if number else ""
@@ -112,7 +112,7 @@ def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _refusal(override: str) -> str | None:
-    """The reason why Hydra's grammar rejects an override; None where it accepts it."""
+    """Return the reason why Hydra's grammar rejects an override; None if it accepts it."""
     try:
         OverridesParser.create().parse_override(override)
     except (HydraException, ValueError) as error:
@@ -144,12 +144,13 @@ def _quote_for_shell(override: str) -> str | None:
 
 
 def swept_keys(overrides: Iterable[str]) -> list[str]:
-    """The keys that a sweep varies."""
+    """Return the keys that a sweep varies."""
     return [key_of(override) for override in overrides if len(_alternatives(override)) != 1]
 
 
 def unparsable(overrides: Sequence[str]) -> Iterator[str]:
-    """A problem for every override that would take Hydra's parser minutes or overflow its stack.
+    """Yield a problem for every override that would take Hydra's parser minutes or overflow its
+    stack.
 
     Keys are bounded too, since Hydra looks for a file named after each.
     """
@@ -183,7 +184,8 @@ def unparsable(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
-    """The jobs to check before a sweep: each alternative once, the others at their first value.
+    """Return the jobs to check before a sweep: each alternative once, the others at their first
+    value.
 
     Open ranges, from which a sweeper draws, are skipped.
     """
@@ -195,7 +197,8 @@ def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _alternatives(override: str) -> list[str]:
-    """The overrides that a sweep expands one into: itself if it sweeps nothing; none for ranges."""
+    """Return the overrides that a sweep expands one into: itself if it sweeps nothing; none for
+    ranges."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):

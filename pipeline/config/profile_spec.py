@@ -35,7 +35,7 @@ class ProfileSpec(Spec):
     start: NonNegativeInt | None
     """Steps before the first traced one; null: once the run is warm."""
     steps: Annotated[int, Field(ge=LEAST_STEPS, le=MOST_STEPS)] | None
-    """Traced steps, 20 to 200; null: 60, fewer where a step has many operations or takes long."""
+    """Traced steps, 20 to 200; null: 60, fewer if a step has many operations or takes long."""
     output: FilePath | None
     """Folder of the profile; null: `profile` in the run directory."""
     training_trace: bool
@@ -67,8 +67,8 @@ METRICS: tuple[str, ...] = get_args(ProfileSpec.model_fields["aic_metrics"].anno
 def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
     """Return the overrides that PROFILING_MODE and PROFILING_OPTIONS ask for.
 
-    Options count where the mode is true, as in the documents. Raises RecipeError for a mode that is
-    neither true nor false, for options that are no JSON object, and for unknown options.
+    Options count if the mode is true, as in the documents. Raises RecipeError for a mode that is
+    neither true nor false, for options that aren't a JSON object, and for unknown options.
     """
     mode = environment.get(MODE, "").strip().lower()
     if mode not in ("", "true", "false"):

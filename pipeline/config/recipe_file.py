@@ -1,7 +1,7 @@
 """Recipe files, and files of one part: data that may come from a stranger.
 
 A file describes what to train. It may start from shipped or installed files by name and refer to
-its own keys. It may not set where to write, nor Hydra's own section, which can name code to run;
+its keys. It may not set where to write, nor Hydra's section, which can name code to run;
 the user may do so on the command line.
 """
 
@@ -91,7 +91,7 @@ def find_part_file(recipe: Path, path: str) -> Path:
     """Return the file of a part that a recipe file names, relative to its folder.
 
     Raises RecipeError for a path that leads out of that folder, as a link can: a stranger's recipe,
-    shown in an error or kept in a run directory, must not include other files of the disk.
+    shown in an error or stored in a run directory, must not include other files of the disk.
     """
     folder = recipe.parent.resolve()
     file = (folder / path).resolve()

@@ -64,7 +64,7 @@ ENTRY_POINT_GROUP = "pipeline.parts"
 
 T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
-"""A YAML list, kept as a tuple; its items are checked strictly."""
+"""A YAML list, read as a tuple; its items are checked strictly."""
 
 FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 """A path written as text; `~` is the home folder."""
@@ -103,7 +103,7 @@ class Expected:
 class Spec(BaseModel):
     """A frozen section of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
 
-    Numbers without bounds of their own are limited to the range of int32 and float32.
+    Numbers without other bounds are limited to the range of int32 and float32.
     """
 
     model_config = ConfigDict(
@@ -208,7 +208,7 @@ def _forget_schemas() -> None:
         waiting += cls.__subclasses__()
         if cls.__pydantic_complete__:
             cls.__pydantic_complete__ = False
-            # As pydantic's own `model_rebuild(force=True)` does, which builds at once.
+            # As pydantic's `model_rebuild(force=True)` does, which builds at once.
             set_model_mocks(cls)
 
 
@@ -252,7 +252,7 @@ def kind_of(names: Iterable[str]) -> str | None:
 class PartOf:
     """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
 
-    A recipe has `{name: relu, ...}`, or just `relu` where every other field has a default. Parts
+    A recipe has `{name: relu, ...}`, or just `relu` if every other field has a default. Parts
     are looked up when the type is first used, so parts may hold parts.
     """
 

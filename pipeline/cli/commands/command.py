@@ -62,9 +62,9 @@ def flag(*names: str, text: str, was: str | None = None) -> Option:
 class Argument(click.Argument):
     """An argument with a line of help."""
 
-    def __init__(self, name: str, *, about: str, **settings: Any) -> None:
+    def __init__(self, name: str, *, text: str, **settings: Any) -> None:
         super().__init__([name], **settings)
-        self.about = about
+        self.text = text
 
     def make_metavar(self, ctx: click.Context) -> str:
         """Return the name in usage lines, as it was declared."""
@@ -88,7 +88,7 @@ class LazyCommand(click.Command):
         example: str,
         prints_facts: bool = True,
     ) -> None:
-        """`words` are those of the command line; `prints_facts` if `main` returns facts."""
+        """`words` are typed on the command line; `prints_facts` if `main` returns facts."""
         declares_json = any(param.name == "as_json" for param in params)
         self.collects_facts = prints_facts and not declares_json
         shared = [flag("--quiet", text="Print nothing but errors, and JSON if asked for.")]
@@ -172,7 +172,7 @@ class LazyCommand(click.Command):
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, text, arguments, options and an example."""
         arguments = [
-            (argument.make_metavar(ctx), argument.about)
+            (argument.make_metavar(ctx), argument.text)
             for argument in self.params
             if isinstance(argument, Argument)
         ]
@@ -265,8 +265,8 @@ def _refusal(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str
     command = context.command
     params = command.get_params(context)
     if isinstance(error, click.NoSuchOption):
-        known = [name for param in params if not _is_argument(param) for name in param.opts]
-        return [error.option_name], _no_such_option(error.option_name, known)
+        names = [name for param in params if not _is_argument(param) for name in param.opts]
+        return [error.option_name], _no_such_option(error.option_name, names)
     if not isinstance(command, LazyCommand):
         return args, sentence
     if isinstance(error, click.BadOptionUsage):
@@ -281,10 +281,10 @@ def _refusal(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str
     return args, sentence if isinstance(error, click.BadParameter) else command.takes(context)
 
 
-def _no_such_option(name: str, known: Sequence[str]) -> str:
+def _no_such_option(name: str, names: Sequence[str]) -> str:
     from pipeline.core.files.error_text import no_such
 
-    return no_such("option", name, [option for option in known if option.startswith("--")])
+    return no_such("option", name, [option for option in names if option.startswith("--")])
 
 
 def _is_argument(param: click.Parameter) -> bool:

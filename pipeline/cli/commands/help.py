@@ -52,7 +52,7 @@ def guide(commands: Mapping[str, click.Command]) -> str:
 
 
 def _summaries(commands: Mapping[str, click.Command]) -> dict[str, str]:
-    """Return the line of each command by its words, with those of groups inside."""
+    """Return the line of each command by its words, and of groups inside."""
     lines: dict[str, str] = {}
     for name, command in commands.items():
         if isinstance(command, click.Group):

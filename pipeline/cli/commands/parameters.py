@@ -10,36 +10,17 @@ from click.shell_completion import CompletionItem
 
 from pipeline.cli.commands.command import Argument, Option
 from pipeline.config.files import find_groups, find_recipes
-from pipeline.core.errors import UsageError, printable
+from pipeline.core.errors import UsageError
 
 MAX_SEED = 2**31 - 1
-MAX_SHOWN = 120
 
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
     """Raise UsageError for a value: the option with the value, and the rule."""
-    text = printable(str(value))
-    text = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    from pipeline.core.files.error_text import shown
+
     option = param.opts[0] if isinstance(param, click.Option) else ""
-    raise UsageError([f"{option} {text}".strip()], rule)
-
-
-class WholeNumber(click.ParamType):
-    """A whole number from `least` to `most`, in decimal digits alone."""
-
-    name = "n"
-
-    def __init__(self, least: int, most: int) -> None:
-        self.least = least
-        self.most = most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError for anything else."""
-        text = str(value)
-        is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
-        if not is_whole or not self.least <= int(text) <= self.most:
-            _refuse(param, value, f"must be a whole number from {self.least:,} to {self.most:,}")
-        return int(text)
+    raise UsageError([f"{option} {shown(str(value))}".strip()], rule)
 
 
 class Number(click.ParamType):
@@ -62,6 +43,20 @@ class Number(click.ParamType):
         if not self.least <= number <= self.most:
             _refuse(param, value, f"must be a number from {self.least:g} to {self.most:g}")
         return number
+
+
+class WholeNumber(Number):
+    """A whole number from `least` to `most`, in decimal digits alone."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises UsageError for anything else."""
+        text = str(value)
+        is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
+        if not is_whole or not self.least <= int(text) <= self.most:
+            _refuse(param, value, f"must be a whole number from {self.least:,} to {self.most:,}")
+        return int(text)
 
 
 class OneOf(click.Choice[str]):
@@ -142,20 +137,30 @@ def complete_override(incomplete: str) -> list[CompletionItem[str]]:
     return [CompletionItem(f"{key}={name}") for name in names if name.startswith(value)]
 
 
-def run_dir(name: str = "run_dir", *, metavar: str = "RUN_DIR", about: str) -> Argument:
+def path_argument(name: str, text: str, *, metavar: str = "", is_folder: bool = False) -> Argument:
+    """Return an argument that names a file or a folder."""
+    path_type = FilePath(is_folder=is_folder)
+    return Argument(name, metavar=metavar or name.upper(), type=path_type, text=text)
+
+
+def run_dir(name: str = "run_dir", *, metavar: str = "", text: str) -> Argument:
     """Return the argument that names a run."""
-    return Argument(name, metavar=metavar, type=FilePath(is_folder=True), about=about)
+    return path_argument(name, text, metavar=metavar, is_folder=True)
 
 
 def overrides(
     metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
-    about: str = "Recipe, lenet5_digits unless it is given, and its keys and parts, as for a run.",
+    text: str = "Recipe, lenet5_digits unless it is given, and its keys and parts, as for a run.",
     *,
     may_be_run: bool = False,
 ) -> Argument:
     """Return the argument of a recipe: the only one that is typed KEY=VALUE."""
     return Argument(
-        "overrides", nargs=-1, type=Override(may_be_run=may_be_run), metavar=metavar, about=about
+        "overrides",
+        nargs=-1,
+        type=Override(may_be_run=may_be_run),
+        metavar=metavar,
+        text=text,
     )
 
 

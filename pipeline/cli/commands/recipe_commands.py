@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
-    FilePath,
     OneOf,
     WholeNumber,
     metric_option,
     out_option,
     overrides,
+    path_argument,
     seed_option,
 )
 
@@ -88,11 +88,10 @@ RECIPE_COMMANDS = (
         """Read the results of earlier runs and say which values to try next, as commands to copy,
         and the command of a study that begins with what these runs have shown.""",
         [
-            Argument(
+            path_argument(
                 "folder",
-                metavar="FOLDER",
-                type=FilePath(is_folder=True),
-                about="Earlier runs; those of the same recipe, but for the searched keys, count.",
+                "Earlier runs; those of the same recipe, but for the searched keys, count.",
+                is_folder=True,
             ),
             overrides(
                 "+recipe=NAME KEY=RANGE ...",
@@ -121,12 +120,7 @@ RECIPE_COMMANDS = (
         "Print the columns of a CSV or Parquet file, with the type that is found and what is "
         "missing.",
         [
-            Argument(
-                "file",
-                metavar="FILE",
-                type=FilePath(),
-                about="A CSV file, or one that ends in .parquet.",
-            ),
+            path_argument("file", "A CSV file, or one that ends in .parquet."),
             Option(
                 "--delimiter",
                 was="delimiter",
@@ -142,7 +136,7 @@ RECIPE_COMMANDS = (
         "new",
         "a project with custom parts",
         "Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.",
-        [Argument("name", metavar="NAME", about="Folder to make: letters, digits and _.")],
+        [Argument("name", metavar="NAME", text="Folder to make: letters, digits and _.")],
         example="new demo && cd demo && python -m pipeline --plugin parts.py +recipe=demo",
     ),
     LazyCommand(

@@ -46,7 +46,7 @@ COMPLETION = LazyCommand(
             "shell",
             metavar="bash|zsh|fish",
             type=OneOf(["bash", "zsh", "fish"]),
-            about="The shell. bash needs version 4.4 or later.",
+            text="The shell. bash needs version 4.4 or later.",
         )
     ],
     example='completion bash > ~/.pipeline-completion && echo ". ~/.pipeline-completion" >> '

@@ -13,6 +13,7 @@ from pipeline.cli.commands.parameters import (
     metric_option,
     out_option,
     overrides,
+    path_argument,
     run_dir,
     seed_option,
     what_option,
@@ -31,7 +32,7 @@ RUN_COMMANDS = (
         of classes, the confusion matrix, the worst mistakes, the curves of training. The page ends
         with the lineage of the run, and with its profile and dumps where it has any.""",
         [
-            run_dir(about=SAVED_RUN),
+            run_dir(text=SAVED_RUN),
             out_option(
                 "FOLDER",
                 "Where to write; RUN_DIR/report without it. Files of an earlier report are "
@@ -47,12 +48,11 @@ RUN_COMMANDS = (
         model.bin and model.mlir (StableHLO, for any batch size), weights.safetensors and
         model.json.""",
         [
-            run_dir(about=SAVED_RUN),
-            Argument(
+            run_dir(text=SAVED_RUN),
+            path_argument(
                 "folder",
-                metavar="FOLDER",
-                type=FilePath(is_folder=True),
-                about="The folder to write; one that holds something else is left alone.",
+                "The folder to write; one that holds something else is left alone.",
+                is_folder=True,
             ),
             Option(
                 "--to",
@@ -95,7 +95,7 @@ RUN_COMMANDS = (
             run_dir(
                 "source",
                 metavar="RUN_DIR|FOLDER",
-                about="A run that has saved a checkpoint, one of its checkpoints, or what `export` "
+                text="A run that has saved a checkpoint, one of its checkpoints, or what `export` "
                 "wrote.",
             ),
             Argument(
@@ -103,7 +103,7 @@ RUN_COMMANDS = (
                 nargs=-1,
                 type=FilePath(),
                 metavar="[FILE ...]",
-                about="Images as the network was trained on, folders of them (in the order of "
+                text="Images as the network was trained on, folders of them (in the order of "
                 "their paths), or .npy arrays of them; texts, one on each line; of a network "
                 "that was trained on a table, a CSV or Parquet file with its columns, targets not "
                 "needed.",
@@ -171,7 +171,7 @@ RUN_COMMANDS = (
         Exit status: 0 all is the same, 1 something differs or the new run failed, 2 a run can't be
         read.""",
         [
-            run_dir(about="The run to repeat."),
+            run_dir(text="The run to repeat."),
             overrides("[KEY=VALUE ...]", "Keys to change, such as cache.root=DIR."),
             out_option("FOLDER", "Directory of the new run.", was="hydra.run.dir"),
         ],
@@ -185,8 +185,8 @@ RUN_COMMANDS = (
 
         Exit status: 0, also where nothing differs; 2 where a run can't be read.""",
         [
-            run_dir("run_a", metavar="RUN_A", about="A run directory."),
-            run_dir("run_b", metavar="RUN_B", about="Another one."),
+            run_dir("run_a", text="A run directory."),
+            run_dir("run_b", text="Another one."),
         ],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
@@ -206,7 +206,7 @@ RUN_COMMANDS = (
                 nargs=-1,
                 type=FilePath(is_folder=True),
                 metavar="A [B] | +recipe=NAME [KEY=VALUE ...]",
-                about="Two runs, or two dumps, of which the files alone are compared; with "
+                text="Two runs, or two dumps, of which the files alone are compared; with "
                 "--against one run, or a recipe without a run, with fresh weights.",
             ),
             Option(
@@ -267,7 +267,7 @@ RUN_COMMANDS = (
         Exit status: 0 written, 1 it stops early, as on a full disk, 2 the run or an argument is
         wrong.""",
         [
-            run_dir(about="A run that has saved checkpoints."),
+            run_dir(text="A run that has saved checkpoints."),
             Option(
                 "--step",
                 "steps",
@@ -309,7 +309,7 @@ RUN_COMMANDS = (
                 type=FilePath(is_folder=True),
                 default="outputs",
                 metavar="[FOLDER]",
-                about="outputs/ unless it is given; folders below it are searched, links are not "
+                text="outputs/ unless it is given; folders below it are searched, links are not "
                 "followed.",
             ),
             flag(
@@ -337,7 +337,7 @@ RUN_COMMANDS = (
         nothing to look into.""",
         [
             run_dir(
-                about="A run that ended at a loss that is not finite, or the reproducer that it "
+                text="A run that ended at a loss that is not finite, or the reproducer that it "
                 "has kept."
             )
         ],

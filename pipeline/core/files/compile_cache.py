@@ -1,6 +1,6 @@
 """XLA's persistent cache of compiled programs, whose files are complete or absent.
 
-JAX's own cache writes an entry in place, so that a killed process or a full disk leaves half of
+JAX's cache writes an entry in place, so that a killed process or a full disk leaves half of
 one. JAX then warns at every start, and never writes that entry again.
 """
 
@@ -65,7 +65,7 @@ def no_compile_cache() -> AbstractContextManager[None]:
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
-    """Return the cache that programs for a device are kept in; None where none are."""
+    """Return the cache that programs for a device are kept in; None if there is none."""
     cache = opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 
@@ -138,7 +138,7 @@ class ProgramFiles:
 
 
 class _NotOwnError(Exception):
-    """A cached file that can't be this program's own; the message says why."""
+    """A cached file that this program can't have written; the message says why."""
 
 
 def _read_own(file: Path) -> bytes:

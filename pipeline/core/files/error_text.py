@@ -166,7 +166,7 @@ def _rule(details: ErrorDetails) -> str:
 def locate(loc: Where, tree: Mapping[str, Any]) -> tuple[Where, tuple[str, ...]]:
     """Split a location of pydantic into the path in the recipe and the part names on it.
 
-    Pydantic puts a part's name between the key that holds the part and the part's own keys.
+    Pydantic puts a part's name between the key that holds the part and the keys of the part.
     """
     where: list[int | str] = []
     tags: list[str] = []

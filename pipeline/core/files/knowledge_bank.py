@@ -38,13 +38,13 @@ class Round:
 
 def ticks_best(rounds: Sequence[Round]) -> list[str]:
     """Rounds in the format of a result file."""
-    return [str(each) for each in rounds]
+    return [str(round_) for round_ in rounds]
 
 
 def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
-    """Entries of a knowledge bank by key; empty where there is no file.
+    """Return the entries of a knowledge bank by key; empty if there is no file.
 
-    `checked` returns a validated entry, and raises for an invalid one. Raises RunError where the
+    `checked` returns a validated entry, and raises for an invalid one. Raises RunError if the
     file can't be read or is not a bank: without its entries the losses would differ.
     """
     try:
@@ -69,7 +69,7 @@ def add_to_bank(
 ) -> None:
     """Add entries to a bank, keeping those that other processes have added meanwhile.
 
-    Raises RunError where the file is not a bank, and where it can't be written.
+    Raises RunError if the file is not a bank, and if it can't be written.
     """
     try:
         with locked(path.parent):
@@ -81,7 +81,7 @@ def add_to_bank(
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write the bank atomically: a reader sees the old file or the new one.
 
-    Raises RunError where it can't be written.
+    Raises RunError if it can't be written.
     """
     document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
     try:
@@ -108,7 +108,7 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
 class Banks:
     """The user's knowledge bank and the built-in one; None: there is none.
 
-    `checked` returns an entry, and raises where it is not one.
+    `checked` returns an entry, and raises if it isn't one.
     """
 
     custom: Path | None
@@ -116,7 +116,7 @@ class Banks:
     checked: Callable[[Entry], Entry]
 
     def read(self) -> dict[str, Entry]:
-        """Entries of both by key; where both have a key, that of the user's bank.
+        """Return the entries of both by key; if both have a key, the one of the user's bank.
 
         Raises RunError for a file that is not a bank.
         """
@@ -144,7 +144,7 @@ R = TypeVar("R", bound=TimedResult)
 
 @dataclass(frozen=True)
 class Tuned(Generic[R]):
-    """The result to use, its status in the bank, and that of the search, if there was one."""
+    """The result to use, its status in the bank, and the result of the search, if there was one."""
 
     best: R
     status: Status
@@ -152,9 +152,9 @@ class Tuned(Generic[R]):
 
 
 def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) -> Tuned[R]:
-    """Use the bank's result, or search where it has none or `repeat` is true.
+    """Use the bank's result, or search if it has none or `repeat` is true.
 
-    Of a bank's result and that of a repeated search the faster one is used.
+    After a repeated search the faster one of the two results is used.
     """
     if banked is not None and not repeat:
         return Tuned(banked, "bank_hit")

@@ -113,7 +113,7 @@ def _read_aligned(
             raise EOFError(f"the array ends after {read:,} of {len(content):,} bytes")
         content[read : read + len(chunk)] = chunk
         read += len(chunk)
-    file.read()  # To the end, where zipfile compares the checksum.
+    file.read()  # To the end, at which zipfile compares the checksum.
     return array.T if in_fortran_order else array
 
 

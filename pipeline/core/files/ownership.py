@@ -1,6 +1,6 @@
 """Ownership of folders and files: checks that only this user can write them, and private folders.
 
-A compiled program is code, so whoever can write to the folder of programs can have code run.
+A compiled program is code, so a user who can write to the folder of programs can run code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def make_private(folder: Path) -> None:
     """Create a folder, and its missing parents, for this user alone.
 
     The umask is not relied on, since many systems let the group write. Existing folders are
-    unchanged. Raises OSError where one can't be created.
+    unchanged. Raises OSError if one can't be created.
     """
     with suppress(FileExistsError):
         if not folder.parent.exists():
@@ -31,22 +31,22 @@ def make_private(folder: Path) -> None:
         raise NotADirectoryError(20, os.strerror(20), str(folder))
 
 
-def find_foreign_owner(found: os.stat_result) -> str | None:
-    """The owner of a folder or a file as text; None where it is this user or root."""
-    if found.st_uid in (os.geteuid(), ROOT):
+def find_foreign_owner(status: os.stat_result) -> str | None:
+    """Return the owner of a folder or a file as text; None if it is this user or root."""
+    if status.st_uid in (os.geteuid(), ROOT):
         return None
-    return f"user {_name_or_number(pwd.getpwuid, found.st_uid)}"
+    return f"user {_name_or_number(pwd.getpwuid, status.st_uid)}"
 
 
-def find_writers(found: os.stat_result) -> str | None:
-    """Who besides its owner may write a folder or a file, as text; None where nobody may.
+def find_writers(status: os.stat_result) -> str | None:
+    """Return the users besides its owner who may write a folder or a file, as text; None for none.
 
     The sticky bit makes no difference: it prevents removals, and still allows additions.
     """
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    if found.st_mode & stat.S_IWGRP and not _is_of_one(found.st_gid):
-        return f"group {_name_or_number(grp.getgrgid, found.st_gid)}"
+    if status.st_mode & stat.S_IWGRP and not _is_of_one(status.st_gid):
+        return f"group {_name_or_number(grp.getgrgid, status.st_gid)}"
     return None
 
 

@@ -33,7 +33,7 @@ def plugin() -> str | None:
 
 
 def driver_problem() -> str | None:
-    """Return why NVIDIA's driver can't be used; None where it starts and has a device."""
+    """Return why NVIDIA's driver can't be used; None if it starts and has a device."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
@@ -65,7 +65,7 @@ def why_no_gpu(jax_reason: str = "") -> str:
 
 def share_memory(processes: int) -> dict[str, str]:
     """Return the variable by which each of several processes takes its share of a GPU's memory;
-    nothing where the user has set it."""
+    nothing if the user has set it."""
     if processes < 2 or MEMORY_SHARE in os.environ:
         return {}
     return {MEMORY_SHARE: f"{DEFAULT_SHARE / processes:.3f}"}

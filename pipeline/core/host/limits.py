@@ -12,7 +12,7 @@ from pipeline.core.host.memory import CGROUP, MEMBERSHIP, available_bytes, group
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a process; None where there is no limit or it is unknown."""
+    """Resource limits of a process; None if there is no limit or it is unknown."""
 
     open_files: int | None
     file_bytes: int | None

@@ -73,7 +73,7 @@ def groups_of(
 
     `controller` is, for example, `memory`; version 2 has one tree, version 1 a tree for each
     controller. The smallest limit of all these groups applies. Some folders may not exist: a
-    container may see its own group as the root, whatever its name is outside.
+    container may see its group as the root, under any name outside.
     """
     folders: list[Path] = []
     for controllers, path in _memberships(membership):

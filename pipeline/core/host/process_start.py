@@ -16,7 +16,7 @@ from contextlib import suppress
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES: Mapping[str, int] = {
-    "glibc.malloc.hugetlb": 1,  # request huge pages where the kernel leaves the choice to programs
+    "glibc.malloc.hugetlb": 1,  # request huge pages if the kernel leaves the choice to programs
     "glibc.malloc.mmap_max": 0,  # no separate mapping for large arrays, which free() unmaps
     "glibc.malloc.trim_threshold": 1 << 40,  # keep free memory at the end of the heap
     "glibc.malloc.arena_max": 1,  # the arenas of threads have no room for large arrays
@@ -35,7 +35,7 @@ and the third generation are."""
 
 
 def open_closed_streams() -> None:
-    """Open those of stdin, stdout and stderr that are closed, on nothing.
+    """Open stdin, stdout and stderr on nothing if they are closed.
 
     Otherwise Python has no `sys.stdout`, and the next file that is opened takes its number: what
     libraries print would land in a checkpoint.
@@ -75,7 +75,8 @@ def collect_less_while_starting() -> None:
 
 
 def collect_seldom() -> None:
-    """Look for garbage now and then among objects that are new, where a command has begun so."""
+    """Look for garbage now and then among objects that are new, if `collect_less_while_starting`
+    was called."""
     if gc.get_threshold()[0] == WHILE_STARTING:
         gc.freeze()
         gc.set_threshold(SELDOM, YOUNG_COLLECTIONS, OLD_COLLECTIONS)

@@ -12,7 +12,6 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.value_text import join_first
 
 PYTHON = "Programming Language :: Python :: "
 PACKAGES_SHOWN = 4
@@ -33,12 +32,14 @@ def find_untested(distribution: str) -> list[str]:
     counts as tested.
     """
     sentences: dict[str, None] = {}
-    pythons, release = tested_pythons(distribution), Version(platform.python_version()).release[:2]
+    pythons = tested_pythons(distribution)
+    release = Version(platform.python_version()).release[:2]
     if pythons and not pythons[0].release <= release <= pythons[-1].release:
         tested = ", ".join(map(str, pythons))
         sentences[f"Python {platform.python_version()}: tested are {tested}"] = None
     for requirement in map(Requirement, requires(distribution) or ()):
-        bounds, marker = _bounds(requirement), requirement.marker
+        bounds = _bounds(requirement)
+        marker = requirement.marker
         installed = installed_version(requirement.name)
         if installed is None:
             if marker is None or marker.evaluate({"extra": ""}):
@@ -73,7 +74,9 @@ def compare_with_lock(lock: Path) -> str:
     if not differing:
         return f"all {num_shared} installed packages of {lock.name} have its versions"
     count = f"{len(differing)} of {num_shared} installed packages differ from {lock.name}"
-    return f"{count}: {join_first(differing, PACKAGES_SHOWN)}"
+    more = len(differing) - PACKAGES_SHOWN
+    ending = f" and {more} more" if more > 0 else ""
+    return f"{count}: {', '.join(differing[:PACKAGES_SHOWN])}{ending}"
 
 
 def installed_version(distribution: str) -> str | None:

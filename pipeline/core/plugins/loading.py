@@ -1,4 +1,4 @@
-"""Plug-ins: Python files and modules of the user's own, whose parts a recipe may name.
+"""Plug-ins: custom Python files and modules, whose parts a recipe may name.
 
 Only the command line (`--plugin FILE`) and the environment (`PIPELINE_PLUGINS`) name them, never a
 recipe: a recipe from a stranger runs no code.
@@ -67,19 +67,19 @@ def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises RecipeError for a flag without a file.
     """
     named: list[str] = []
-    others: list[str] = []
+    other_words: list[str] = []
     waiting = iter(arguments)
     for argument in waiting:
         flag, equals, value = argument.partition("=")
         if flag != FLAG:
-            others.append(argument)
+            other_words.append(argument)
             continue
         if not equals:
             value = next(waiting, "")
         if not value:
             raise RecipeError([f"{FLAG}: names nothing; must be a Python file, as {FLAG} parts.py"])
         named.append(value)
-    return named, others
+    return named, other_words
 
 
 def to_flags(named: Sequence[str]) -> list[str]:
@@ -95,8 +95,8 @@ def name_for_all(named: Sequence[str]) -> None:
     for name in named:
         if os.pathsep in _absolute(name):
             raise RecipeError([f"{FLAG} {name}: must have no {os.pathsep} in its path"])
-    known = _named_in_environment()
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *map(_absolute, named)]))
+    names = _named_in_environment()
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*names, *map(_absolute, named)]))
 
 
 def load_named() -> Iterator[Plugin]:
@@ -136,17 +136,17 @@ def find_object(reference: str) -> Any:
         raise ValueError(f"{reference!r} must be module:name, as my_parts:MyNet")
     plugin = _loaded.get(name)
     if plugin is None:
-        known = ", ".join(_loaded) or "none is named"
+        names = ", ".join(_loaded) or "none is named"
         raise ValueError(
             f"{reference!r} is code, which runs only where the command line names it: add "
-            f"{FLAG} {name}.py, or {FLAG} {name} for an installed module (named: {known})"
+            f"{FLAG} {name}.py, or {FLAG} {name} for an installed module (named: {names})"
         )
-    found: Any = plugin.module
+    value: Any = plugin.module
     for attribute in path.split("."):
-        if not hasattr(found, attribute):
+        if not hasattr(value, attribute):
             raise ValueError(f"{reference!r}: {plugin.given} has no {attribute}")
-        found = getattr(found, attribute)
-    return found
+        value = getattr(value, attribute)
+    return value
 
 
 def missing_flag_hint() -> str:
@@ -181,7 +181,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(given: str, name: str) -> ModuleType:
-    """Import a file under its own name; what lies beside it can be imported too."""
+    """Import a file under its name; what is beside it can be imported too."""
     path = Path(given)
     if not path.is_file():
         raise RecipeError([f"{FLAG} {given}: there is no such file"])
@@ -226,7 +226,7 @@ def _is_taken(name: str, path: Path) -> bool:
 
 
 def _describe_import_error(error: BaseException, path: Path | None) -> str:
-    """Describe an error of an import, with the line of the user's file where it arose."""
+    """Describe an error of an import, with the line of the user's file that raised it."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -248,16 +248,16 @@ def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
     file = getattr(module, "__file__", None)
     if file is None:
         return {}
-    own = Path(file)
-    digests = {own.name: _sha256(own)}
+    module_file = Path(file)
+    digests = {module_file.name: _sha256(module_file)}
     if not _is_file(given):
         return digests
     plugins = {Path(plugin.given) for plugin in _loaded.values() if _is_file(plugin.given)}
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
-    paths = {Path(other) for other in files if isinstance(other, str)} - {own, *plugins}
+    paths = {Path(other) for other in files if isinstance(other, str)} - {module_file, *plugins}
     for path in sorted(paths):
-        if own.parent in path.parents and not _is_installed(path) and path.is_file():
-            digests[str(path.relative_to(own.parent))] = _sha256(path)
+        if module_file.parent in path.parents and not _is_installed(path) and path.is_file():
+            digests[str(path.relative_to(module_file.parent))] = _sha256(path)
     return digests
 
 
