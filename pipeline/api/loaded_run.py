@@ -13,7 +13,6 @@ import numpy as np
 from pipeline.api.trainer import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.stages.export.trained_run import read_trained_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,11 +41,11 @@ class LoadedRun:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        trained = read_trained_run(run_dir)
+        self._trainer = Trainer.load(run_dir)
+        trained = self._trainer._snapshot()
         self.recipe: Recipe = trained.recipe
         self.step: int = trained.step
         """The number of steps that the parameters have seen."""
-        self._trainer = Trainer.load(run_dir)
         self._targets = trained.samples.targets
         self.parameters: Mapping[str, np.ndarray] = MappingProxyType(dict(self._trainer.parameters))
         """The parameters by path, as `conv_0/kernel`."""

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 import yaml
@@ -56,9 +55,6 @@ from pipeline.stages.runner.resume_command import (
 from pipeline.study.sweep.command import command_of, find_sweep, read_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
 from pipeline.study.sweep.table import conclude
-
-if TYPE_CHECKING:
-    from pipeline.study.sweep.jobs import OnChanged
 
 RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
@@ -152,7 +148,10 @@ def _sweep(arguments: TrainArguments) -> int:
     """Run the unfinished jobs of a sweep, in the directory that is named, found or created."""
     flags = arguments.flags
     overrides = arguments.overrides
-    on_changed = _on_changed(overrides)
+    changed = value_of(overrides, RESUME_CHANGED)
+    if changed not in (None, "refuse", "allow"):
+        # No job would check it.
+        raise RecipeError([f"{RESUME_CHANGED} = {changed}: must be 'refuse' or 'allow'"])
     typed = [override for override in arguments.typed if key_of(override) not in OF_ONE_COMMAND]
     excluded = (*OF_ONE_COMMAND, SWEEP_DIR)
     job_overrides = [override for override in overrides if key_of(override) not in excluded]
@@ -164,10 +163,11 @@ def _sweep(arguments: TrainArguments) -> int:
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
     from pipeline.inspect.dumps.run_inspection import RunInspection
-    from pipeline.study.sweep.jobs import Job
+    from pipeline.study.sweep.jobs import Job, OnChanged
 
     try:
         keys = swept_keys(job_overrides)
+        on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
         job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
         _hydra(flags, typed, placed, job)
     except RecipeError:
@@ -187,18 +187,6 @@ def _sweep(arguments: TrainArguments) -> int:
             rule = f"{RESUME}=auto goes on with the newest"
             print(printable(f"{earlier} is a sweep of the same command; {rule}"))
     return status
-
-
-def _on_changed(overrides: Sequence[str]) -> OnChanged:
-    """Return whether jobs whose data have changed may be resumed. Raises RecipeError for a value
-    that isn't one of the two: no job would check it."""
-    match value_of(overrides, RESUME_CHANGED):
-        case None | "refuse":
-            return "refuse"
-        case "allow":
-            return "allow"
-        case other:
-            raise RecipeError([f"{RESUME_CHANGED} = {other}: must be 'refuse' or 'allow'"])
 
 
 def _find_directory(

@@ -38,16 +38,11 @@ def parse_steps(text: str) -> tuple[int, ...]:
     return tuple(sorted(steps))
 
 
-def _require_steps(text: str) -> str:
-    parse_steps(text)
-    return text
-
-
 Steps = Annotated[
     str,
     # YAML reads 500 as a number.
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    AfterValidator(_require_steps),
+    AfterValidator(lambda text: parse_steps(text) and text),
 ]
 """Numbers of steps done, as `0|5|10` or `5-10`; 0 is the fresh state."""
 

@@ -161,26 +161,14 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
     All output has been written then, or is discarded.
     """
-    status = _run_action(action, debug=debug)
     try:
-        sys.stdout.flush()
-    except OSError as error:
-        discard(sys.stdout)
-        if status == 0 and not isinstance(error, BrokenPipeError):
-            print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
-        return status or exit_status_of(error)
-    return status
-
-
-def _run_action(action: Callable[[], int], *, debug: bool) -> int:
-    try:
-        return action()
+        status = action()
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
-        return exit_status_of(error)
+        status = exit_status_of(error)
     except BrokenPipeError as error:
         # The reader of stdout has closed it.
-        return exit_status_of(error)
+        status = exit_status_of(error)
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -189,7 +177,15 @@ def _run_action(action: Callable[[], int], *, debug: bool) -> int:
             text = printable_lines(f"{type(error).__name__}: {error}")
             message = f"{text} (debug=true shows the traceback)"
         print(f"error: {message}", file=sys.stderr)
-        return exit_status_of(error)
+        status = exit_status_of(error)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        discard(sys.stdout)
+        if status == 0 and not isinstance(error, BrokenPipeError):
+            print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
+        return status or exit_status_of(error)
+    return status
 
 
 def discard(stream: IO[str]) -> None:

@@ -71,13 +71,11 @@ def show_versions(context: click.Context, param: click.Parameter, is_asked: bool
     """Print the versions of this package, Python and jax, and exit."""
     if not is_asked or context.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from pipeline.core.host.tested_versions import installed_version
 
-    try:
-        installed = version(DISTRIBUTION)
-    except PackageNotFoundError:
-        installed = "not installed"
-    print(f"{DISTRIBUTION} {installed}, Python {platform.python_version()}, jax {version('jax')}")
+    installed = installed_version(DISTRIBUTION) or "not installed"
+    jax = installed_version("jax")
+    print(f"{DISTRIBUTION} {installed}, Python {platform.python_version()}, jax {jax}")
     context.exit()
 
 
