@@ -137,8 +137,8 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
         # An option may have slashes, as in //etc.
         group, _, option = error.missing_cfg_file.partition("/")
         problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
-        others = [item for item in overrides if key_of(item) != group]
-        return [f"{problem}; {missing_flag_hint()}"], others
+        remaining = [item for item in overrides if key_of(item) != group]
+        return [f"{problem}; {missing_flag_hint()}"], remaining
     cause: BaseException | None = error
     while cause is not None and not _KEY_ERROR.search(str(cause)):
         cause = cause.__cause__ or cause.__context__

@@ -78,23 +78,23 @@ def describe(
     return lines
 
 
-def no_such(noun: str, name: str, known: Iterable[str]) -> str:
+def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
     """`there is no such model; did you mean lenet5? There is layers, lenet5, mlp, resnet`."""
-    names = sorted(known)
+    names = sorted(choices)
     guess = nearest(name, names)
     question = f"; did you mean {shown(guess)}?" if guess else "."
     return f"there is no such {noun}{question} There is {', '.join(map(shown, names)) or 'none'}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the known name that is a synonym of `name`, or spelled most like it; None without
     either."""
-    known = set(known)
+    choices = set(choices)
     if len(name) > MAX_NAME_LENGTH:
         return None
-    if SYNONYMS.get(name) in known:
+    if SYNONYMS.get(name) in choices:
         return SYNONYMS[name]
-    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
+    return next(iter(get_close_matches(name, sorted(choices), n=1, cutoff=0.6)), None)
 
 
 def shown(name: str) -> str:

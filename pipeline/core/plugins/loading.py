@@ -109,14 +109,14 @@ def load_named() -> Iterator[Plugin]:
     if names:
         # A Keras that one of them imports would look for TensorFlow.
         os.environ.setdefault(KERAS_BACKEND, "jax")
-    for given in names:
-        name = Path(given).stem if _is_file(given) else given
+    for source in names:
+        name = Path(source).stem if _is_file(source) else source
         held = _loaded.get(name)
-        if held is not None and held.given != given:
-            raise RecipeError([f"{FLAG} {given}: {held.given} is called {name} too; rename one"])
+        if held is not None and held.given != source:
+            raise RecipeError([f"{FLAG} {source}: {held.given} is called {name} too; rename one"])
         if held is None:
-            module = _import_file(given, name) if _is_file(given) else _import_module(given)
-            _loaded[name] = Plugin(name, given, module, _digests(given, module))
+            module = _import_file(source, name) if _is_file(source) else _import_module(source)
+            _loaded[name] = Plugin(name, source, module, _digests(source, module))
             yield _loaded[name]
 
 
@@ -161,12 +161,12 @@ def _named_in_environment() -> list[str]:
     return list(dict.fromkeys(_absolute(name) for name in named if name))
 
 
-def _is_file(given: str) -> bool:
-    return given.endswith(".py") or os.sep in given
+def _is_file(source: str) -> bool:
+    return source.endswith(".py") or os.sep in source
 
 
-def _absolute(given: str) -> str:
-    return os.path.abspath(given) if _is_file(given) else given
+def _absolute(source: str) -> str:
+    return os.path.abspath(source) if _is_file(source) else source
 
 
 def _import_module(name: str) -> ModuleType:
@@ -180,23 +180,23 @@ def _import_module(name: str) -> ModuleType:
         raise RecipeError([f"{FLAG} {name}: {reason}"]) from error
 
 
-def _import_file(given: str, name: str) -> ModuleType:
+def _import_file(source: str, name: str) -> ModuleType:
     """Import a file under its name; what is beside it can be imported too."""
-    path = Path(given)
+    path = Path(source)
     if not path.is_file():
-        raise RecipeError([f"{FLAG} {given}: there is no such file"])
+        raise RecipeError([f"{FLAG} {source}: there is no such file"])
     if not name.isidentifier():
-        raise RecipeError([f"{FLAG} {given}: {name} is no name of a module; rename the file"])
+        raise RecipeError([f"{FLAG} {source}: {name} is no name of a module; rename the file"])
     if _is_taken(name, path):
         raise RecipeError(
-            [f"{FLAG} {given}: {name} is the name of another module; rename the file"]
+            [f"{FLAG} {source}: {name} is the name of another module; rename the file"]
         )
     if name in sys.modules:
         # A test of the user's has imported it before.
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise RecipeError([f"{FLAG} {given}: must be a Python file, ending in .py"])
+        raise RecipeError([f"{FLAG} {source}: must be a Python file, ending in .py"])
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
@@ -207,7 +207,7 @@ def _import_file(given: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
-        raise RecipeError([f"{FLAG} {given}: {_describe_import_error(error, path)}"]) from error
+        raise RecipeError([f"{FLAG} {source}: {_describe_import_error(error, path)}"]) from error
     return module
 
 
@@ -240,7 +240,7 @@ def _describe_import_error(error: BaseException, path: Path | None) -> str:
     return f"does not import: {where}{type(error).__name__}: {first_line(error)}{hint}"
 
 
-def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
+def _digests(source: str, module: ModuleType) -> Mapping[str, str]:
     """SHA-256 of a module's file and, of a file that was named, of what it imports of its folder.
 
     What is installed there, in a virtual environment or as this package, has a version instead.
@@ -250,7 +250,7 @@ def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
         return {}
     module_file = Path(file)
     digests = {module_file.name: _sha256(module_file)}
-    if not _is_file(given):
+    if not _is_file(source):
         return digests
     plugins = {Path(plugin.given) for plugin in _loaded.values() if _is_file(plugin.given)}
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
