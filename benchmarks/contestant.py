@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from benchmarks.child import child_process
 from benchmarks.tasks import Task
-from pipeline.core.host.allocator import SETTINGS
 from pipeline.core.host.cuda import PLATFORMS, share_memory
+from pipeline.core.host.process_start import SETTINGS
 
 PROOF_STEPS = 3
 """Steps whose losses are compared: the third depends on gradients, momentum and weight decay."""

@@ -30,7 +30,7 @@ from benchmarks.measure import RESULTS, add_save, heading, publish, table, usabl
 from benchmarks.ours import OursTraining
 from benchmarks.tasks import PRECISIONS, TASKS, Task, make_task
 from pipeline.backends.graph.hlo_program import HloProgram, parse_program
-from pipeline.core.host.allocator import reexec_with_malloc_tunables
+from pipeline.core.host.process_start import reexec_with_malloc_tunables
 
 PACKAGES = ("jax", "jaxlib", "numpy")
 WARM_UPS = 4

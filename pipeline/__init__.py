@@ -15,7 +15,7 @@ _MODULES = {
     "Trainer": "pipeline.api.trainer",
     "load_recipe": "pipeline.config.compose",
     "load_run": "pipeline.api.loaded_run",
-    "run": "pipeline.api.run",
+    "run": "pipeline.api.trainer",
     "sink": "pipeline.engine.sink",
 }
 

@@ -2,7 +2,7 @@
 
 Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong. Little is
 imported at the top, since a process restarts itself with settings of its allocator before it begins
-(`pipeline.core.host.allocator`), and imports all of it again.
+(`pipeline.core.host.process_start`), and imports all of it again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from contextlib import suppress
 from functools import partial
 
 from pipeline.cli.commands import COMPLETION_VARIABLE
-from pipeline.core.host.allocator import reexec_with_malloc_tunables
-from pipeline.core.host.garbage import collect_less_while_starting
-from pipeline.core.host.standard_streams import open_closed_streams
+from pipeline.core.host.process_start import (
+    collect_less_while_starting,
+    open_closed_streams,
+    reexec_with_malloc_tunables,
+)
 
 _STARTED_AT = time.perf_counter()
 ON_GPU = "device=gpu"
@@ -27,7 +29,7 @@ ON_GPU = "device=gpu"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments and return the exit status.
 
-    Without arguments those of the process are meant, which ends with the command.
+    Without arguments, those of the process are used, and the process ends with the command.
     """
     open_closed_streams()
     alone = arguments is None
@@ -71,7 +73,7 @@ def _leave(ended: Sequence[int]) -> None:
     """End the process, at its very end, without taking its objects apart one by one.
 
     Threads have been waited for and all other functions for the end were called. Python would go on
-    to free millions of objects of jax, for half a second. Not where the command raised something.
+    to free millions of objects of jax, for half a second. Not if the command raised something.
     """
     if ended:
         for stream in (sys.stdout, sys.stderr):

@@ -21,10 +21,10 @@ import yaml
 from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.cli.commands.root import ROOT
+from pipeline.cli.schema import recipe_schema
 from pipeline.config.compose import check_tree
 from pipeline.config.files import find_groups
 from pipeline.config.recipe import Recipe
-from pipeline.config.schema import recipe_schema
 from pipeline.core.files.package_paths import PACKAGE, RECIPES
 from tests import outcome
 from tests.cli.test_commands import all_commands

@@ -1,4 +1,4 @@
-"""Everything that parts of one's own are written with.
+"""Everything that custom parts are written with.
 
     from pipeline.api import LossSpec, part
 

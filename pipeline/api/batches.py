@@ -28,13 +28,14 @@ def dict_batches(
     order = dataset.train_order if is_train else dataset.eval_order
     ops = dataset.train_ops if is_train else dataset.eval_ops
     columns = (dataset.train if is_train else dataset.eval).columns
-    seed, first = seed_words(recipe.seed), pass_ * order.steps_per_pass
+    seed = seed_words(recipe.seed)
+    first = pass_ * order.steps_per_pass
     for step in range(first, first + order.steps_per_pass):
         batches = order.batches(step, 1)
-        keys, count = batches.indices[0], int(batches.counts[0])
+        count = int(batches.counts[0])
         raw = {name: column[batches.rows[0]] for name, column in columns.items()}
-        drawn = chosen_ops(ops, int(draw_choice(np, choices_among(ops), seed, step)))
-        mapped = apply_ops(np, drawn, raw, seed, batches.passes[0], keys)
+        step_ops = chosen_ops(ops, int(draw_choice(np, choices_among(ops), seed, step)))
+        mapped = apply_ops(np, step_ops, raw, seed, batches.passes[0], batches.indices[0])
         images = np.asarray(mapped["image"], np.float32)
         if dataset.image.layout != "hwc":
             images = images.transpose(0, 2, 3, 1)
@@ -46,5 +47,5 @@ def tuple_batches(
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield the batches of `dict_batches` as tuples: image, label, and what else there is."""
     for batch in dict_batches(recipe, dataset, split, pass_):
-        rest = [array for name, array in batch.items() if name not in ("image", "label")]
-        yield (batch["image"], batch["label"], *rest)
+        image = batch.pop("image")
+        yield (image, batch.pop("label"), *batch.values())

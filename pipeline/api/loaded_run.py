@@ -13,7 +13,6 @@ import numpy as np
 from pipeline.api.trainer import Trainer
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.stages.export.trained_run import read_trained_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,11 +41,11 @@ class LoadedRun:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        trained = read_trained_run(run_dir)
+        self._trainer = Trainer.load(run_dir)
+        trained = self._trainer._snapshot()
         self.recipe: Recipe = trained.recipe
         self.step: int = trained.step
         """The number of steps that the parameters have seen."""
-        self._trainer = Trainer.load(run_dir)
         self._targets = trained.samples.targets
         self.parameters: Mapping[str, np.ndarray] = MappingProxyType(dict(self._trainer.parameters))
         """The parameters by path, as `conv_0/kernel`."""
@@ -69,14 +68,15 @@ class LoadedRun:
     def plot(self) -> Figure:
         """Return a figure of the loss, the first metric and the learning rate over the steps.
 
-        Raises RunError where matplotlib is not installed.
+        Raises RunError if matplotlib is not installed.
         """
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
             install = "pip install 'recipe-pipeline[plot]'"
             raise RunError(f"plot() needs matplotlib: {install}") from error
-        steps, evaluations = self.history.steps, self.history.evaluations
+        steps = self.history.steps
+        evaluations = self.history.evaluations
         metrics = [name for name in HEADLINES if name in evaluations][:1]
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         axes = figure.subplots(1, 2 + len(metrics))
@@ -95,7 +95,7 @@ class LoadedRun:
 def load_run(run_dir: Path | str) -> LoadedRun:
     """Read a run from its directory, or one of its checkpoints.
 
-    Raises DataError where it is no run, is damaged or has saved nothing, RecipeError where its
-    recipe is no longer valid.
+    Raises DataError if it isn't a run, is damaged or has saved nothing, RecipeError if its
+    recipe isn't valid any more.
     """
     return LoadedRun(Path(run_dir))

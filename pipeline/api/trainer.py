@@ -1,4 +1,4 @@
-"""A run in Python: train, look at it between two sinks, evaluate, predict."""
+"""Runs in Python: run a recipe; or train, look at it between two sinks, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -30,17 +30,30 @@ from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.dumps.run_inspection import RunInspection
+from pipeline.stages import run as stages
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.record.log_arrays import read_arrays
 from pipeline.stages.record.summary import Summary
-from pipeline.stages.run import run, run_in_sinks
 from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState
 
 PREDICT_BATCH = 64
 """Samples per call of the network: another number would be compiled again."""
+
+
+def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
+    """Run the stages that a recipe names, and return a summary of the result.
+
+    Writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after those
+    of the recipe. Raises PipelineError if the run fails, and Interrupted, once the run is saved, if
+    a signal stopped it.
+    """
+    options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
+    summary = stages.run(recipe, options)
+    options.signals.check()
+    return summary
 
 
 class Trainer:
@@ -69,7 +82,8 @@ class Trainer:
         self.recipe: Recipe = recipe
         self.summary: Summary | None = None
         """The result of the last `fit`."""
-        self._callbacks, self._given_dir = tuple(callbacks), run_dir
+        self._callbacks = tuple(callbacks)
+        self._requested_dir = None if run_dir is None else Path(run_dir)
         self._watch = _Watch()
         self._trained: TrainedRun | None = None
         self._signals = Signals()
@@ -78,11 +92,12 @@ class Trainer:
     def load(cls, run_dir: Path | str) -> Trainer:
         """Open a run that has saved a checkpoint, to predict, evaluate and look at it.
 
-        Raises DataError where it is no run or has saved nothing.
+        Raises DataError if it isn't a run or has saved nothing.
         """
         trained = read_trained_run(Path(run_dir))
         trainer = cls(trained.recipe)
-        trainer._trained, trainer._watch.run_dir = trained, Path(run_dir)
+        trainer._trained = trained
+        trainer._watch.run_dir = Path(run_dir)
         return trainer
 
     @property
@@ -95,7 +110,7 @@ class Trainer:
     def fit(self) -> Summary:
         """Train to the end, and evaluate; return the summary.
 
-        Raises PipelineError, and Interrupted where a signal to stop came: the run is saved and its
+        Raises PipelineError, and Interrupted after a signal to stop: the run is saved and its
         summary is written then.
         """
         for _ in self.sinks():
@@ -104,22 +119,21 @@ class Trainer:
         return self.summary
 
     def sinks(self) -> Iterator[SinkReport]:
-        """Train, and yield after each sink, evaluated where that is due, and before it is saved.
+        """Train, and yield after each sink, evaluated if that is due, and before it is saved.
 
-        Between two sinks parameters and learning rates may be changed, and evaluations made. Where
+        Between two sinks parameters and learning rates may be changed, and evaluations made. If
         the loop is left early, the run stops there, saved, and can be resumed. An iterator that is
         neither finished nor dropped when the process ends stops with what it has saved before.
         Raises Interrupted as `fit` does: the script, and not this run alone, is to stop.
         """
-        given = None if self._given_dir is None else Path(self._given_dir)
         self._signals = Signals()
         options = RunOptions(
-            given,
+            self._requested_dir,
             signals=self._signals,
             callbacks=(*self._callbacks, self._watch),
             inspection=RunInspection(),
         )
-        steps = run_in_sinks(self.recipe, options)
+        steps = stages.run_in_sinks(self.recipe, options)
         ended = exiting = False
 
         def end_with_process() -> None:
@@ -162,22 +176,21 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the parameters as they are now; return the metrics by name.
 
-        Raises RunError before there are any, PipelineError where the data can't be read, and
-        Interrupted where a signal to stop came.
+        Raises RunError before there are any, PipelineError if the data can't be read, and
+        Interrupted after a signal to stop.
         """
         view = self._watch.view
         if view is not None:
             return view.evaluate().scalars()
         tree = self.recipe.whole_tree()
-        stages = ["data", "build", "compile", "eval"]
-        tree |= {"stages": stages}
-        tree["train"] |= {"resume": None}
+        tree["stages"] = ["data", "build", "compile", "eval"]
+        tree["train"]["resume"] = None
         tree["checkpoint"] |= {"restore": str(self.run_dir), "rules": "none", "renames": []}
-        tree["monitor"] |= {"tensorboard": False}
+        tree["monitor"]["tensorboard"] = False
         with tempfile.TemporaryDirectory() as folder:
             recipe = check_tree(tree, length_replaced=True)
             options = RunOptions(Path(folder) / "run", inspection=RunInspection())
-            summary = run(recipe, options)
+            summary = stages.run(recipe, options)
             options.signals.check()
         values = summary.metrics.items()
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
@@ -188,15 +201,22 @@ class Trainer:
 
         They go through the evaluation ops. Raises RunError before there are parameters, DataError
         for images of another shape, and for values that the dataset's type does not hold, as 0.5
-        where its images are uint8.
+        if its images are uint8.
         """
         images = np.asarray(images)
-        samples = self._run_now().samples
+        run = self._snapshot()
+        samples = run.samples
         if images.shape[1:] != samples.shape:
             shape = ("n", *samples.shape)
             raise DataError(f"images of shape {images.shape}: must have shape {shape}")
-        images = _as_type(images, samples.dtype)
-        weights = {path: jnp.asarray(array) for path, array in self._run_now().arrays.items()}
+        with np.errstate(invalid="ignore"):
+            cast = images.astype(samples.dtype)
+        if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
+            value = images[cast != images].flat[0]
+            rule = f"must be {samples.dtype}, as the dataset's are"
+            raise DataError(f"images have the value {value}; {rule}")
+        images = cast
+        weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
         parts = []
         for start in range(0, len(images), PREDICT_BATCH):
             chunk = images[start : start + PREDICT_BATCH]
@@ -252,25 +272,25 @@ class Trainer:
             self._watch.view.flush()
         return read_arrays(file)
 
-    def _run_now(self) -> TrainedRun:
-        """The parameters as they are now, with what they predict from."""
+    def _snapshot(self) -> TrainedRun:
+        """Return the parameters as they are now, with what they predict from."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:
                 raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
             return self._trained
-        dataset, step = self.dataset, int(view.state.step)
+        dataset = self.dataset
         image = dataset.raw_image
         samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
-        return TrainedRun(self.recipe, _weights(view.state), step, samples)
+        return TrainedRun(self.recipe, _weights(view.state), int(view.state.step), samples)
 
     @cached_property
     def _predict(self) -> Callable[..., Any]:
-        return jax.jit(make_predict(self._run_now()))
+        return jax.jit(make_predict(self._snapshot()))
 
 
 def _weights(state: TrainState) -> dict[str, np.ndarray]:
-    """Parameters, their average where there is one, and batch statistics, by full path."""
+    """Return parameters, their average if there is one, and batch statistics, by full path."""
     params = dict(flatten_dict(state.params, sep="/"))
     if state.average is not None:
         params |= flatten_dict(state.average, sep="/")
@@ -279,18 +299,8 @@ def _weights(state: TrainState) -> dict[str, np.ndarray]:
     return {f"{kind}/{path}": np.array(a) for kind, part in named for path, a in part.items()}
 
 
-def _as_type(images: np.ndarray, dtype: str) -> np.ndarray:
-    """Images as another type. Raises DataError where whole numbers can't hold their values."""
-    with np.errstate(invalid="ignore"):
-        cast = images.astype(dtype)
-    if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
-        value = images[cast != images].flat[0]
-        raise DataError(f"images have the value {value}; must be {dtype}, as the dataset's are")
-    return cast
-
-
 class _Watch(Callback):
-    """Keeps hold of the run for its trainer."""
+    """A callback that stores the view of the run."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
@@ -299,7 +309,9 @@ class _Watch(Callback):
 
     def on_begin(self, run: RunControl) -> None:
         assert isinstance(run, RunView), "what the training loop passes"
-        self.view, self.run_dir, self.trains = run, run.run_dir, True
+        self.view = run
+        self.run_dir = run.run_dir
+        self.trains = True
 
     def on_end(self, run: RunControl, status: str) -> None:
         self.trains = False
@@ -315,7 +327,7 @@ class _Parameters(MutableMapping[str, np.ndarray]):
         view = self._trainer._watch.view
         if view is not None:
             return view.parameters()
-        arrays = self._trainer._run_now().arrays
+        arrays = self._trainer._snapshot().arrays
         return {p.removeprefix("params/"): a for p, a in arrays.items() if p.startswith("params/")}
 
     def __getitem__(self, path: str) -> np.ndarray:

@@ -15,13 +15,13 @@ def main(run_dir: Path) -> CommandResult:
 
     Raises what `read_reproducer` raises.
     """
-    kept = read_reproducer(run_dir)
-    again = examine(kept.parts, kept.state, kept.batch, kept.device)
+    reproducer = read_reproducer(run_dir)
+    again = examine(reproducer.parts, reproducer.state, reproducer.batch, reproducer.device)
     print(printable_lines(str(again)))
-    is_same = str(again) == kept.found
+    is_same = str(again) == reproducer.found
     if is_same:
         print("this is what the run has found")
     else:
-        print(printable_lines(f"the run has found:\n{kept.found}"))
-    facts = {**again.to_dict(), "run_found": kept.found, "same": is_same}
+        print(printable_lines(f"the run has found:\n{reproducer.found}"))
+    facts = {**again.to_dict(), "run_found": reproducer.found, "same": is_same}
     return CommandResult(facts, exit_status=0 if is_same else 1)

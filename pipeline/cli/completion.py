@@ -15,29 +15,20 @@ from click.shell_completion import (
 )
 
 from pipeline.cli.commands import COMPLETION_VARIABLE
-from pipeline.core.errors import UsageError
 
 PROGRAM = "pipeline"
 
 
 @add_completion_class
 class BashWords(BashComplete):
-    """Completion in bash, which takes the `=` of `+recipe=lenet5` for a word of its own."""
+    """Completion in bash, which takes the `=` of `+recipe=lenet5` for a separate word."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor and the incomplete one, joined at `=`."""
         words, incomplete = super().get_completion_args()
-        if incomplete == "=":
-            incomplete = ""
-            words = [*words, "="]
-        joined: list[str] = []
-        for index, word in enumerate([*words, incomplete]):
-            follows = word == "=" or (index > 0 and [*words, incomplete][index - 1] == "=")
-            if joined and follows:
-                joined[-1] += word
-            else:
-                joined.append(word)
-        return joined[:-1], joined[-1]
+        last = ["=", ""] if incomplete == "=" else [incomplete]
+        *words, incomplete = "\0".join([*words, *last]).replace("\0=\0", "=").split("\0")
+        return words, incomplete
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         """Return the part after `=`, which alone bash replaces."""
@@ -48,10 +39,9 @@ class BashWords(BashComplete):
 
 
 def main(shell: str) -> int:
-    """Print the script of a shell; the exit status is 0. Raises UsageError for another shell."""
+    """Print the script of a shell; the exit status is 0."""
     script = get_completion_class(shell)
-    if script is None:
-        raise UsageError([shell], "there is no such shell")
+    assert script is not None, "the type of the argument has these shells alone"
     print(script(click.Command(PROGRAM), {}, PROGRAM, COMPLETION_VARIABLE).source())
     return 0
 

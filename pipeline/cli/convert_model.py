@@ -35,13 +35,11 @@ from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.weights.files.weight_files import write_weights
 
 IMAGE = (3, 224, 224)
-"""Shape of a sample where the arguments give none: channels, height and width."""
+"""Shape of a sample without sizes in the arguments: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Distribution of fresh weights, which those of the module then replace."""
+"""Distribution of fresh weights, which the module's weights then replace."""
 TOLERANCE = 1e-4
 """Limit of the difference of logits to PyTorch's, relative to the largest."""
-_ENDING = ".yaml"
-NO_ARGUMENT = "must be NAME=VALUE, as num_classes=10"
 
 
 def main(
@@ -49,11 +47,11 @@ def main(
 ) -> CommandResult:
     """Write a PyTorch module as a recipe.
 
-    `arguments` are the module's own, as NAME=VALUE. Raises UsageError and RecipeError; nothing is
-    written then.
+    `arguments` are those of the module, as NAME=VALUE. Raises UsageError and RecipeError; nothing
+    is written then.
     """
-    if not target.name.endswith((_ENDING, SUFFIX)):
-        raise UsageError([str(target)], f"must end in {_ENDING} or {SUFFIX}")
+    if not target.name.endswith((".yaml", SUFFIX)):
+        raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")
     options = dict(map(_parse_argument, arguments))
     load_all()
     try:
@@ -68,7 +66,15 @@ def _convert(
 ) -> None:
     module = make_module(reference, find_object(reference), options, seed=0)
     graph = export_module(module, shape, origin=reference)
-    inputs, logits = _logits_of_torch(module, shape)
+    # Installed, or the module could not have been made.
+    import torch
+
+    inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        logits = module(torch.from_numpy(inputs)).numpy()
+    module.train(was_training)
     if target.name.endswith(SUFFIX):
         _write_graph(graph, target, inputs, logits)
         return
@@ -84,14 +90,13 @@ def _convert(
 
 
 def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
-    found = layers_of(graph)
-    opened = open_to_classes(found.layers)
+    converted = layers_of(graph)
     init = InitSpec.model_validate(INIT)
-    network = Network(found.layers, initializers=init, dtype="float32")
-    _require_equal(network, unflatten_dict(dict(found.arrays), sep="/"), inputs, logits)
+    network = Network(converted.layers, initializers=init, dtype="float32")
+    _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), inputs, logits)
     weights = target.with_suffix(".safetensors")
-    write_weights(weights, found.arrays)
-    layers = [_layer_to_yaml(layer) for layer in opened]
+    write_weights(weights, converted.arrays)
+    layers = [_value_to_yaml(layer) for layer in open_to_classes(converted.layers)]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
     write_whole(target, _recipe_text(target, graph, "layers", body))
     _say(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
@@ -102,32 +107,17 @@ def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.n
     _require_equal(network, initial_variables_of(graph), inputs, logits)
     write_graph(file, graph)
     read_graph(file)
-    _say(
-        file,
-        f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights_beside(file).name}",
-    )
-
-
-def _logits_of_torch(module: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return random inputs (2, ...) and the logits of the module in evaluation."""
-    import torch
-
-    inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
-    was_training = module.training
-    module.eval()
-    with torch.no_grad():
-        logits = module(torch.from_numpy(inputs)).numpy()
-    module.train(was_training)
-    return inputs, logits
+    weights = weights_beside(file).name
+    _say(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
 
 
 def _require_equal(
     network: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray, logits: np.ndarray
 ) -> None:
     """Print how far the logits are from PyTorch's. Raises RunError above the tolerance."""
-    own = np.asarray(network.apply(variables, inputs.transpose(0, 2, 3, 1), train=False))
+    outputs = np.asarray(network.apply(variables, inputs.transpose(0, 2, 3, 1), train=False))
     largest = max(float(np.abs(logits).max()), 1e-6)
-    difference = float(np.abs(own - logits).max()) / largest
+    difference = float(np.abs(outputs - logits).max()) / largest
     if not (math.isfinite(difference) and difference <= TOLERANCE):
         raise RunError(
             f"the logits differ by {difference:.1e} of the largest from PyTorch's, more than "
@@ -143,38 +133,35 @@ def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str,
         f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
         f"defaults:\n  - override /model: {group}\n"
     )
-    named = {"name": re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "converted"}
-    return head + yaml.safe_dump(
-        {**named, **body}, default_flow_style=None, sort_keys=False, width=100
-    )
-
-
-def _layer_to_yaml(layer: LayerSpec) -> Any:
-    """Return a layer as a recipe writes it: its name, or a section of what is not the default."""
-    fields = {
-        key: _value_to_yaml(value)
-        for key, value in layer
-        if key != "name" and value != type(layer).model_fields[key].default
-    }
-    return {"name": layer.name, **fields} if fields else layer.name
+    name = re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "converted"
+    tree = {"name": name, **body}
+    return head + yaml.safe_dump(tree, default_flow_style=None, sort_keys=False, width=100)
 
 
 def _value_to_yaml(value: Any) -> Any:
-    if isinstance(value, LayerSpec):
-        return _layer_to_yaml(value)
-    return [_value_to_yaml(item) for item in value] if isinstance(value, tuple) else value
+    """Return a value as a recipe has it: a layer by its name, or with its fields that aren't the
+    defaults."""
+    if isinstance(value, tuple):
+        return [_value_to_yaml(item) for item in value]
+    if not isinstance(value, LayerSpec):
+        return value
+    fields = {
+        key: _value_to_yaml(item)
+        for key, item in value
+        if key != "name" and item != type(value).model_fields[key].default
+    }
+    return {"name": value.name, **fields} if fields else value.name
 
 
 def _parse_argument(argument: str) -> tuple[str, Any]:
     """Return name and value of NAME=VALUE. Raises UsageError for anything else."""
     name, equals, text = argument.partition("=")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError([f"--argument {argument}"], NO_ARGUMENT) from error
-    if not equals:
-        raise UsageError([f"--argument {argument}"], NO_ARGUMENT)
-    return name, value
+        if equals:
+            return name, yaml.safe_load(text)
+    except yaml.YAMLError:
+        pass
+    raise UsageError([f"--argument {argument}"], "must be NAME=VALUE, as num_classes=10")
 
 
 def _say(path: Path, what: str) -> None:

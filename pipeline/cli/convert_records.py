@@ -11,7 +11,6 @@ from pipeline.config.chosen import untrained
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.reporter import Reporter
-from pipeline.data.records.record_format import RecordsSpec
 from pipeline.data.records.record_writer import check_free, write_records
 
 
@@ -31,29 +30,22 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     with reporter.clock(f"reading {dataset.name}"):
         data = dataset.read(cache_root(recipe.cache))
     if data.table is not None or data.text is not None:
-        kept = "columns of a table" if data.text is None else "tokenizer"
-        problem = f"records keep no {kept}; must be a dataset of images or arrays"
+        lost = "columns of a table" if data.text is None else "tokenizer"
+        problem = f"records keep no {lost}; must be a dataset of images or arrays"
         raise RecipeError([f"dataset = {dataset.name}: {problem}"])
 
-    def tell(column: str, written: int, samples: int) -> None:
-        reporter.stage("convert", f"{column}: {written:,} of {samples:,} samples")
+    def show_progress(column: str, done: int, samples: int) -> None:
+        reporter.stage("convert", f"{column}: {done:,} of {samples:,} samples")
 
-    spec = write_records(out, dataset.name, data, overwrite=overwrite, notify=tell)
-    reporter.stage("done", _line(out, spec))
-    samples = {"train": spec.train.samples, "eval": spec.eval.samples}
-    return CommandResult({"folder": str(out), "samples": samples})
-
-
-def _line(out: Path, spec: RecordsSpec) -> str:
-    files = [
-        file
-        for split in (spec.train, spec.eval)
-        for column in split.columns.values()
-        for file in column.files
-    ]
+    spec = write_records(out, dataset.name, data, overwrite=overwrite, notify=show_progress)
+    columns = [*spec.train.columns.values(), *spec.eval.columns.values()]
+    files = [file for column in columns for file in column.files]
     size_mb = sum(file.size_bytes for file in files) / 1e6
-    return (
+    reporter.stage(
+        "done",
         f"{out}: {spec.train.samples:,} training and {spec.eval.samples:,} evaluation samples of "
         f"{spec.source} in {len(files)} files, {size_mb:,.1f} MB; use it with dataset=records "
-        f"dataset.root={out}"
+        f"dataset.root={out}",
     )
+    samples = {"train": spec.train.samples, "eval": spec.eval.samples}
+    return CommandResult({"folder": str(out), "samples": samples})

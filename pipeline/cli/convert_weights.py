@@ -44,14 +44,19 @@ def main(
     require_written(target)
     more = [] if rules is None else [f"checkpoint.rules={rules}"]
     more += ["checkpoint.partial=true"] if partial else []
-    recipe = _recipe([*overrides, *more], source)
+    overrides = [*overrides, *more]
+    run_dir = None if is_weight_file(source) else run_of(source)
+    recipe: Recipe | None = None
+    if value_of(overrides, "recipe") is None and run_dir is not None:
+        recipe = read_run_recipe(run_dir, overrides)
+    elif overrides:
+        recipe = compose_and_check(untrained(overrides))
     if recipe is None and like is not None:
         raise UsageError([f"--like {like}"], "needs a recipe, whose network both files are of")
     arrays, _ = read_source(source)
     if recipe is not None:
         arrays = _convert(arrays, source, recipe, like)
     write_weights(target, arrays)
-    run_dir = None if is_weight_file(source) else run_of(source)
     if run_dir is not None:
         note_descendant(run_dir, "converted", target)
     size_bytes = total_bytes(arrays)
@@ -61,7 +66,8 @@ def main(
 
 def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: Path | None) -> Arrays:
     """The arrays under the names of a recipe's network, or of the file `like`."""
-    spec, network = recipe.checkpoint, network_arrays(recipe)
+    spec = recipe.checkpoint
+    network = network_arrays(recipe)
     matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     print(table(matching.rows, limit=None))
@@ -69,11 +75,3 @@ def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: Path | None) ->
     if like is None:
         return matching.arrays
     return under_foreign_names(str(like), read_source(like)[0], matching.arrays, network)
-
-
-def _recipe(overrides: Sequence[str], source: Path) -> Recipe | None:
-    """The recipe that names and shapes come from; None where the arguments name none."""
-    run_dir = None if is_weight_file(source) else run_of(source)
-    if value_of(overrides, "recipe") is None and run_dir is not None:
-        return read_run_recipe(run_dir, overrides)
-    return compose_and_check(untrained(overrides)) if overrides else None

@@ -14,15 +14,15 @@ from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
 def main(run_a: Path, run_b: Path) -> CommandResult:
     """Print the differences of two runs. Raises DataError if a run can't be read."""
-    one, other = (read_record(run) for run in (run_a, run_b))
-    log, other_log = (record.run_dir / METRICS for record in (one, other))
+    record_a, record_b = (read_record(run) for run in (run_a, run_b))
+    log, other_log = (record.run_dir / METRICS for record in (record_a, record_b))
     steps = compare_steps(log, other_log) if log.exists() and other_log.exists() else None
-    page = SideBySide(one, other)
+    page = SideBySide(record_a, record_b)
     page.show_origins()
-    outcomes = compare_outcomes(one, other)
+    outcomes = compare_outcomes(record_a, record_b)
     page.show_differences("outcome", outcomes)
     page.show_steps(steps)
-    origins = compare_origins(one, other).items()
+    origins = compare_origins(record_a, record_b).items()
     facts = {
         **{section: differences_to_dicts(differences) for section, differences in origins},
         "outcome": differences_to_dicts(outcomes),

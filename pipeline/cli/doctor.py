@@ -41,11 +41,11 @@ from pipeline.stages.record.summary import versions
 
 Level = Literal["ok", "warn", "fail"]
 
-PROJECT = "recipe-pipeline"
 SHOWN = ("jax", "jaxlib", "flax", "numpy", "hydra-core")
 """Packages whose tested versions are printed."""
 GB = 1e9
-FREE_BYTES, FREE_FILES = 1e9, 10_000
+FREE_BYTES = 1e9
+FREE_FILES = 10_000
 """Limits below which a disk is about to be full."""
 CACHE_BYTES = 20e9
 OPEN_FILES = 1024
@@ -59,7 +59,7 @@ BUSY = 0.5
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check, with advice where something is wrong."""
+    """The result of one check, with advice if something is wrong."""
 
     level: Level
     what: str
@@ -71,7 +71,9 @@ class CheckResult:
         return printable(f"{line}; {self.advice}" if self.advice else line)
 
 
-Check = Callable[[Recipe], Iterator[CheckResult]]
+def warn_if(is_bad: bool, what: str, text: str, advice: str) -> CheckResult:
+    """Return a warning with advice, or that all is well."""
+    return CheckResult("warn", what, text, advice) if is_bad else CheckResult("ok", what, text)
 
 
 def main(overrides: Sequence[str]) -> CommandResult:
@@ -79,19 +81,23 @@ def main(overrides: Sequence[str]) -> CommandResult:
 
     Takes overrides as a run does. Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
-    recipe, results = compose_and_check(untrained(overrides)), []
+    recipe = compose_and_check(untrained(overrides))
+    results = []
     for check in (software, tested, lock, device, cache, data, outputs, limits, extras):
-        for result in _results(check, recipe):
+        for result in _run_check(check, recipe):
             print(result, flush=True)
             results.append(result)
     levels = [result.level for result in results]
-    failed, warned = levels.count("fail"), levels.count("warn")
+    failed = levels.count("fail")
+    warned = levels.count("warn")
     print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at")
     return CommandResult({"checks": list(map(asdict, results))}, exit_status=1 if failed else 0)
 
 
-def _results(check: Check, recipe: Recipe) -> Iterator[CheckResult]:
-    """The results of a check; an error that it raises is one too."""
+def _run_check(
+    check: Callable[[Recipe], Iterator[CheckResult]], recipe: Recipe
+) -> Iterator[CheckResult]:
+    """Yield the results of a check; an error that it raises is one too."""
     try:
         yield from check(recipe)
     except PipelineError as error:
@@ -110,19 +116,20 @@ def software(recipe: Recipe) -> Iterator[CheckResult]:
 def tested(recipe: Recipe) -> Iterator[CheckResult]:
     """Python and the packages have versions that were tested."""
     try:
-        untested = find_untested(PROJECT)
+        untested = find_untested(DISTRIBUTION)
     except PackageNotFoundError:
-        yield CheckResult("ok", "tested", f"{PROJECT} isn't installed, so its versions are unknown")
+        text = f"{DISTRIBUTION} isn't installed, so its versions are unknown"
+        yield CheckResult("ok", "tested", text)
         return
-    for sentence in untested:
-        yield CheckResult("warn", "tested", sentence, f"pip install '{PROJECT}' picks tested ones")
+    advice = f"pip install '{DISTRIBUTION}' picks tested ones"
+    yield from (CheckResult("warn", "tested", sentence, advice) for sentence in untested)
     if not untested:
-        text = f"every version is a tested one: {describe_tested(PROJECT, SHOWN)}"
+        text = f"every version is a tested one: {describe_tested(DISTRIBUTION, SHOWN)}"
         yield CheckResult("ok", "tested", text)
 
 
 def lock(recipe: Recipe) -> Iterator[CheckResult]:
-    """The installed versions beside those of the lock file, if it is there."""
+    """The installed versions beside the lock file's, if it is there."""
     if LOCK.exists():
         yield CheckResult("ok", "lock", compare_with_lock(LOCK))
 
@@ -150,30 +157,23 @@ def cache(recipe: Recipe) -> Iterator[CheckResult]:
     root = cache_root(recipe.cache)
     try:
         with _scratch(root):
-            space = list(_space("the cache", root))
+            space = _space("the cache", root)
     except OSError as error:
         reason = f"{root}: can't be written: {error.strerror}"
         yield CheckResult("fail", "cache", reason, "name another: cache.root=DIR")
         return
-    # `walk` skips files that vanish meanwhile, such as temporary files of other processes.
-    held_bytes = sum(
-        _file_bytes(Path(folder, name)) for folder, _, names in os.walk(root) for name in names
-    )
-    advice = f"delete {root / PROGRAMS}" if held_bytes > CACHE_BYTES else ""
+    held_bytes = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            # Other processes use the cache, and may remove a file meanwhile.
+            with suppress(OSError):
+                held_bytes += os.path.getsize(os.path.join(folder, name))
     text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
-    yield CheckResult("warn" if advice else "ok", "cache", text, advice)
+    yield warn_if(held_bytes > CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
     if exposure := find_exposure(root):
         text = f"{exposure}, so compiled programs are neither read nor kept"
         yield CheckResult("warn", "cache", text, exposure.advice)
-    yield from space
-
-
-def _file_bytes(path: Path) -> int:
-    """The size of a file; 0 where it is none or was removed: others use the cache meanwhile."""
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:
-        return 0
+    yield space
 
 
 def data(recipe: Recipe) -> Iterator[CheckResult]:
@@ -191,18 +191,30 @@ def data(recipe: Recipe) -> Iterator[CheckResult]:
         fingerprint(split)
     size_bytes = split_bytes(raw.train) + split_bytes(raw.eval)
     counts = f"{len(raw.train):,} training and {len(raw.eval):,} evaluation samples"
-    yield CheckResult(
-        "ok", "data", f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable"
-    )
+    text = f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable"
+    yield CheckResult("ok", "data", text)
 
 
 def outputs(recipe: Recipe) -> Iterator[CheckResult]:
     """Run directories can be created, written and locked here."""
     with _scratch(OUTPUTS) as folder:
         yield CheckResult("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
-        yield from _locks(folder)
-        yield from _clock(folder)
-        yield from _space("outputs", folder)
+        refusal = lock_refusal(folder / "file")
+        if refusal is None:
+            yield CheckResult("ok", "locks", "the file system has them")
+        else:
+            text = f"{OUTPUTS.absolute()}: the file system has no locks ({refusal})"
+            advice = "train.resume=auto passes over runs that were killed; name them"
+            yield CheckResult("warn", "locks", text, advice)
+        skew_s = (folder / "file").stat().st_mtime - time.time()
+        if abs(skew_s) > SKEW_S:
+            text = f"the file system's is {skew_s:+,.0f} s off this machine's"
+            advice = "the newest run is found by the times of files"
+            yield CheckResult("warn", "clock", text, advice)
+        else:
+            text = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree"
+            yield CheckResult("ok", "clock", text)
+        yield _space("outputs", folder)
 
 
 @contextmanager
@@ -223,36 +235,15 @@ def _scratch(parent: Path) -> Iterator[Path]:
                 path.rmdir()
 
 
-def _locks(folder: Path) -> Iterator[CheckResult]:
-    refusal = lock_refusal(folder / "file")
-    if refusal is not None:
-        text = f"{folder.parent}: the file system has no locks ({refusal})"
-        advice = "train.resume=auto passes over runs that were killed; name them"
-        yield CheckResult("warn", "locks", text, advice)
-    else:
-        yield CheckResult("ok", "locks", "the file system has them")
-
-
-def _clock(folder: Path) -> Iterator[CheckResult]:
-    skew_s = (folder / "file").stat().st_mtime - time.time()
-    if abs(skew_s) > SKEW_S:
-        text = f"the file system's is {skew_s:+,.0f} s off this machine's"
-        yield CheckResult("warn", "clock", text, "the newest run is found by the times of files")
-    else:
-        yield CheckResult("ok", "clock", f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree")
-
-
-def _space(what: str, folder: Path) -> Iterator[CheckResult]:
+def _space(what: str, folder: Path) -> CheckResult:
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
     # File systems without a fixed number of files report 0.
     files_end = disk.f_files > 0 and disk.f_favail < FREE_FILES
     text = f"{free_bytes / GB:,.1f} GB free where {what} lies"
-    if free_bytes < FREE_BYTES or files_end:
-        more = f", {disk.f_favail:,} files" if files_end else ""
-        yield CheckResult("warn", "disk", text + more, "make room, or work in another folder")
-    else:
-        yield CheckResult("ok", "disk", text)
+    text += f", {disk.f_favail:,} files" if files_end else ""
+    is_full = free_bytes < FREE_BYTES or files_end
+    return warn_if(is_full, "disk", text, "make room, or work in another folder")
 
 
 def limits(recipe: Recipe) -> Iterator[CheckResult]:
@@ -266,13 +257,12 @@ def limits(recipe: Recipe) -> Iterator[CheckResult]:
         if limit is not None:
             text = f"limited to {limit / GB:,.1f} GB"
             yield CheckResult("warn", name, text, "a run may end there; ulimit -a shows it")
-    level: Level = "ok" if limits.memory_bytes >= MEMORY_BYTES else "warn"
-    advice = "" if level == "ok" else "a run may be killed for want of memory"
-    yield CheckResult(level, "memory", f"{limits.memory_bytes / GB:,.1f} GB can be had", advice)
-    busy = limits.load > BUSY * limits.machine_cores
+    is_low = limits.memory_bytes < MEMORY_BYTES
+    text = f"{limits.memory_bytes / GB:,.1f} GB can be had"
+    yield warn_if(is_low, "memory", text, "a run may be killed for want of memory")
+    is_busy = limits.load > BUSY * limits.machine_cores
     text = f"{limits.cores:g} of {limits.machine_cores} may be used, load {limits.load:.1f}"
-    advice = "others are at work; times will scatter" if busy else ""
-    yield CheckResult("warn" if busy else "ok", "cores", text, advice)
+    yield warn_if(is_busy, "cores", text, "others are at work; times will scatter")
 
 
 def extras(recipe: Recipe) -> Iterator[CheckResult]:
@@ -294,12 +284,13 @@ def lacking(distribution: str, extra: str) -> list[str]:
     missing: list[str] = []
     for requirement in map(Requirement, requires(distribution) or ()):
         marker = requirement.marker
-        wanted = [marker is not None and marker.evaluate({"extra": name}) for name in ("", extra)]
-        if wanted != [False, True]:
+        if marker is None or marker.evaluate({"extra": ""}):
+            continue
+        if not marker.evaluate({"extra": extra}):
             continue
         if installed_version(requirement.name) is None:
             missing.append(requirement.name)
-            continue
-        for inner in requirement.extras:
-            missing += lacking(requirement.name, inner)
+        else:
+            for inner in requirement.extras:
+                missing += lacking(requirement.name, inner)
     return missing

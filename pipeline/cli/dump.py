@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.dump_files import DumpReport
 from pipeline.inspect.dumps.dump_step import (
     DumpedRun,
     DumpRequest,
@@ -58,39 +56,29 @@ def main(
     elif not out.is_dir():
         raise DataError(f"--out {out}: must be a folder that exists")
     root = out or run_dir / DUMP
-    dumped = []
+    dumps = []
     with Reporter() as reporter:
         opened = open_recipe(read_run_recipe(run_dir), run_dir)
-        request = DumpRequest(
-            root,
-            DumpRequest.now(),
-            tuple(layers),
-            what,
-            content,
-            max_mib << 20,
-        )
+        began_at = DumpRequest.now()
+        request = DumpRequest(root, began_at, tuple(layers), what, content, max_mib << 20)
         parts = opened.built.parts
         opened.programs(numbers[0])
         require_layers(tuple(layers), list(layer_kinds(parts, opened.built.seed)), "--layers")
         for step in numbers:
-            kept = kept_state(opened, run_dir, step, reporter)
-            if kept.replayed:
-                first = step - kept.replayed
-                reporter.stage("state", f"of step {first}; {kept.replayed:,} steps trained again")
+            saved = kept_state(opened, run_dir, step, reporter)
+            if saved.replayed:
+                first = step - saved.replayed
+                reporter.stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
             loss = logged_loss(run_dir, step)
             with reporter.clock(f"dumping step {step}"):
-                inputs = StepInputs(Weights.of(kept.state), opened.batch(step), step)
+                inputs = StepInputs(Weights.of(saved.state), opened.batch(step), step)
                 run = DumpedRun(str(run_dir), opened.device_name, loss)
-                programs = opened.programs(step)
-                written = dump_step(request, opened.recipe, programs, inputs, run)
-            reporter.stage("dump", f"step {step}: {written.report}")
-            reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
-            about = {"step": step, "loss": written.loss, "run_loss": loss}
-            dumped.append({**about, **_report_to_dict(written.report)})
-            if written.report.stopped is not None:
-                return CommandResult({"dumps": dumped}, exit_status=1)
-    return CommandResult({"dumps": dumped})
-
-
-def _report_to_dict(report: DumpReport) -> dict[str, Any]:
-    return {**asdict(report), "folder": str(report.folder)}
+                result = dump_step(request, opened.recipe, opened.programs(step), inputs, run)
+            report = result.report
+            reporter.stage("dump", f"step {step}: {report}")
+            reporter.stage("dump", f"step {step}: {loss_check(result.loss, loss)}")
+            losses = {"step": step, "loss": result.loss, "run_loss": loss}
+            dumps.append({**losses, **asdict(report), "folder": str(report.folder)})
+            if report.stopped is not None:
+                return CommandResult({"dumps": dumps}, exit_status=1)
+    return CommandResult({"dumps": dumps})

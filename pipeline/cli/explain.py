@@ -28,7 +28,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.engine.schedule import Event, RunSchedule
+from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink.choose_sink import (
     measured_bounds,
     mechanisms_of,
@@ -80,29 +80,25 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
     """
     recipe = compose_and_check(overrides)
     if out is not None:
-        with _writing(out):
+        with _report_refusal(out):
             out.mkdir(parents=True, exist_ok=True)
     with Reporter() as reporter:
-        _warn_of_load(reporter)
+        load = os.getloadavg()[0]
+        processors = os.cpu_count() or 1
+        if load > BUSY * processors:
+            reason = "others use them, so times will scatter"
+            reporter.warn(f"load {load:.1f} on {processors} processors: {reason}")
         explanation = explain_recipe(recipe, reporter)
         reporter.say(f"\n{explanation}")
     if out is not None:
-        with _writing(out):
+        with _report_refusal(out):
             write_whole(out / FILE, json_text(explanation.to_dict(), indent=2) + "\n")
     return CommandResult(explanation.to_dict())
 
 
-def _warn_of_load(reporter: Reporter) -> None:
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
-    if load > BUSY * processors:
-        reporter.warn(
-            f"load {load:.1f} on {processors} processors: others use them, so times will scatter"
-        )
-
-
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Raise RunError where the system refuses to write into a folder."""
+def _report_refusal(folder: Path) -> Iterator[None]:
+    """Raise RunError if the system refuses to write into a folder."""
     try:
         yield
     except OSError as error:
@@ -118,7 +114,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
         recipe = with_plan(recipe, plan)
         backend = recipe.device.open(recipe.parallel)
-    modelled = _modelled(recipe, dataset, built, backend)
+    modelled = _explain_by_model(recipe, dataset, built, backend)
     if modelled is not None:
         say_cuts(recipe, dataset, built, reporter)
         return modelled
@@ -126,9 +122,8 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     run_schedule = built.run_schedule
     bounds = measured_bounds(recipe, run_schedule, executable)
-    device = backend.describe()["device"]
-    about = ExplainedRun(recipe.name, device, recipe.train.batch_size, _asked(recipe, run_schedule))
-    explanation = partial(Explanation, about, bounds, calendar_of(recipe, run_schedule))
+    run = _describe_run(recipe, backend.describe()["device"], run_schedule)
+    explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(executable.feed)
     terminal = reporter.console.is_terminal
     with (
@@ -146,40 +141,35 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)
 
 
-def _modelled(
+def _explain_by_model(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
 ) -> Explanation | None:
-    """The explanation by the model of an emulated device; None for a physical device."""
-    bounds, seen = modelled_bounds(recipe, built.run_schedule), []
+    """Return the explanation by the model of an emulated device; None for a physical device."""
+    bounds = modelled_bounds(recipe, built.run_schedule)
+    costs = []
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
-        seen.append(modelled_costs(price))
-        return choose(seen[-1], bounds)
+        costs.append(modelled_costs(price))
+        return choose(costs[-1], bounds)
 
     proposal = replace(propose(recipe, dataset, built), choose_sink=choose_sink)
     estimate = backend.estimate(proposal)
     if estimate is None or estimate.choice is None:
         return None
-    run = ExplainedRun(
-        recipe.name,
-        estimate.device,
-        recipe.train.batch_size,
-        _asked(recipe, built.run_schedule),
-    )
-    calendar = calendar_of(recipe, built.run_schedule)
     return Explanation(
-        run,
+        _describe_run(recipe, estimate.device, built.run_schedule),
         bounds,
-        calendar,
+        calendar_of(recipe, built.run_schedule),
         estimate.choice,
-        seen[-1],
+        costs[-1],
         modelled=True,
         communication=estimate.communication,
     )
 
 
-def _asked(recipe: Recipe, run_schedule: RunSchedule) -> int | None:
-    return None if recipe.train.sink_size == "auto" else run_schedule.sink_steps
+def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> ExplainedRun:
+    sink_steps = None if recipe.train.sink_size == "auto" else run_schedule.sink_steps
+    return ExplainedRun(recipe.name, device, recipe.train.batch_size, sink_steps)
 
 
 def dispatch_of(measured: Measurement) -> Dispatch:
@@ -192,7 +182,8 @@ def dispatch_of(measured: Measurement) -> Dispatch:
 def memory_of(feed: Feed) -> Memory:
     """Device memory of the batches, in bytes, measured on the first window."""
     window = feed.window(0)
-    steps, inputs = window.most_steps, window.inputs
+    steps = window.most_steps
+    inputs = window.inputs
     copied = [inputs.indices, inputs.passes, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())
     total = sum(array.nbytes for array in jax.tree.leaves(copied))
@@ -200,33 +191,24 @@ def memory_of(feed: Feed) -> Memory:
 
 
 def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
-    """The events of a run other than the ends of its sinks."""
-    every = event_periods(recipe, run_schedule.steps_per_pass)
-    if "checkpoint" not in recipe.stages:
-        every = {**every, Event.CHECKPOINT: ()}
-    due = {
-        event.value: _boundaries(periods, run_schedule.total) for event, periods in every.items()
-    }
+    """Return the events of a run other than the ends of its sinks."""
+    total = run_schedule.total
+    due: dict[str, np.ndarray] = {}
+    for event, periods in event_periods(recipe, run_schedule.steps_per_pass).items():
+        multiples = [np.arange(period, total + 1, period) for period in periods]
+        due[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
     first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})
-    shown = tuple(
+    examples = tuple(
         (step, ", ".join(name for name, steps in due.items() if step in steps))
         for step in first[:SHOWN_EVENTS]
     )
-    ends = np.unique(np.concatenate([*due.values(), [run_schedule.total]]))
+    ends = np.unique(np.concatenate([*due.values(), [total]]))
     longest = int(np.diff(ends, prepend=0).max())
-    return Calendar(
-        {name: len(steps) for name, steps in due.items()}, shown, longest, run_schedule.total
-    )
-
-
-def _boundaries(periods: Sequence[int], total: int) -> np.ndarray:
-    """The multiples of any of the periods up to `total`, ascending, int (n,)."""
-    multiples = [np.arange(period, total + 1, period) for period in periods]
-    return np.unique(np.concatenate([np.arange(0), *multiples]))
+    return Calendar({name: len(steps) for name, steps in due.items()}, examples, longest, total)
 
 
 def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
-    """Train with and without the sinks that were chosen, in turn; None where none were."""
+    """Train with and without the sinks that were chosen, in turn; None if none were."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)
@@ -234,8 +216,10 @@ def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
     singles = max(SINGLES, round(1000 * ACHIEVING_S / choice.off_ms))
     round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3
     rounds = int(np.clip(BUDGET_S / round_s, LEAST_ROUNDS, MOST_ROUNDS))
-    off, sunk = [], []
+    off_ms = []
+    sink_ms = []
     for _ in range(rounds):
-        off.append(trials.time(OFF, singles).step_ms)
-        sunk.append(trials.time(variant, sinks * choice.size).step_ms)
-    return Achieved(undisturbed(off), undisturbed(sunk), rounds, error_of_gain(off, sunk))
+        off_ms.append(trials.time(OFF, singles).step_ms)
+        sink_ms.append(trials.time(variant, sinks * choice.size).step_ms)
+    gain_error = error_of_gain(off_ms, sink_ms)
+    return Achieved(undisturbed(off_ms), undisturbed(sink_ms), rounds, gain_error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ MODEL_FILES = frozenset(
         *(".ckpt", ".mindir", ".air", ".om"),
     }
 )
-"""Suffixes of model files: whoever names one expects a file, and a folder is written."""
+"""Suffixes of model files: a user who names one expects a file, and a folder is written."""
 NO_FILE = (
     "export writes a folder of StableHLO, weights and what they are of, and no such file; name a "
     "folder, or for the weights alone: convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
@@ -50,7 +49,10 @@ def main(
     if folder.suffix.lower() in MODEL_FILES and not folder.is_dir():
         raise UsageError([str(folder)], NO_FILE)
     options = {"int8": int8, "samples": samples, "optimizer": optimizer, "prefix": prefix}
-    _require_options_of(to, [name for name, value in options.items() if value])
+    for name in (name for name, value in options.items() if value):
+        if name not in OPTIONS.get(to or "", ()):
+            format_ = next(format_ for format_, names in OPTIONS.items() if name in names)
+            raise UsageError([f"--{name}"], f"needs --to {format_}")
     if to == "ckpt":
         return _write_ckpt(run_dir, folder, prefix, optimizer=optimizer)
     run = read_trained_run(run_dir)
@@ -59,30 +61,22 @@ def main(
     calibrate = (samples or CALIBRATE) if int8 else 0
     more = _write_onnx(run, folder, calibrate) if to == "onnx" else {}
     export_run(run, folder, more)
-    _note(run_dir, folder)
+    _note_export(run_dir, folder)
     what = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
     print(printable(f"{folder}: {what}"))
     facts = {"folder": str(folder), "model": run.recipe.model.name, "step": run.step}
     return CommandResult({**facts, **more})
 
 
-def _require_options_of(to: str | None, names: Sequence[str]) -> None:
-    """Raise UsageError for options of another format than the one that is written."""
-    for name in names:
-        if name not in OPTIONS.get(to or "", ()):
-            needed = next(other for other, options in OPTIONS.items() if name in options)
-            raise UsageError([f"--{name}"], f"needs --to {needed}")
-
-
 def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]:
     """Write the ONNX files, print how near they are, and return the entries of model.json."""
     export = write_onnx(run, folder, calibrate=calibrate)
-    said = f"logits differ from the run's by {export.difference:.2g} at most"
+    text = f"logits differ from the run's by {export.difference:.2g} at most"
     if export.accuracy is not None:
-        said += f", accuracy {export.accuracy:.4f}"
+        text += f", accuracy {export.accuracy:.4f}"
     if export.int8_accuracy is not None:
-        said += f", in int8 {export.int8_accuracy:.4f} ({calibrate} samples to calibrate)"
-    print(printable(f"{folder / MODEL}: {said}"))
+        text += f", in int8 {export.int8_accuracy:.4f} ({calibrate} samples to calibrate)"
+    print(printable(f"{folder / MODEL}: {text}"))
     return {"onnx": export.about()}
 
 
@@ -95,11 +89,11 @@ def _write_ckpt(
     for file in write_checkpoints(run_dir, folder, prefix, optimizer=optimizer):
         print(printable(str(file)))
         files.append(str(file))
-    _note(run_dir, folder)
+    _note_export(run_dir, folder)
     return CommandResult({"folder": str(folder), "files": files})
 
 
-def _note(source: Path, folder: Path) -> None:
+def _note_export(source: Path, folder: Path) -> None:
     """Note the export in the run's directory, for its lineage."""
     run_dir = run_of(source)
     if run_dir is not None:

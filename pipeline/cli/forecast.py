@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.backends.base import Backend
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
 from pipeline.inspect.forecast.host_forecast import checked, forecast_step
 from pipeline.stages.autosink.dispatch_costs import OFF, first_look
 from pipeline.stages.autosink.timed_runs import TimedRuns
-from pipeline.stages.build import Built, build
+from pipeline.stages.build import build
 from pipeline.stages.compile import compile_inputs, compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import propose
@@ -51,14 +49,14 @@ def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
 def forecast_recipe(
     recipe: Recipe, reporter: Reporter, *, check: bool
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the report of a forecast and its figures, and with `check` those of measured steps."""
+    """Return the report of a forecast and its figures, and with `check` the figures of measured
+    steps."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     if recipe.parallel.mode == "auto":
-        recipe = with_plan(
-            recipe, find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
-        )
+        plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
+        recipe = with_plan(recipe, plan)
         backend = recipe.device.open(recipe.parallel)
     proposal = propose(recipe, dataset, built)
     estimate = backend.estimate(proposal)
@@ -73,18 +71,11 @@ def forecast_recipe(
     facts = {**asdict(forecast), "step_ms": forecast.step_ms}
     if not check:
         return str(forecast), facts
-    measured_ms = measure_step(recipe, dataset, lowered, backend, reporter)
-    text = f"{forecast}\n{checked(forecast, measured_ms)}"
-    return text, {**facts, "measured_ms": measured_ms}
-
-
-def measure_step(
-    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
-) -> float:
-    """Return the milliseconds of a step, each dispatched alone; the weights are thrown away."""
-    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    executable = compile_programs(recipe, dataset, lowered, backend, reporter)
     terminal = reporter.console.is_terminal
-    with TimedRuns(recipe, built.run_schedule, executable, terminal=terminal) as trials:
+    with TimedRuns(recipe, lowered.run_schedule, executable, terminal=terminal) as trials:
         # The first steps are slow: memory that no one has touched, libraries that plan their calls.
         steps = int(np.clip(CHECK_S * 1e3 / first_look(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS))
-        return float(trials.time(OFF, steps).dispatch_ms.min())
+        measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
+    text = f"{forecast}\n{checked(forecast, measured_ms)}"
+    return text, {**facts, "measured_ms": measured_ms}

@@ -1,9 +1,11 @@
 """`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: what a trained network says of images,
-rows of a table and texts."""
+rows of a table and texts, or how it continues a text."""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,29 +14,36 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.cli.arguments.text_requests import (
-    TextRequest,
-    classified_texts,
-    print_continuation,
-    request_of,
-)
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import shown
 from pipeline.data.targets import Targets
+from pipeline.data.text.text_files import read_lines_of_text
+from pipeline.data.text.text_format import TextFormat
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.image_inputs import files_in, read_images
 from pipeline.stages.export.mask_files import mask_path, require_new_names, write_mask
-from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.prediction import Weights, make_predict
 from pipeline.stages.export.prediction_rows import prediction_row
+from pipeline.stages.export.text_generation import (
+    Decoder,
+    Sampling,
+    continuation,
+    decoder_of,
+    exported_decoder,
+    whole_decoder,
+)
 from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
-"""Images per call; a file with fewer is one call of its own size."""
+"""Images per call; a file with fewer is one call of its size."""
+TOKENS = 200
 
 Logits = Callable[[np.ndarray], np.ndarray]
 """Function from images (n, *shape), as read, to logits float32 (n, classes)."""
+PromptOptions = Mapping[str, int | float | None]
+"""Tokens, temperature, top_k and seed of a prompt; None if not typed."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,12 @@ class InferArguments:
 
     source: Path
     files: tuple[Path, ...]
+    texts: tuple[str, ...]
+    """Texts to classify, which are on the command line itself."""
     as_json: bool
-    top: int
-    masks: Path | None = None
-    csv: Path | None = None
-    texts: tuple[str, ...] = ()
-    """Names of texts that are on the command line itself."""
+    top: int | None
+    masks: Path | None
+    csv: Path | None
 
 
 def main(
@@ -68,71 +77,104 @@ def main(
     `of_prompt` are tokens, temperature, top_k and seed. Raises UsageError for options that exclude
     each other, RecipeError and DataError for unreadable files.
     """
-    text = request_of(prompt, texts, of_prompt)
-    _require_inputs(source, files, text)
-    _require_output(prompt, {"--json": as_json, "--csv": csv, "--masks": masks, "--top": top})
-    shown_texts = tuple(map(shown, texts))
-    given = InferArguments(source, tuple(files), as_json, top or 1, masks, csv, shown_texts)
-    if text.prompt is not None:
-        print_continuation(given.source, text, as_json=given.as_json)
+    arguments = InferArguments(source, tuple(files), tuple(texts), as_json, top, masks, csv)
+    _require_options(arguments, prompt, of_prompt)
+    if prompt is not None:
+        _print_continuation(source, prompt, of_prompt, as_json=as_json)
         return 0
-    if given.masks is not None:
-        require_new_names(given.masks, [one for path in given.files for one in files_in(path)])
-    if given.csv is not None and given.csv.resolve() in {file.resolve() for file in given.files}:
-        raise DataError(f"{given.csv}: is read as well; name another file")
-    logits, samples = _network(given.source)
+    if masks is not None:
+        require_new_names(masks, [file for path in files for file in files_in(path)])
+    if csv is not None and csv.resolve() in {file.resolve() for file in files}:
+        raise DataError(f"{csv}: is read as well; name another file")
+    logits, samples = _network(source)
+    targets = samples.targets
     rows = []
-    for file, names, images in _inputs(given, text, samples):
-        found = zip(names, _outputs(logits, images), strict=True)
-        for index, (name, outputs) in enumerate(found):
-            if outputs.ndim != 1 and given.csv is not None:
-                raise UsageError([f"--csv {given.csv}"], "of classes of pixels there are --masks")
+    for file, names, images in _inputs(arguments, samples):
+        for index, (name, outputs) in enumerate(zip(names, _outputs(logits, images), strict=True)):
+            if outputs.ndim != 1 and csv is not None:
+                raise UsageError([f"--csv {csv}"], "of classes of pixels there are --masks")
             if outputs.ndim != 1:
-                path = _mask_path(given, file, index, len(images))
-                print(_mask_line(given, name, file, outputs, samples.targets, path))
-            elif given.csv is None:
-                print(_line(given, name, outputs, samples.targets))
+                path = mask_path(masks, file, index, len(images)) if masks else None
+                mask = outputs.argmax(axis=-1)
+                if path is not None:
+                    write_mask(path, file, mask, len(targets))
+                print(_mask_line(arguments, name, mask, targets, path))
+            elif csv is None:
+                print(_line(arguments, name, outputs, targets))
             else:
-                rows.append(prediction_row(name, outputs, samples.targets, given.top))
-    if given.csv is not None:
-        write_csv(given.csv, rows)
-        print(printable(f"{given.csv}: {len(rows):,} lines"))
+                rows.append(prediction_row(name, outputs, targets, top or 1))
+    if csv is not None:
+        write_csv(csv, rows)
+        print(printable(f"{csv}: {len(rows):,} lines"))
     return 0
 
 
+def _require_options(
+    arguments: InferArguments, prompt: str | None, of_prompt: PromptOptions
+) -> None:
+    """Raise UsageError for options that exclude each other, and without anything to read."""
+    typed = [f"--{name.replace('_', '-')}" for name in of_prompt if of_prompt[name] is not None]
+    if typed and prompt is None:
+        raise UsageError(typed, "needs --prompt, the text to be continued")
+    if prompt is not None and arguments.texts:
+        rule = "one continues a text, the other classifies texts"
+        raise UsageError(["--prompt", "--text"], rule)
+    if prompt is not None and arguments.files:
+        raise UsageError(list(map(str, arguments.files)), f"a prompt has no files; {USAGE}")
+    if prompt is None and not arguments.texts and not arguments.files:
+        raise UsageError([str(arguments.source)], USAGE)
+    outputs = {"csv": arguments.csv, "masks": arguments.masks, "top": arguments.top}
+    shows = [f"--{name}" for name, value in {"json": arguments.as_json, **outputs}.items() if value]
+    if arguments.csv and (arguments.as_json or arguments.masks):
+        raise UsageError(shows, "--csv writes a file instead of lines and masks")
+    if prompt is not None and any(outputs.values()):
+        names = [name for name in shows if name != "--json"]
+        raise UsageError(names, "isn't for a text that is continued")
+
+
 def _inputs(
-    given: InferArguments, text: TextRequest, samples: Samples
+    arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[Path, list[str], np.ndarray]]:
     """Yield each file with the names of its samples and these, and the texts of the command."""
-    if samples.text is not None or text.texts:
-        for names, texts in classified_texts(text, given.files, samples):
-            yield given.source, names, texts
+    if samples.text is not None or arguments.texts:
+        for names, texts in _texts_to_classify(arguments, samples):
+            yield arguments.source, names, texts
         return
-    for file in (inside for path in given.files for inside in files_in(path)):
+    for file in (inside for path in arguments.files for inside in files_in(path)):
         images = read_images(file, samples)
         names = [f"{file}[{index}]" for index in range(len(images))]
         yield file, names if len(images) > 1 else [str(file)], images
 
 
-def _require_inputs(source: Path, files: Sequence[Path], text: TextRequest) -> None:
-    """Raise UsageError without anything to read, and for files beside a prompt."""
-    if text.prompt is not None and files:
-        raise UsageError(list(map(str, files)), f"a prompt has no files; {USAGE}")
-    if text.prompt is None and not text.texts and not files:
-        raise UsageError([str(source)], USAGE)
+def _texts_to_classify(
+    arguments: InferArguments, samples: Samples
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yield names and samples of the texts of the options, then of the lines of each file.
 
+    Raises DataError if the network doesn't classify texts, and for files without any.
+    """
+    text = samples.text
+    if text is None:
+        raise DataError(f"the network reads {samples.dtype} images; --text needs one of texts")
+    if text.predicts != "class":
+        raise DataError("the network continues texts; give --prompt and a text to be continued")
 
-def _require_output(prompt: str | None, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options of an output that another one excludes."""
-    typed = [name for name, value in options.items() if value]
-    if "--csv" in typed and len({"--json", "--masks"} & set(typed)):
-        raise UsageError(typed, "--csv writes a file instead of lines and masks")
-    if prompt is not None and (others := [name for name in typed if name != "--json"]):
-        raise UsageError(others, "isn't for a text that is continued")
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        try:
+            return text.encode_all(texts, samples.shape[0])
+        except ValueError as error:
+            raise DataError(f"a text can't be read by the tokenizer: {error}") from error
+
+    if arguments.texts:
+        yield list(map(shown, arguments.texts)), encode(arguments.texts)
+    for file in arguments.files:
+        lines = read_lines_of_text(file)
+        names = [f"{file}[{number}]" for number in range(len(lines))] if len(lines) > 1 else []
+        yield names or [str(file)], encode(lines)
 
 
 def _network(source: Path) -> tuple[Logits, Samples]:
-    """The logits function of a run or an export, and the format of its samples."""
+    """Return the logits function of a run or an export, and the format of its samples."""
     if is_export(source):
         exported = read_export(source)
         weights = jax.device_put(exported.arrays)
@@ -146,7 +188,7 @@ def _network(source: Path) -> tuple[Logits, Samples]:
 
 
 def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
-    """The logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
+    """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         # A last batch of another size would be compiled separately.
@@ -161,82 +203,123 @@ def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
         yield from values
 
 
-def _line(given: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
-    """The line of one image: classes, labels or numbers."""
-    if given.masks is not None:
-        raise UsageError([f"--masks {given.masks}"], "the network has one class for an image")
-    match targets.task:
-        case "regression":
-            return _numbers_line(given, name, targets.in_units(outputs), targets)
-        case "multi_label":
-            probabilities = 1 / (1 + np.exp(-outputs))
-            ranked = np.argsort(-probabilities, kind="stable")
-            chosen = [i for i in ranked if probabilities[i] > 0.5]
-            return _classes_line(given, name, probabilities, targets, chosen, "labels")
-    powers = np.exp(outputs - outputs.max())
-    probabilities = powers / powers.sum()
-    best = list(np.argsort(-probabilities, kind="stable")[: given.top])
-    return _classes_line(given, name, probabilities, targets, best, "top")
-
-
-def _mask_path(given: InferArguments, file: Path, index: int, count: int) -> Path | None:
-    return None if given.masks is None else mask_path(given.masks, file, index, count)
-
-
-def _mask_line(
-    given: InferArguments,
-    name: str,
-    file: Path,
-    outputs: np.ndarray,
-    targets: Targets,
-    path: Path | None,
-) -> str:
-    """The line of an image whose pixels have classes, with their shares, the largest first.
-
-    Writes its mask where a folder is given.
-    """
-    mask = outputs.argmax(axis=-1)
-    if path is not None:
-        write_mask(path, file, mask, len(targets))
-    shares = np.bincount(mask.ravel(), minlength=len(targets)) / mask.size
-    ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
-    named = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
-    if given.as_json:
-        written = {} if path is None else {"mask": str(path)}
-        return json.dumps({"file": name, **written, "pixels": named})
-    text = ", ".join(f"{shown(key)} {value:.4f}" for key, value in named.items())
-    where = "" if path is None else f"; mask in {printable(str(path))}"
-    return f"{printable(name)}: {text} of the pixels{where}"
-
-
-def _numbers_line(given: InferArguments, name: str, numbers: np.ndarray, targets: Targets) -> str:
-    values = dict(zip(targets.names, map(float, numbers), strict=True))
-    if given.as_json:
-        return json.dumps({"file": name, **values})
-    text = ", ".join(f"{shown(key)} {value:.6g}" for key, value in values.items())
-    return f"{printable(name)}: {text}"
-
-
-def _classes_line(
-    given: InferArguments,
-    name: str,
-    probabilities: np.ndarray,
-    targets: Targets,
-    chosen: Sequence[int],
-    key: str,
-) -> str:
-    """The line of these classes or labels, the most probable first."""
+def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
+    """Return the line of one image: classes, labels or numbers."""
+    if arguments.masks is not None:
+        raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
+    if targets.task == "regression":
+        values = dict(zip(targets.names, map(float, targets.in_units(outputs)), strict=True))
+        if arguments.as_json:
+            return json.dumps({"file": name, **values})
+        text = ", ".join(f"{shown(key)} {value:.6g}" for key, value in values.items())
+        return f"{printable(name)}: {text}"
+    if targets.task == "multi_label":
+        key = "labels"
+        probabilities = 1 / (1 + np.exp(-outputs))
+        ranked = np.argsort(-probabilities, kind="stable")
+        labels = [i for i in ranked if probabilities[i] > 0.5]
+    else:
+        key = "top"
+        powers = np.exp(outputs - outputs.max())
+        probabilities = powers / powers.sum()
+        labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
         {
             "class": targets.names[i],
             "label": int(i),
             "probability": round(float(probabilities[i]), 6),
         }
-        for i in chosen
+        for i in labels
     ]
-    if given.as_json:
+    if arguments.as_json:
         best = predictions[0] if key == "top" else {}
-        source = "text" if name in given.texts else "file"
+        source = "text" if name in map(shown, arguments.texts) else "file"
         return json.dumps({source: name, **best, key: predictions})
-    text = ", ".join(f"{shown(one['class'])} {one['probability']:.4f}" for one in predictions)
+    text = ", ".join(f"{shown(row['class'])} {row['probability']:.4f}" for row in predictions)
     return f"{printable(name)}: {text or 'no label'}"
+
+
+def _mask_line(
+    arguments: InferArguments, name: str, mask: np.ndarray, targets: Targets, path: Path | None
+) -> str:
+    """Return the line of an image whose pixels have classes, the largest share first."""
+    shares = np.bincount(mask.ravel(), minlength=len(targets)) / mask.size
+    ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
+    named = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
+    if arguments.as_json:
+        file = {} if path is None else {"mask": str(path)}
+        return json.dumps({"file": name, **file, "pixels": named})
+    text = ", ".join(f"{shown(key)} {value:.4f}" for key, value in named.items())
+    where = "" if path is None else f"; mask in {printable(str(path))}"
+    return f"{printable(name)}: {text} of the pixels{where}"
+
+
+def _print_continuation(
+    source: Path, prompt: str, options: PromptOptions, *, as_json: bool
+) -> None:
+    """Print a prompt and its continuation as it is drawn, and the speed on stderr.
+
+    Raises DataError for a network that doesn't continue texts, and a prompt that it can't read.
+    """
+    temperature = options["temperature"]
+    top_k = options["top_k"]
+    sampling = Sampling(
+        1.0 if temperature is None else float(temperature),
+        None if top_k is None else int(top_k),
+        int(options["seed"] or 0),
+    )
+    num_tokens = int(options["tokens"] or TOKENS)
+    decoder, weights, text = _decoder(source)
+    encoded = text.encode_prompt(prompt)
+    started_at = time.perf_counter()
+    tokens: list[int] = []
+    num_printed = 0
+    for part in continuation(decoder, weights, encoded, num_tokens, sampling):
+        if not tokens:
+            first_s = time.perf_counter() - started_at
+            num_first = len(part)
+        tokens += part.tolist()
+        if not as_json:
+            text_so_far = text.tokenizer.decode([*encoded.tolist(), *tokens])
+            is_last = len(tokens) == num_tokens
+            # A character of several tokens may be incomplete.
+            ready = text_so_far if is_last else text_so_far.rstrip("\ufffd")
+            # Control characters would command the terminal.
+            harmless = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in ready)
+            print("".join(harmless)[num_printed:], end="\n" if is_last else "", flush=True)
+            num_printed = max(num_printed, len(ready))
+    seconds = time.perf_counter() - started_at
+    if as_json:
+        text_so_far = text.tokenizer.decode([*encoded.tolist(), *tokens])
+        new = text.tokenizer.decode(tokens)
+        print(json.dumps({"prompt": prompt, "continuation": new, "text": text_so_far}))
+    num_later = len(tokens) - num_first
+    speed = f", then {num_later / (seconds - first_s):,.0f} tokens/s" if num_later else ""
+    print(
+        f"{len(tokens):,} tokens in {seconds:.2f} s: the first {num_first} in {first_s:.2f} s with "
+        f"compilation{speed}",
+        file=sys.stderr,
+    )
+
+
+def _decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
+    """Return the decoder of a run or an export, its weights, and the format of its texts.
+
+    Raises DataError unless it predicts the next token.
+    """
+    if is_export(source):
+        exported = read_export(source)
+        samples = exported.samples
+    else:
+        spare_gpus(source)
+        run = read_trained_run(source)
+        samples = run.samples
+    text = samples.text
+    if text is None or text.predicts != "next_token":
+        raise DataError(f"{source}: does not predict the next token; --prompt needs one that does")
+    if not is_export(source):
+        return decoder_of(run), run.arrays, text
+    context = samples.shape[0]
+    if exported.next_token is not None:
+        return exported_decoder(exported.next_token, context), exported.arrays, text
+    return whole_decoder(exported.program.call, context, samples.dtype), exported.arrays, text

@@ -1,4 +1,4 @@
-"""`python -m pipeline new NAME`: a small project with a recipe and parts of its own."""
+"""`python -m pipeline new NAME`: a small project with a recipe and custom parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME_THERE = re.compile(r"\bdemo\b")
 def main(name: str) -> CommandResult:
     """Make the project in a new folder of this name.
 
-    Raises UsageError for another name, RunError where the folder is there or can't be made.
+    Raises UsageError for another name, RunError if the folder is there or can't be made.
     """
     # Not null either, which `+recipe=null` would not name.
     if not re.fullmatch(r"[A-Za-z]\w*", name) or not isinstance(yaml.safe_load(name), str):

@@ -16,6 +16,6 @@ def main(run_dir: Path, out: Path | None = None) -> CommandResult:
     can't be written.
     """
     page, figures = write_report(run_dir, out)
-    said = ", ".join(f"{name} {value}" for name, value in figures.items())
-    print(printable(f"{page}: {said}"))
+    text = ", ".join(f"{name} {value}" for name, value in figures.items())
+    print(printable(f"{page}: {text}"))
     return CommandResult({"page": str(page), **figures})

@@ -1,7 +1,7 @@
 """`python -m pipeline reproduce RUN_DIR`: repeat a run here and compare its losses bit for bit.
 
-The recipe is run again, by a process of its own in the folder where the run was started, with the
-lowerings that the run used. Losses are compared step by step; where they differ, so are recipe,
+The recipe is run again, by another process in the folder in which the run was started, with the
+lowerings that the run used. Losses are compared step by step; if they differ, so are recipe,
 code, versions, data and machine.
 """
 
@@ -39,7 +39,8 @@ from pipeline.stages.record.run_record import (
 )
 from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
-RUN_DIR, RESUME = "hydra.run.dir", "train.resume"
+RUN_DIR = "hydra.run.dir"
+RESUME = "train.resume"
 LOOKS_S = 0.2
 """Time between looks at the progress of the new run."""
 
@@ -61,7 +62,10 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
     _copy_lowerings(original.run_dir, repeated_dir)
     status = _rerun(original, repeated_dir, overrides, None if original.status == "done" else steps)
     if not (repeated_dir / RECIPE).exists():
-        _remove_unused(repeated_dir, named=out is not None)
+        (repeated_dir / LOWERINGS).unlink(missing_ok=True)
+        if out is None:
+            with suppress(OSError):
+                repeated_dir.rmdir()
         if status != RecipeError.exit_status:
             text = f"the new run ended before it began, exit status {status}"
             raise RunError(f"{repeated_dir}: {text}")
@@ -82,27 +86,23 @@ def _copy_lowerings(source: Path, target: Path) -> None:
             raise DataError(f"{source / LOWERINGS}: {error}") from error
 
 
-def _remove_unused(run_dir: Path, *, named: bool) -> None:
-    """Remove the files of a run that never began; a directory that the user named stays."""
-    (run_dir / LOWERINGS).unlink(missing_ok=True)
-    if not named:
-        with suppress(OSError):
-            run_dir.rmdir()
-
-
-def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
-    """Run the recipe in a process of its own, up to step `steps` or its end; its exit status."""
-    recipe = kept.run_dir.absolute() / RECIPE
-    own = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
+def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
+    """Run the recipe in another process, up to step `steps` or its end; return its exit status."""
+    recipe = original.run_dir.absolute() / RECIPE
+    keys = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
     # -P: the folder comes from the run's files, and modules in it must not be imported.
-    command = [sys.executable, "-P", "-m", "pipeline", *own, *overrides]
-    folder = Path(str(kept.made_by.get("folder", ".")))
+    command = [sys.executable, "-P", "-m", "pipeline", *keys, *overrides]
+    try:
+        stdout = sys.stdout.fileno()
+    except OSError:  # it has no number
+        stdout = None
+    folder = Path(str(original.made_by.get("folder", ".")))
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     cwd = folder if folder.is_dir() else Path.cwd()
     with (
-        subprocess.Popen(command, cwd=cwd, env=environment, stdout=_output()) as process,
-        _stopped_with(process),
+        subprocess.Popen(command, cwd=cwd, env=environment, stdout=stdout) as process,
+        _pass_signals_to(process),
     ):
         while process.poll() is None:
             if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
@@ -112,16 +112,8 @@ def _rerun(kept: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int 
     return process.returncode
 
 
-def _output() -> int | None:
-    """Return the descriptor to which this process prints; None for one that has no number."""
-    try:
-        return sys.stdout.fileno()
-    except OSError:
-        return None
-
-
 @contextmanager
-def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _pass_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Inside, pass signals that stop this process on to `process`, which then saves its state."""
     # Ctrl-C and the end of a terminal reach both processes; `kill` reaches this one alone.
     numbers = [number for number in find_stops() if number != signal.SIGINT]
@@ -140,53 +132,45 @@ def _stopped_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def compare_and_report(kept: RunRecord, repeated: RunRecord) -> CommandResult:
+def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResult:
     """Print how the repeated run compares; exit status 0 if steps and metrics are equal, else 1.
 
-    Raises DataError where a log can't be read, RunError where the new run has none.
+    Raises DataError if a log can't be read, RunError if the new run has none.
     """
     if not (repeated.run_dir / METRICS).exists():
         raise RunError(f"{repeated.run_dir}: {repeated.summary.get('reason', 'has no steps')}")
-    found = compare_steps(kept.run_dir / METRICS, repeated.run_dir / METRICS)
-    metrics = _metrics_that_differ(kept, repeated)
-    same = found.first is None and not found.only_one and not metrics
-    page = SideBySide(kept, repeated)
-    page.show_steps(found)
+    steps = compare_steps(original.run_dir / METRICS, repeated.run_dir / METRICS)
+    metrics: list[Difference] | None = None
+    if original.status == "done":
+        outcomes = compare_outcomes(original, repeated)
+        metrics = [difference for difference in outcomes if difference.where[0] == "metrics"]
+    same = steps.first is None and not steps.only_one and not metrics
+    page = SideBySide(original, repeated)
+    page.show_steps(steps)
     page.show_differences("metrics", metrics)
     if not same:
         page.show_origins()
-    elif changed := _changed_keys(kept, repeated):
-        page.show_text("although", f"{', '.join(changed)} differ")
-    verdict = _verdict(same, found, kept)
+    else:
+        sections = compare_origins(original, repeated).values()
+        if changed := [difference.key for section in sections for difference in section or ()]:
+            page.show_text("although", f"{', '.join(changed)} differ")
+    verdict = _verdict(same, steps, original)
     page.show_text("verdict", verdict)
     facts = {
         "run": str(repeated.run_dir),
         "same": same,
         "verdict": verdict,
-        "steps": asdict(found),
+        "steps": asdict(steps),
         "metrics": differences_to_dicts(metrics),
     }
     return CommandResult(facts, exit_status=0 if same else 1)
 
 
-def _metrics_that_differ(kept: RunRecord, repeated: RunRecord) -> list[Difference] | None:
-    """Metrics of the last evaluation that differ; None for a run that ended before it."""
-    if kept.status != "done":
-        return None
-    found = compare_outcomes(kept, repeated)
-    return [difference for difference in found if difference.where[0] == "metrics"]
-
-
-def _changed_keys(kept: RunRecord, repeated: RunRecord) -> list[str]:
-    found = compare_origins(kept, repeated).values()
-    return [difference.key for section in found for difference in section or ()]
-
-
-def _verdict(same: bool, found: Comparison, kept: RunRecord) -> str:
+def _verdict(same: bool, steps: Comparison, original: RunRecord) -> str:
     if same:
-        return f"reproduced: {found.steps:,} steps are the same, bit for bit"
-    if found.first is None and found.only_one:
-        return f"not reproduced: the new run lacks the last {found.only_one:,} steps"
-    resumed = len(kept.processes) > 1
+        return f"reproduced: {steps.steps:,} steps are the same, bit for bit"
+    if steps.first is None and steps.only_one:
+        return f"not reproduced: the new run lacks the last {steps.only_one:,} steps"
+    resumed = len(original.processes) > 1
     note = "; A was resumed, and may have been given another length" if resumed else ""
     return f"not reproduced{note}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import no_such
+from pipeline.core.files.strict_json import json_text
 from pipeline.study.runs.differing_keys import differing_keys
 from pipeline.study.runs.importance import importance_of_keys
 from pipeline.study.runs.kept_run import KeptRun, read_runs
@@ -21,7 +21,8 @@ from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_better_larger, main_metric
 
 PAGE = "runs.html"
-MOST_KEYS, MOST_ROWS = 4, 50
+MOST_KEYS = 4
+MOST_ROWS = 50
 
 
 def main(
@@ -47,9 +48,9 @@ def main(
         page = out or folder / PAGE
         keys = differing_keys(runs)
         importance = (
-            importance_of_keys(runs, keys, ranked_by, larger_is_better=larger)
-            if ranked_by is not None
-            else "no run has a metric"
+            "no run has a metric"
+            if ranked_by is None
+            else importance_of_keys(runs, keys, ranked_by, larger_is_better=larger)
         )
         write_page(
             runs,
@@ -59,45 +60,37 @@ def main(
             larger_is_better=larger,
             importance=importance,
         )
-        print(
-            json.dumps({"page": str(page)})
-            if as_json
-            else f"{len(runs)} runs: {printable(str(page))}"
-        )
+        text = f"{len(runs)} runs: {printable(str(page))}"
+        print(json_text({"page": str(page)}) if as_json else text)
     elif as_json:
         for run in runs:
-            print(json.dumps(_as_json(run), allow_nan=False))
+            print(json_text(_as_json(run)))
     else:
-        _show(_ranked(runs, ranked_by, larger), ranked_by, is_whole=is_whole)
+        _show(_rank_runs(runs, ranked_by, larger), ranked_by, is_whole=is_whole)
     return 0
 
 
 def _metric(name: str | None, runs: Sequence[KeptRun]) -> str | None:
-    known = dict.fromkeys(figure for run in runs for figure in run.figures)
-    if name is not None and name not in known:
-        raise DataError(f"--metric {name}: {no_such('figure of these runs', name, known)}")
+    names = dict.fromkeys(figure for run in runs for figure in run.figures)
+    if name is not None and name not in names:
+        raise DataError(f"--metric {name}: {no_such('figure of these runs', name, names)}")
     return name or main_metric([run.figures for run in runs])
 
 
 def _as_json(run: KeptRun) -> dict[str, Any]:
-    figures = {name: value if math.isfinite(value) else None for name, value in run.figures.items()}
     return {
         "run": run.name,
         "status": run.status,
         "begun": run.begun,
-        "figures": figures,
-        "keys": {key: _plain(value) for key, value in run.keys.items()},
+        "figures": dict(run.figures),
+        "keys": dict(run.keys),
         "data": run.data,
         "code": list(run.commits),
         "problem": run.problem,
     }
 
 
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:
+def _rank_runs(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:
     """Return the runs, the best first; those without the metric last, in their order."""
     sign = -1 if larger else 1
 
@@ -111,8 +104,8 @@ def _ranked(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[K
 def _show(runs: Sequence[KeptRun], metric: str | None, *, is_whole: bool) -> None:
     keys = differing_keys(runs)
     shown_keys = keys if is_whole else keys[:MOST_KEYS]
-    wanted = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
-    figures = [name for name in wanted if any(name in run.figures for run in runs)]
+    columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
+    figures = [name for name in columns if any(name in run.figures for run in runs)]
     rows = runs if is_whole else runs[:MOST_ROWS]
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold", min_width=20)

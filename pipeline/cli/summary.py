@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.config.compose import compose_and_check
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.export.trained_run import read_run_recipe
@@ -23,22 +22,19 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     Raises DataError if the first argument is neither a run nor KEY=VALUE, RecipeError for an
     invalid recipe.
     """
-    # What reading a dataset prints is not part of the table.
+    if not overrides or "=" in overrides[0]:
+        recipe = compose_and_check(overrides)
+    else:
+        run_dir = run_of(Path(overrides[0]))
+        if run_dir is None:
+            raise DataError(f"{overrides[0]}: is no run directory; name one, or +recipe=NAME")
+        recipe = read_run_recipe(run_dir, overrides[1:])
+    # The output of reading a dataset isn't part of the table.
     with Reporter(console=Console(stderr=True, soft_wrap=True)) as reporter:
-        table = layer_table(_recipe(overrides), reporter)
+        table = layer_table(recipe, reporter)
     if as_json:
         print(json.dumps(table.to_dict()))
     else:
         print(f"{table.model}, images {'x'.join(map(str, table.image))}", end="\n\n")
         print(table)
     return 0
-
-
-def _recipe(args: Sequence[str]) -> Recipe:
-    """The recipe of the arguments: that of a run, where the first one is no KEY=VALUE."""
-    if not args or "=" in args[0]:
-        return compose_and_check(args)
-    run_dir = run_of(Path(args[0]))
-    if run_dir is None:
-        raise DataError(f"{args[0]}: is no run directory; name one, or +recipe=NAME")
-    return read_run_recipe(run_dir, args[1:])

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 import yaml
@@ -26,12 +25,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
-from pipeline.config.hydra_keys import require_hydra_keys
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy_help
 from pipeline.config.overrides import (
     expand_sweeps,
     key_of,
     quoted,
+    require_hydra_keys,
     swept_keys,
     value_of,
 )
@@ -57,12 +56,9 @@ from pipeline.study.sweep.command import command_of, find_sweep, read_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
 from pipeline.study.sweep.table import conclude
 
-if TYPE_CHECKING:
-    from pipeline.study.sweep.jobs import OnChanged
-
 RESUME_CHANGED = "train.resume_changed"
 OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
-"""Keys of one command about resuming, which are no part of the sweep's own command."""
+"""Keys about resuming, which the command of a sweep doesn't include."""
 MULTIRUN = ("-m", "--multirun")
 RUN_DIR = "hydra.run.dir"
 
@@ -89,7 +85,10 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     compiled programs are found by it. Raises RecipeError with every problem when the recipe can't
     be composed.
     """
-    args = [*args, *_profiling(args)]
+    keys = set(map(key_of, args))
+    if "profile.mode" not in keys:
+        from_environment = profiling_overrides(os.environ)
+        args = [*args, *(item for item in from_environment if key_of(item) not in keys)]
     parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
@@ -97,7 +96,9 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         return 0
     require_hydra_keys(args)
     if parsed.cfg == "job" and not parsed.package:
-        return _show(parsed.overrides)
+        tree = compose_and_check(parsed.overrides).model_dump(mode="json")
+        print(yaml.safe_dump(tree, sort_keys=False), end="")
+        return 0
     arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
         return _sweep(arguments)
@@ -120,21 +121,6 @@ def _parse(args: Sequence[str]) -> Namespace:
     return parsed
 
 
-def _profiling(args: Sequence[str]) -> list[str]:
-    """Return the overrides of PROFILING_MODE; keys of the command line go before them."""
-    given = set(map(key_of, args))
-    if "profile.mode" in given:
-        return []
-    return [one for one in profiling_overrides(os.environ) if key_of(one) not in given]
-
-
-def _show(overrides: Sequence[str]) -> int:
-    """Print the resolved recipe."""
-    tree = compose_and_check(overrides).model_dump(mode="json")
-    print(yaml.safe_dump(tree, sort_keys=False), end="")
-    return 0
-
-
 def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int:
     """Run the recipe that Hydra composes, outside of Hydra, which prints the errors it catches."""
     composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
@@ -142,7 +128,7 @@ def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int
         return 0
     config, hydra_config = composed
     recipe = check(config, hydra_config.overrides.task)
-    with _resolved():
+    with _report_references():
         folder = hydra_config.run.dir
     from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.run import lower_and_compile, run
@@ -160,26 +146,32 @@ def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int
 
 def _sweep(arguments: TrainArguments) -> int:
     """Run the unfinished jobs of a sweep, in the directory that is named, found or created."""
-    flags, overrides = arguments.flags, arguments.overrides
-    on_changed = _on_changed(overrides)
+    flags = arguments.flags
+    overrides = arguments.overrides
+    changed = value_of(overrides, RESUME_CHANGED)
+    if changed not in (None, "refuse", "allow"):
+        # No job would check it.
+        raise RecipeError([f"{RESUME_CHANGED} = {changed}: must be 'refuse' or 'allow'"])
     typed = [override for override in arguments.typed if key_of(override) not in OF_ONE_COMMAND]
     excluded = (*OF_ONE_COMMAND, SWEEP_DIR)
-    own = [override for override in overrides if key_of(override) not in excluded]
-    known = _known_directory(flags, typed, overrides)
+    job_overrides = [override for override in overrides if key_of(override) not in excluded]
+    existing = _find_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
-    sweep_dir = known or run_directory.create(name)
-    placed = [*own, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+    sweep_dir = existing or run_directory.create(name)
+    placed = [*job_overrides, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
     from pipeline.inspect.dumps.run_inspection import RunInspection
-    from pipeline.study.sweep.jobs import Job
+    from pipeline.study.sweep.jobs import Job, OnChanged
 
     try:
-        job = Job(swept_keys(own), find_failures(sweep_dir), on_changed, RunInspection())
+        keys = swept_keys(job_overrides)
+        on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
+        job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
         _hydra(flags, typed, placed, job)
     except RecipeError:
-        if known is None and not find_jobs(sweep_dir):
+        if existing is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
         raise
     except KeyboardInterrupt as interruption:
@@ -188,70 +180,50 @@ def _sweep(arguments: TrainArguments) -> int:
     status = max(stopped, conclude(sweep_dir))
     if stopped or status == RunError.exit_status:
         print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(arguments.words, sweep_dir)}"))
-    if known is None:
-        _report_equal_sweep(sweep_dir)
+    if existing is None:
+        command = read_command(sweep_dir)
+        earlier = command and find_sweep(command, besides=sweep_dir)
+        if earlier:
+            rule = f"{RESUME}=auto goes on with the newest"
+            print(printable(f"{earlier} is a sweep of the same command; {rule}"))
     return status
 
 
-def _on_changed(overrides: Sequence[str]) -> OnChanged:
-    """Whether to refuse or allow resuming jobs whose data have changed.
-
-    Raises RecipeError for any other value: no job would check it.
-    """
-    match value_of(overrides, RESUME_CHANGED):
-        case None | "refuse":
-            return "refuse"
-        case "allow":
-            return "allow"
-        case other:
-            raise RecipeError([f"{RESUME_CHANGED} = {other}: must be 'refuse' or 'allow'"])
-
-
-def _report_equal_sweep(sweep_dir: Path) -> None:
-    """Print the newest earlier sweep of the same command, which could be resumed instead."""
-    command = read_command(sweep_dir)
-    earlier = command and find_sweep(command, besides=sweep_dir)
-    if earlier:
-        name = printable(str(earlier))
-        print(f"{name} is a sweep of the same command; {RESUME}=auto goes on with the newest")
-
-
-def _known_directory(
+def _find_directory(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> Path | None:
-    """The directory given for a sweep, or that of the sweep to resume; None for a new one.
+    """Return the directory that is named for a sweep, or of the sweep to resume; None for a new
+    one.
 
-    Raises RecipeError where several are given, or `train.resume` names a single run.
+    Raises RecipeError if several are named, or `train.resume` names a single run.
     """
-    given, resume = value_of(overrides, SWEEP_DIR), value_of(overrides, RESUME)
-    if not given and resume in (None, "null"):
+    folder = value_of(overrides, SWEEP_DIR)
+    resume = value_of(overrides, RESUME)
+    if not folder and resume in (None, "null"):
         return None
-    if not given and resume != "auto":
+    if not folder and resume != "auto":
         rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
         raise RecipeError([f"{RESUME} = {resume}: {rule}"])
     swept = swept_keys(overrides)
     if SWEEP_DIR in swept:
-        raise RecipeError([f"{SWEEP_DIR} = {given}: must be one directory; quote what has commas"])
+        raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]
-    own = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
-    fixed = [override for override in own if key_of(override) not in swept]
+    own_overrides = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
+    fixed = [override for override in own_overrides if key_of(override) not in swept]
     composed = _compose(single, typed, fixed)
     assert composed is not None, "without flags, Hydra composes"
-    with _resolved():
-        if given:
+    with _report_references():
+        if folder:
             return Path(composed[1].sweep.dir)
-        return find_sweep(command_of(composed[1], _of_recipe(own)))
-
-
-def _of_recipe(overrides: Sequence[str]) -> list[str]:
-    """The overrides that Hydra passes to a sweeper: all except those of its own keys."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [one.input_line for one in parsed if one.input_line and not one.is_hydra_override()]
+        parsed = OverridesParser.create().parse_overrides(own_overrides)
+        # Hydra passes these to a sweeper.
+        lines = [item.input_line for item in parsed if not item.is_hydra_override()]
+        return find_sweep(command_of(composed[1], [line for line in lines if line]))
 
 
 @contextmanager
-def _resolved() -> Iterator[None]:
-    """Raise RecipeError where one of Hydra's own keys refers to a key that is missing."""
+def _report_references() -> Iterator[None]:
+    """Raise RecipeError if one of Hydra's keys refers to a key that is missing."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -261,33 +233,29 @@ def _resolved() -> Iterator[None]:
 def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
-    """The composed config and Hydra's own section; None where a flag asks Hydra for output."""
-    of_hydra = {key for key in map(key_of, overrides) if key.partition(".")[0] == "hydra"}
-    if not flags and of_hydra <= {RUN_DIR}:
-        config, own = _compose_once(typed, overrides)
-        if own.mode is None and not own.callbacks:
-            return config, own
+    """Return the composed config and Hydra's section; None if a flag asks Hydra for output."""
+    hydra_keys = {key for key in map(key_of, overrides) if key.partition(".")[0] == "hydra"}
+    if not flags and hydra_keys <= {RUN_DIR}:
+        config, hydra_config = _compose_once(typed, overrides)
+        if hydra_config.mode is None and not hydra_config.callbacks:
+            return config, hydra_config
     composed: list[tuple[DictConfig, HydraConf]] = []
-
-    def keep(config: DictConfig) -> None:
-        composed.append((config, HydraConfig.get()))
-
-    _hydra(flags, typed, overrides, keep)
+    _hydra(flags, typed, overrides, lambda config: composed.append((config, HydraConfig.get())))
     return composed[0] if composed else None
 
 
 def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
-    """Compose as `hydra.main` does, which composes a second time to find out what it is to do."""
-    with _reported(typed):
+    """Compose as `hydra.main` does, which composes a second time to find out what to do."""
+    with _report_problems(typed):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):
             config = compose("config", list(overrides), return_hydra_config=True)
         HydraConfig.instance().set_config(config)
-        of_hydra = HydraConfig.get()
+        hydra_config = HydraConfig.get()
         with open_dict(config):
             del config["hydra"]
-        Path(of_hydra.run.dir).mkdir(parents=True, exist_ok=True)
-    return config, of_hydra
+        Path(hydra_config.run.dir).mkdir(parents=True, exist_ok=True)
+    return config, hydra_config
 
 
 def _hydra(
@@ -297,13 +265,14 @@ def _hydra(
     # Without this variable Hydra prints errors and exits; with it, it raises.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
-    with _reported(typed), lazy_help():
+    with _report_problems(typed), lazy_help():
         hydra.main(config_path=str(CONF), config_name="config", **HYDRA_DEFAULTS)(task)()
 
 
 @contextmanager
-def _reported(typed: Sequence[str]) -> Iterator[None]:
-    """Report every problem of overrides that can't be composed within, and of the run directory."""
+def _report_problems(typed: Sequence[str]) -> Iterator[None]:
+    """Raise RecipeError with every problem of overrides that Hydra can't compose, and RunError for
+    the run directory."""
     try:
         yield
     except (*UNCOMPOSABLE, RecursionError) as error:

@@ -6,7 +6,7 @@ that is checked has the key alone: the resolved recipe shows what a word stands 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -28,6 +28,16 @@ LEVEL_OF: Mapping[str, str] = {
 """The level nearest to each mode: float32 as written; float16 for the matrix unit alone; float16
 but for operators that lose too much by it; float16 throughout."""
 
+MEANINGS: Mapping[str, tuple[str, Any, Callable[[Any], Any]]] = {
+    "precision_mode": ("precision", "O0", LEVEL_OF.get),
+    "opt_level": ("precision", "O0", str),
+    "enable_data_pre_proc": ("sink", True, bool),
+    "mix_compile_mode": ("mode", "graph", lambda is_eager: "eager" if is_eager else "graph"),
+    "iterations_per_loop": ("sink_size", -1, int),
+}
+"""The key that each word stands for, its default, and the function from the word's value to the
+key's."""
+
 
 class AdapterWords(Spec):
     """The adapters' switches, as further keys of `train`."""
@@ -47,33 +57,23 @@ class AdapterWords(Spec):
     @model_validator(mode="after")
     def _translate(self) -> Self:
         changed: dict[str, Any] = {}
-        for word, key, value, default in _meanings(self):
-            there = changed.get(key, getattr(self, key))
-            if there != value and (key in changed or there != default):
+        for word, (key, default, translate) in MEANINGS.items():
+            typed = getattr(self, word)
+            if typed is None:
+                continue
+            value = translate(typed)
+            current = changed.get(key, getattr(self, key))
+            if current != value and (key in changed or current != default):
                 raise ValueError(
-                    f"{word} = {getattr(self, word)} conflicts with {key} = {there}; they are two "
-                    "words for one thing: give one of them"
+                    f"{word} = {typed} conflicts with {key} = {current}; they are two words for "
+                    "one thing: give one of them"
                 )
             changed[key] = value
         return self.model_copy(update=changed) if changed else self
 
 
-def _meanings(given: AdapterWords) -> Iterator[tuple[str, str, Any, Any]]:
-    """Each word that is given: its name, the key and value that it means, and the key's default."""
-    if given.precision_mode is not None:
-        yield "precision_mode", "precision", LEVEL_OF[given.precision_mode], "O0"
-    if given.opt_level is not None:
-        yield "opt_level", "precision", given.opt_level, "O0"
-    if given.enable_data_pre_proc is not None:
-        yield "enable_data_pre_proc", "sink", given.enable_data_pre_proc, True
-    if given.mix_compile_mode is not None:
-        yield "mix_compile_mode", "mode", "eager" if given.mix_compile_mode else "graph", "graph"
-    if given.iterations_per_loop is not None:
-        yield "iterations_per_loop", "sink_size", given.iterations_per_loop, -1
-
-
 def loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
-    """The adapter's objections to `iterations_per_loop`; `total` steps, None where unknown."""
+    """The adapter's objections to `iterations_per_loop`; `total` steps, None if unknown."""
     size = train.iterations_per_loop
     if size is None or size == 1:
         return

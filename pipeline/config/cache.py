@@ -18,9 +18,10 @@ PROGRAMS = "xla-2"
 
 
 def cache_root(cache: CacheSpec) -> Path:
-    """The cache folder: the recipe's, else `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`.
+    """Return the cache folder: the recipe's, else `$XDG_CACHE_HOME/pipeline`, else
+    `~/.cache/pipeline`.
 
-    Raises RecipeError where none of them is known.
+    Raises RecipeError if none of them is known.
     """
     if cache.root is not None:
         return cache.root
@@ -33,9 +34,10 @@ def cache_root(cache: CacheSpec) -> Path:
 
 
 def program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
-    """The folder of compiled programs; None where they are not to be kept.
+    """Return the folder of compiled programs; None if the recipe or the rights of the folder
+    exclude one.
 
-    None, too, where others may add programs, which would be executed; `warn` gets a line then.
+    None, too, if other users may add programs, which would be executed; `warn` gets a line then.
     """
     if not cache.compiled:
         return None
@@ -60,22 +62,22 @@ class Exposure:
 
 
 def find_exposure(root: Path) -> Exposure | None:
-    """How others may put programs into a cache; None where they can't.
+    """Return how other users may put programs into a cache; None if they can't.
 
-    A cache folder with the sticky bit, such as /tmp, is accepted: nobody else can remove or rename
-    this user's files there, and programs are in a folder inside it.
+    A cache folder with the sticky bit, such as /tmp, is accepted: other users can't remove or
+    rename this user's files there, and programs are in a folder inside it.
     """
     elsewhere = "name another folder: cache.root=DIR"
     for folder in (root, root / PROGRAMS):
         try:
-            found = folder.stat()
+            status = folder.stat()
         except OSError:
             # It will be created for this user alone, or its use will fail with a message.
             continue
-        if owner := find_foreign_owner(found):
+        if owner := find_foreign_owner(status):
             return Exposure(folder, f"belongs to {owner}", elsewhere)
-        writers = find_writers(found)
-        if writers and not (folder == root and found.st_mode & stat.S_ISVTX):
+        writers = find_writers(status)
+        if writers and not (folder == root and status.st_mode & stat.S_ISVTX):
             advice = f"chmod go-w {shlex.quote(str(folder))}, or {elsewhere}"
             return Exposure(folder, f"can be written by {writers}", advice)
     return None

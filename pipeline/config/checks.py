@@ -23,13 +23,13 @@ from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 RESULTS = ("count", "step")
-"""Keys of evals.jsonl that are no metrics."""
+"""Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES]
 
 
 def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
-    """Every problem that the rules find, in the order of the rules.
+    """Return every problem that the rules find, in the order of the rules.
 
     A run whose length was replaced on the command line may end within its warmup.
     """
@@ -40,7 +40,7 @@ def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     """Return the recipe of a run of several processes: each has a device unless it says otherwise.
 
-    Raises RecipeError where it can't be run by as many.
+    Raises RecipeError if that number of processes can't run it.
     """
     if processes == 1:
         return recipe
@@ -69,7 +69,7 @@ def rule(check: Check) -> Check:
 
 
 def known_facts(recipe: Recipe) -> Facts | None:
-    """Sizes known without reading data; None where padding changes shapes and batches."""
+    """Return sizes known without reading data; None if padding changes shapes and batches."""
     return None if recipe.dataset.buckets else recipe.dataset.facts()
 
 
@@ -78,24 +78,26 @@ def one_length(recipe: Recipe) -> Iterator[str]:
     """Exactly one of epochs, passes and steps gives the length of training."""
     train = recipe.train
     lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
-    given = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
-    if len(given) != 1:
+    typed = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
+    if len(typed) != 1:
         missing = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
-        found = f"given are {', '.join(given)}" if given else missing
-        yield f"train: give exactly one of epochs, passes, steps; {found}"
+        state = f"given are {', '.join(typed)}" if typed else missing
+        yield f"train: give exactly one of epochs, passes, steps; {state}"
 
 
 @rule
 def length_in_range(recipe: Recipe) -> Iterator[str]:
-    """The number of steps fits into the counters and into memory."""
-    facts = known_facts(recipe)
+    """The number of steps fits into the counters, into memory and into loops of an adapter."""
     if list(one_length(recipe)) or list(batch_fits(recipe)):
         return
+    facts = known_facts(recipe)
     per_pass = batching(recipe, facts.train_size).steps_per_pass if facts else 1
     try:
-        total_steps(recipe.train, per_pass)
+        total = total_steps(recipe.train, per_pass)
     except ValueError as error:
         yield f"train: {error}"
+    else:
+        yield from loop_problems(recipe.train, total if facts else recipe.train.steps)
 
 
 @rule
@@ -107,30 +109,12 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
-    """Loops are of one length, and of one step if the host takes part in each."""
-    facts = known_facts(recipe)
-    before = (one_length, length_in_range, batch_fits)
-    if any(list(check(recipe)) for check in before):
-        return
-    total = recipe.train.steps
-    if facts is not None:
-        total = total_steps(recipe.train, batching(recipe, facts.train_size).steps_per_pass)
-    yield from loop_problems(recipe.train, total)
-
-
-@rule
-def device_has_type(recipe: Recipe) -> Iterator[str]:
-    """The device computes in the types of all layers."""
+def device_fits(recipe: Recipe) -> Iterator[str]:
+    """The device computes in the types of all layers, and there can be that number of it."""
     for dtype in precision_of(recipe).dtypes:
         problem = recipe.device.refuses(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
-
-
-@rule
-def device_comes_in_such_numbers(recipe: Recipe) -> Iterator[str]:
-    """There can be as many devices as the recipe asks for."""
     parallel = recipe.parallel
     devices = 1 if parallel.mode == "none" else parallel.num_devices
     problem = recipe.device.refuses_devices(devices)
@@ -163,33 +147,29 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def recomputed_blocks_are_compiled(recipe: Recipe) -> Iterator[str]:
-    """Activations are computed again in a compiled step, into whose layers nothing looks."""
+def recomputed_and_compiled_layers_fit(recipe: Recipe) -> Iterator[str]:
+    """Activations are computed again in a compiled step, and single layers compiled in an eager
+    one; an optimizer that looks into layers allows neither."""
     train = recipe.train
-    given = f"train.remat = {train.remat}: must be none with"
+    remat = f"train.remat = {train.remat}: must be none with"
     if train.remat != "none" and train.optimizer.observes_layers:
-        yield f"{given} {train.optimizer.name}, which looks into layers"
+        yield f"{remat} {train.optimizer.name}, which looks into layers"
     if train.remat != "none" and train.mode == "eager":
-        yield f"{given} train.mode = eager, which keeps what each operation gives"
+        yield f"{remat} train.mode = eager, which keeps what each operation gives"
     if train.remat_bytes is not None and train.remat != "auto":
         yield f"train.remat_bytes = {train.remat_bytes}: must be null unless train.remat is auto"
-
-
-@rule
-def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
-    """Single layers are compiled where the whole step is not, and nothing looks into them."""
-    train = recipe.train
-    given = f"train.jit_layers = {show(list(train.jit_layers))}"
+    jit_layers = f"train.jit_layers = {show(list(train.jit_layers))}: must be [] with"
     if train.jit_layers and train.mode != "eager":
-        yield f"{given}: must be [] with train.mode = {train.mode}, which compiles every layer"
+        yield f"{jit_layers} train.mode = {train.mode}, which compiles every layer"
     if train.jit_layers and train.optimizer.observes_layers:
-        yield f"{given}: must be [] with {train.optimizer.name}, which looks into layers"
+        yield f"{jit_layers} {train.optimizer.name}, which looks into layers"
 
 
 @rule
 def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
-    """Loss, accumulation and optimizer support skipped samples or labels, where any are."""
-    train, share = recipe.train, recipe.train.loss.hardest_share
+    """Loss, accumulation and optimizer support skipped samples or labels, if there are any."""
+    train = recipe.train
+    share = train.loss.hardest_share
     ignored = recipe.dataset.ignore_index
     if ignored is not None and not train.loss.masks_labels:
         yield (
@@ -245,9 +225,9 @@ def stages_in_order(recipe: Recipe) -> Iterator[str]:
         order = ", ".join(in_order)
         yield f"stages = {show(list(stages))}: must be in this order, each once: {order}"
     needs = {"build": "data", "compile": "build", "train": "compile", "eval": "compile"}
-    for stage, needed in {**needs, "checkpoint": "train"}.items():
-        if stage in stages and needed not in stages:
-            yield f"stages = {show(list(stages))}: {stage} needs {needed}"
+    for stage, earlier in {**needs, "checkpoint": "train"}.items():
+        if stage in stages and earlier not in stages:
+            yield f"stages = {show(list(stages))}: {stage} needs {earlier}"
 
 
 @rule
@@ -262,31 +242,23 @@ def gradients_are_of_one_pass(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
-    """Evaluating without training needs weights from somewhere."""
-    evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
-    if evaluates_only and recipe.checkpoint.restore is None:
-        yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
-
-
-@rule
-def resuming_trains(recipe: Recipe) -> Iterator[str]:
-    """A resumed run trains and saves as it did before, so it needs both stages."""
-    missing = [stage for stage in ("train", "checkpoint") if stage not in recipe.stages]
-    if recipe.train.resume is not None and missing:
-        yield (
-            f"train.resume = {recipe.train.resume}: needs the stages train and checkpoint; "
-            "to look at a finished run name it as checkpoint.restore"
-        )
-
-
-@rule
 def one_origin(recipe: Recipe) -> Iterator[str]:
-    """A run continues another or starts from a checkpoint's weights, not both."""
-    if recipe.train.resume is not None and recipe.checkpoint.restore is not None:
+    """A run continues another, which trains and saves, or starts from a checkpoint's weights, which
+    evaluation without training needs."""
+    stages = recipe.stages
+    resume = recipe.train.resume
+    restore = recipe.checkpoint.restore
+    if "eval" in stages and "train" not in stages and restore is None:
+        yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
+    if resume is not None and not {"train", "checkpoint"} <= set(stages):
         yield (
-            f"train.resume = {recipe.train.resume}: conflicts with checkpoint.restore = "
-            f"{recipe.checkpoint.restore}; resume continues a run, restore starts a new one"
+            f"train.resume = {resume}: needs the stages train and checkpoint; to look at a "
+            "finished run name it as checkpoint.restore"
+        )
+    if resume is not None and restore is not None:
+        yield (
+            f"train.resume = {resume}: conflicts with checkpoint.restore = {restore}; resume "
+            "continues a run, restore starts a new one"
         )
 
 
@@ -304,29 +276,21 @@ def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
 
 
 @rule
-def train_samples_are_of_one_size(recipe: Recipe) -> Iterator[str]:
-    """Training samples that are evaluated have the shapes of the evaluation split."""
-    if recipe.eval.on_train and recipe.dataset.buckets:
-        yield "eval.on_train = true: needs samples of one size; must be false with dataset.buckets"
-
-
-@rule
 def metrics_exist(recipe: Recipe) -> Iterator[str]:
     """Metrics that decide something exist and are measured during training."""
-    wanted = wanted_metrics(recipe)
+    if recipe.eval.on_train and recipe.dataset.buckets:
+        yield "eval.on_train = true: needs samples of one size; must be false with dataset.buckets"
     measured = recipe.eval.every_steps or recipe.eval.every_passes
-    # Which of those of other targets there are is known once the data are read.
-    of_targets = (
-        *target_metrics.OF_NUMBERS,
-        *target_metrics.OF_LABELS,
-        *target_metrics.OF_TOKENS,
-    )
-    known = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
-    for name in {name for name in known if known.count(name) > 1 or name in RESULTS}:
+    names = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
+    for name in {name for name in names if names.count(name) > 1 or name in RESULTS}:
         yield f"eval.metrics: {name} is there already; must have another name"
-    for key, metric in wanted.items():
-        if metric is not None and metric not in (*known, *of_targets):
-            problem = no_such("metric", metric, (*known, *of_targets))
+    # The kind of targets is known once the data are read.
+    names += target_metrics.OF_NUMBERS
+    names += target_metrics.OF_LABELS
+    names += target_metrics.OF_TOKENS
+    for key, metric in wanted_metrics(recipe).items():
+        if metric is not None and metric not in names:
+            problem = no_such("metric", metric, names)
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
         elif metric is not None and not measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
@@ -339,9 +303,10 @@ def ops_fit(recipe: Recipe) -> Iterator[str]:
     if facts is None:
         return
     images = []
+    raw = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     for key, split in (("train", recipe.dataset.train), ("eval", recipe.dataset.eval)):
         try:
-            images.append(column_specs(split.ops, _raw_columns(facts))["image"])
+            images.append(column_specs(split.ops, raw)["image"])
         except ValueError as error:
             yield f"dataset.{key}.{error}"
     if len(images) == 2 and images[0].shape != images[1].shape:
@@ -351,17 +316,15 @@ def ops_fit(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _raw_columns(facts: Facts) -> dict[str, ColumnSpec]:
-    return {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
-
-
 @rule
 def batch_fits(recipe: Recipe) -> Iterator[str]:
     """A pass has at least one batch."""
-    facts, split = known_facts(recipe), recipe.dataset.train
+    facts = known_facts(recipe)
+    split = recipe.dataset.train
     if facts is None or not split.drop_remainder:
         return
-    size, shards = recipe.train.batch_size, split.num_shards
+    size = recipe.train.batch_size
+    shards = split.num_shards
     samples = shard_samples(facts.train_size, shards or 1)
     if size > samples:
         whose = f"training samples of each of {shards} shards" if shards else "training samples"
@@ -385,18 +348,19 @@ def one_warmup(recipe: Recipe) -> Iterator[str]:
 def warmup_fits(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
     facts = known_facts(recipe)
-    before = (one_length, length_in_range, one_warmup, batch_fits)
+    before = (one_length, one_warmup, batch_fits)
     if facts is None or any(list(check(recipe)) for check in before):
         return
     per_pass = batching(recipe, facts.train_size).steps_per_pass
-    total = total_steps(recipe.train, per_pass)
+    try:
+        total = total_steps(recipe.train, per_pass)
+    except ValueError:  # `length_in_range` reports it
+        return
     for key, schedule in recipe.train.schedules.items():
         warmup = schedule.warmup(per_pass)
         if warmup >= total:
-            yield (
-                f"{key}: warmup of {warmup} steps must be shorter than the {total} steps "
-                "of training"
-            )
+            rule = f"must be shorter than the {total} steps of training"
+            yield f"{key}: warmup of {warmup} steps {rule}"
 
 
 @rule
@@ -411,12 +375,7 @@ def imported_network_is_loaded(recipe: Recipe) -> Iterator[str]:
 
 
 def batching(recipe: Recipe, samples: int) -> Batching:
-    """The batching of a training split with `samples` samples."""
+    """Return the batching of a training split with `samples` samples."""
     split = recipe.dataset.train
-    return Batching(
-        samples,
-        recipe.train.batch_size,
-        split.drop_remainder,
-        split.repeat,
-        split.num_shards or 1,
-    )
+    size = recipe.train.batch_size
+    return Batching(samples, size, split.drop_remainder, split.repeat, split.num_shards or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
@@ -23,8 +24,11 @@ from pipeline.config.unfit_parts import unfit_parts
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.package_paths import CONF
+from pipeline.core.files.tree_diff import value_at
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
+
+_NOTHING = object()
 
 UNCOMPOSABLE = (
     *(HydraException, OmegaConfBaseException, ValueError),
@@ -33,9 +37,11 @@ UNCOMPOSABLE = (
 """Errors that Hydra raises for overrides that it can't compose."""
 
 MAX_ROUNDS = 10
-"""Attempts to compose, each without the problems found so far, to find the remaining ones."""
+"""Attempts to compose, each without the problems found before, to find the remaining ones."""
 
-_OF_KEYS = re.compile(r"Could not override '|An item is already at '|Could not delete from config")
+_KEY_ERROR = re.compile(
+    r"Could not override '|An item is already at '|Could not delete from config"
+)
 """Hydra's messages for a key that is missing, or exists already."""
 
 
@@ -58,9 +64,12 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
         raise RecipeError([str(error)]) from error
     plain = {key: value for key, value in cast(dict[str, Any], tree).items() if key != "hydra"}
     keys = {key_of(override) for override in overrides}
-    given = keys & set(LENGTHS)
-    checked = _with_length(plain, given) if given else plain
-    return check_tree(checked, length_replaced=length_replaced or bool(given), typed=keys)
+    lengths = keys & set(LENGTHS)
+    if lengths and isinstance(plain.get("train"), dict):
+        # The recipe's length, in any unit, gives way to the command line's.
+        replaced = {key.removeprefix("train."): None for key in LENGTHS if key not in lengths}
+        plain["train"] = {**plain["train"], **replaced}
+    return check_tree(plain, length_replaced=length_replaced or bool(lengths), typed=keys)
 
 
 def check_tree(
@@ -73,20 +82,11 @@ def check_tree(
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        unfit = unfit_parts(tree, typed)
-        raise RecipeError(describe(error, tree, unfit)) from error
+        raise RecipeError(describe(error, tree, unfit_parts(tree, typed))) from error
     problems = conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)
     return recipe
-
-
-def _with_length(tree: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """The tree without the recipe's length, in whatever unit, where the command line gives one."""
-    if not isinstance(tree.get("train"), dict):
-        return tree
-    dropped = {key.removeprefix("train."): None for key in LENGTHS if key not in given}
-    return {**tree, "train": {**tree["train"], **dropped}}
 
 
 def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False) -> Recipe:
@@ -105,17 +105,16 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
         except RecipeError as error:
             raise RecipeError([*problems, *error.problems]) from error
         except UNCOMPOSABLE as error:
-            found, rest = _explain(error, remaining)
-            problems += found
-            if rest in tried or len(tried) == MAX_ROUNDS:
+            more, right = _explain(error, remaining)
+            problems += more
+            if right in tried or len(tried) == MAX_ROUNDS:
                 raise RecipeError(problems or [first_line(error)]) from error
             # Once a recipe file is registered under a name, only that name is left.
-            remaining = rest if value_of(rest, "recipe") else resolve_recipe(rest)
+            remaining = right if value_of(right, "recipe") else resolve_recipe(right)
         else:
-            break
-    if problems:
-        raise RecipeError(problems)
-    return recipe
+            if problems:
+                raise RecipeError(problems)
+            return recipe
 
 
 def _compose(overrides: list[str]) -> DictConfig:
@@ -129,93 +128,75 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 
 def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """The problems that an error of Hydra's stands for, and the overrides without those.
+    """Return the problems that an error of Hydra's stands for, and the overrides without them.
 
-    The overrides are returned unchanged where none can be removed. There may be thousands of them,
-    so all with the same kind of problem are found at once.
+    The overrides are returned without a change if none can be removed. There may be thousands of
+    them, so all with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, problem = _missing_option(error, error.missing_cfg_file)
-        return [problem], [item for item in overrides if key_of(item) != group]
-    if any(_OF_KEYS.search(str(link)) for link in _chain(error)):
-        found, rest = _of_keys(overrides)
-        if rest != overrides:
-            return found, rest
+        # An option may have slashes, as in //etc.
+        group, _, option = error.missing_cfg_file.partition("/")
+        problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
+        remaining = [item for item in overrides if key_of(item) != group]
+        return [f"{problem}; {missing_flag_hint()}"], remaining
+    cause: BaseException | None = error
+    while cause is not None and not _KEY_ERROR.search(str(cause)):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        problems, settable = _explain_keys(overrides)
+        if settable != overrides:
+            return problems, settable
     wrong = dict(parse_problems(overrides))
     if wrong:
         lines = [f"{show(override)}: {problem}" for override, problem in wrong.items()]
         return lines, [item for item in overrides if item not in wrong]
-    culprit, reason = _culprit(overrides)
+    culprit, reason = _find_culprit(overrides)
     if isinstance(reason, MissingConfigException):
         return _explain(reason, overrides)
     problem = f"{show(culprit) if culprit else 'overrides'}: {first_line(reason or error)}"
     return [problem], [item for item in overrides if item != culprit]
 
 
-def _missing_option(error: MissingConfigException, file: str) -> tuple[str, str]:
-    """The group that lacks an option, and the problem."""
-    # An option may have slashes, as in //etc.
-    group, _, option = file.partition("/")
-    problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
-    return group, f"{problem}; {missing_flag_hint()}"
-
-
-def _of_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Problems of keys that are missing, or exist already, and the overrides without them.
+def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Return problems of keys that are missing, or exist already, and the overrides without them.
 
     A missing key is set nevertheless: the check reports what is wrong with it.
     """
     try:
-        tree = OmegaConf.to_container(_compose([one for one in overrides if not sets_key(one)]))
+        tree = OmegaConf.to_container(_compose([item for item in overrides if not sets_key(item)]))
     except UNCOMPOSABLE:
         return [], overrides
-    problems, rest, added = [], [], set[str]()
+    problems: dict[str, None] = {}
+    settable = []
+    added = set()
     for override in overrides:
         key = key_of(override)
-        there = key in added or _has(tree, key.split("."))
-        if sets_key(override) and override.startswith("~") and not there:
-            problems.append(f"{show(f'~{key}')}: there is no such key")
-            continue
-        if sets_key(override) and override[0] == "+" and override[1:2] != "+" and there:
-            problems.append(f"{show(f'+{key}')}: the key is there already; leave out the +")
-        added.add(key)
+        exists = key in added or value_at(tree, key.split("."), _NOTHING) is not _NOTHING
         typed = override.lstrip("+")
-        rest.append(f"++{typed}" if sets_key(override) and typed[0] != "~" else override)
-    return list(dict.fromkeys(problems)), rest
+        if sets_key(override) and override.startswith("~") and not exists:
+            problems[f"{show(f'~{key}')}: there is no such key"] = None
+            continue
+        if sets_key(override) and override.startswith("+") and override[1:2] != "+" and exists:
+            problems[f"{show(f'+{key}')}: the key is there already; leave out the +"] = None
+        added.add(key)
+        settable.append(f"++{typed}" if sets_key(override) and typed[0] != "~" else override)
+    return list(problems), settable
 
 
-def _has(tree: Any, path: Sequence[str]) -> bool:
-    """Return whether the tree has a value at the path."""
-    for key in path:
-        if not isinstance(tree, dict) or key not in tree:
-            return False
-        tree = tree[key]
-    return True
+def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
+    """Return the first override that can't be composed with those before it, and Hydra's error.
 
-
-def _culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
-    """The first override that can't be composed with those before it, and Hydra's error.
-
-    Groups come first, since keys depend on them. Found by bisection.
+    Groups come first, since keys depend on them.
     """
     ordered = sorted(overrides, key=sets_key)
-    composed, refused, reason = 0, len(ordered), None
-    while refused - composed > 1:
-        middle = (composed + refused) // 2
+    errors: dict[int, Exception] = {}
+
+    def is_refused(count: int) -> bool:
         try:
-            _compose(ordered[:middle])
+            _compose(ordered[:count])
         except UNCOMPOSABLE as error:
-            refused, reason = middle, error
-        else:
-            composed = middle
-    try:
-        _compose(ordered[:refused])
-    except UNCOMPOSABLE as error:
-        reason = error
-    return (ordered[refused - 1] if reason else None), reason
+            errors[count] = error
+        return count in errors
 
-
-def _chain(error: BaseException | None) -> Iterable[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    index = bisect_left(range(1, len(ordered) + 1), True, key=is_refused)
+    return (ordered[index], errors[index + 1]) if index < len(ordered) else (None, None)

@@ -6,9 +6,9 @@ The recipe's validation says which keys are missing, so nothing else is changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
-from functools import cache, reduce
+from functools import cache
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -18,7 +18,7 @@ from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.error_text import locate
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import leaves
+from pipeline.core.files.tree_diff import Where, leaves, value_at
 from pipeline.core.registry import Spec
 
 Tree = dict[str, Any]
@@ -27,60 +27,62 @@ _NOTHING = object()
 
 
 def names_every_part(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe names every part, as that of a run and that of `--cfg job` do."""
-    parts = (_at(tree, where) for where in SECTIONS.values())
+    """Return whether a recipe names every part, as a run's recipe and the output of `--cfg job`
+    do."""
+    parts = (value_at(tree, where) for where in SECTIONS.values())
     named = all(isinstance(part, Mapping) and "name" in part for part in parts)
     return named and "defaults" not in tree
 
 
 def fill_missing(tree: Mapping[str, Any]) -> Tree:
-    """A copy of a recipe that names every part, with defaults for missing keys.
+    """Return a copy of a recipe that names every part, with defaults for missing keys.
 
     A key of a part takes its default from the most similar option in conf/. Keys without a default
     stay missing.
     """
     filled = deepcopy(dict(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
-    while sum(_fill(filled, where) for where in _missing(filled)):
+    while sum(_fill(filled, where) for where in _find_missing(filled)):
         pass
     return filled
 
 
 def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
-    """A copy of a user's part, with the defaults that all shipped parts of its name share.
+    """Return a copy of a custom part, with the defaults that all shipped parts of its name share.
 
-    Where these differ, as the shapes of ResNets do, a missing key stays missing, and so does a
-    figure with its source: those of one chip are not another's. A part that starts from another by
-    `defaults` is returned unchanged.
+    If these differ, as the shapes of ResNets do, a missing key stays missing, and so does a figure
+    with its source: another chip has other figures. A part that starts from another by `defaults`
+    is returned unchanged.
     """
     if any(base != "_self_" for base in part.get("defaults", ())):
         return dict(part)
-    options = _options(group, str(part.get("name")))
-    agreed: Mapping[str, Any] = reduce(_common, options, options[0]) if options else {}
-    return _upon({key: value for key, value in agreed.items() if not _is_figure(value)}, part)
-
-
-def _is_figure(value: Any) -> bool:
-    """Return whether a value is a number with its source."""
-    return isinstance(value, Mapping) and {"value", "source"} <= value.keys()
+    first, *later_options = list(options_named(group, str(part.get("name"))).values()) or [{}]
+    shared = {
+        key: value
+        for key, value in first.items()
+        if all(option.get(key, _NOTHING) == value for option in later_options)
+        and not (isinstance(value, Mapping) and {"value", "source"} <= value.keys())
+    }
+    return _update(shared, part)
 
 
 def option_of(group: str, part: type[Spec]) -> Tree:
-    """An option of a group for a part that conf/ has no file for, one of the user's own.
+    """Return an option of a group for a custom part, for which conf/ has no file.
 
-    A key without a default gets that of the group's first choice in conf/config.yaml, where that
-    has such a key, as every loss has `reduction`.
+    A key without a default gets the one of the group's option in conf/config.yaml if that has such
+    a key, as every loss has `reduction`.
     """
-    chosen = _option(group, _first_choices()[group])
-    needed = [key for key, field in part.model_fields.items() if field.is_required()]
+    choices = (entry for entry in _read("config")["defaults"] if isinstance(entry, dict))
+    default = _option(group, next(entry[group] for entry in choices if group in entry))
+    required = [key for key, field in part.model_fields.items() if field.is_required()]
     return {
         "name": part.model_fields["name"].default,
-        **{key: deepcopy(chosen[key]) for key in needed if key in chosen},
+        **{key: deepcopy(default[key]) for key in required if key in default},
     }
 
 
 def normalised(tree: Mapping[str, Any]) -> Tree:
-    """The recipe of a run with all its keys; unchanged where it is no longer valid."""
+    """Return the recipe of a run with all its keys; without a change if it isn't valid any more."""
     filled = fill_missing(tree)
     try:
         return Recipe.model_validate(filled).model_dump(mode="json")
@@ -88,74 +90,69 @@ def normalised(tree: Mapping[str, Any]) -> Tree:
         return filled
 
 
-def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries that two trees have in common."""
-    return {key: value for key, value in one.items() if other.get(key, _NOTHING) == value}
-
-
-def _upon(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """`base` updated by `own`, recursively; a section with another name is replaced entirely."""
-    tree = deepcopy({**base, **own})
-    for key, section in own.items():
+def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
+    """Return `base` updated by `part`, recursively; a section with another name is replaced."""
+    tree = deepcopy({**base, **part})
+    for key, section in part.items():
         below = base.get(key)
         if not isinstance(section, Mapping) or not isinstance(below, Mapping):
             continue
         if section.get("name", below.get("name")) == below.get("name"):
-            tree[key] = _upon(below, section)
+            tree[key] = _update(below, section)
     return tree
 
 
-def _missing(tree: Tree) -> list[tuple[int | str, ...]]:
+def _find_missing(tree: Tree) -> list[Where]:
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        return [
-            locate(details["loc"], tree)[0] for details in found if details["type"] == "missing"
-        ]
+        missing = (item for item in error.errors(include_url=False) if item["type"] == "missing")
+        return [locate(item["loc"], tree)[0] for item in missing]
     return []
 
 
-def _fill(tree: Tree, where: Sequence[int | str]) -> bool:
+def _fill(tree: Tree, where: Where) -> bool:
     """Insert the default of a missing key; return whether there was one."""
-    parent, default = _at(tree, where[:-1]), _default(tree, tuple(where))
+    parent = value_at(tree, where[:-1])
+    default = _default_at(tree, where)
     if not isinstance(parent, dict) or where[-1] in parent or default is _NOTHING:
         return False
     parent[where[-1]] = deepcopy(default)
     return True
 
 
-def _default(tree: Tree, where: tuple[int | str, ...]) -> Any:
+def _default_at(tree: Tree, where: Where) -> Any:
+    """Return the default of a key: in a part the one of the option in conf/ that has the part's
+    name and shares most of its values."""
     for group, section in SECTIONS.items():
-        if where[: len(section)] == section:
-            part = _at(tree, section)
-            if not isinstance(part, Mapping):
-                return _NOTHING
-            return _at(_most_similar(group, part), where[len(section) :])
-    return _at(_without_parts(), where)
-
-
-def _most_similar(group: str, part: Mapping[str, Any]) -> Tree:
-    """The group's option with the part's name that shares most of its values."""
-    own = set(map(str, leaves(part)))
-
-    def alike(option: Tree) -> int:
-        return len(own & set(map(str, leaves(option))))
-
-    return max(_options(group, str(part.get("name"))), key=alike, default={})
+        if where[: len(section)] != section:
+            continue
+        part = value_at(tree, section)
+        if not isinstance(part, Mapping):
+            return _NOTHING
+        values = set(map(str, leaves(part)))
+        most_similar = max(
+            options_named(group, str(part.get("name"))).values(),
+            key=lambda option: len(values & set(map(str, leaves(option)))),
+            default={},
+        )
+        return value_at(most_similar, where[len(section) :], _NOTHING)
+    return value_at({**_read("config"), "train": _read("train/default")}, where, _NOTHING)
 
 
 @cache
-def _options(group: str, name: str) -> list[Tree]:
-    called = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
+def options_named(group: str, name: str) -> Mapping[str, Tree]:
+    """Return the options of a group for the part of this name, by their names in conf/."""
+    pattern = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
-    found = [_option(group, file.stem) for file in files if called.search(file.read_text("utf-8"))]
-    return [option for option in found if option.get("name") == name]
+    stems = [file.stem for file in files if pattern.search(file.read_text("utf-8"))]
+    options = {stem: _option(group, stem) for stem in stems}
+    return {stem: option for stem, option in options.items() if option.get("name") == name}
 
 
 def _option(group: str, name: str) -> Tree:
-    """A file of conf/, merged with those that it starts from."""
-    tree = _read(f"{group}/{name}")
+    """Return a file of conf/, merged with those that it starts from."""
+    tree = dict(_read(f"{group}/{name}"))
     bases = [base for base in tree.pop("defaults", []) if base != "_self_"]
     for base in bases:
         tree = {**_option(group, base), **tree}
@@ -163,28 +160,5 @@ def _option(group: str, name: str) -> Tree:
 
 
 @cache
-def _first_choices() -> Mapping[str, str]:
-    """The option that conf/config.yaml chooses of each group."""
-    choices = (entry for entry in _read("config")["defaults"] if isinstance(entry, dict))
-    return {group: option for entry in choices for group, option in entry.items()}
-
-
-@cache
-def _without_parts() -> Tree:
-    """The defaults of a recipe's keys outside of its parts."""
-    return {**_read("config"), "train": _read("train/default")}
-
-
-def _read(file: str) -> Tree:
+def _read(file: str) -> Mapping[str, Any]:
     return cast(Tree, OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml")))
-
-
-def _at(tree: Any, where: Sequence[int | str]) -> Any:
-    """The value at a path of a tree; `_NOTHING` where the path does not exist."""
-    for key in where:
-        inside = isinstance(tree, Mapping) and key in tree
-        indexed = isinstance(tree, list) and isinstance(key, int) and key < len(tree)
-        if not inside and not indexed:
-            return _NOTHING
-        tree = tree[key]
-    return tree

@@ -10,7 +10,6 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
 from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.microbatches import batch_multiple
-from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.shards import num_shards
 
 COMPILING = ("data", "build", "compile")
@@ -21,31 +20,32 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
     """Keys about several devices need a mode that uses several."""
     parallel = recipe.parallel
     if parallel.mode == "none":
-        given = {
-            "devices": parallel.devices is not None and parallel.devices > 1,
-            "mesh": parallel.mesh is not None,
-            "batch_per_device": parallel.batch_per_device is not None,
+        values = {
+            "devices": None if parallel.devices == 1 else parallel.devices,
+            "mesh": parallel.mesh,
+            "batch_per_device": parallel.batch_per_device,
         }
-        for key in (key for key, wanted in given.items() if wanted):
-            value = getattr(parallel, key)
-            yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
+        for key, value in values.items():
+            if value is not None:
+                yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
     if parallel.mode != "data":
-        unused = {"shards": parallel.shards is not None, "mirror_mean": not parallel.mirror_mean}
-        # Where `exact` is refused, as with cuts, the number of shards may be its default.
-        unused["shards"] &= parallel.mode == "none" or not _is_exact(parallel)
-        for key in (key for key, given in unused.items() if given):
-            value = show(getattr(parallel, key))
-            yield f"parallel.{key} = {value}: needs parallel.mode=data; it is {parallel.mode}"
-    own = {"specs": "semi_auto", "constraints": "semi_auto", "plan": "auto", "memory_gib": "auto"}
+        # If `exact` is refused, as with cuts, the number of shards may be its default.
+        has_shards = parallel.mode == "none" or parallel.reproducible != "exact"
+        if parallel.shards is not None and has_shards:
+            rule = f"needs parallel.mode=data; it is {parallel.mode}"
+            yield f"parallel.shards = {parallel.shards}: {rule}"
+        if not parallel.mirror_mean:
+            yield f"parallel.mirror_mean = false: needs parallel.mode=data; it is {parallel.mode}"
+    modes = {"specs": "semi_auto", "constraints": "semi_auto", "plan": "auto", "memory_gib": "auto"}
     if parallel.batch_axes != ("data",) and parallel.mode != "semi_auto":
         yield f"parallel.batch_axes: needs parallel.mode=semi_auto; it is {parallel.mode}"
-    for key, mode in own.items():
+    for key, mode in modes.items():
         if getattr(parallel, key) and parallel.mode != mode:
             yield f"parallel.{key}: needs parallel.mode={mode}; it is {parallel.mode}"
 
 
 def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
-    """The mesh has as many devices as the recipe says."""
+    """The mesh has the recipe's number of devices."""
     parallel = recipe.parallel
     if parallel.mesh is None or parallel.devices in (None, parallel.num_devices):
         return
@@ -58,7 +58,8 @@ def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
 
 def shards_divide(recipe: Recipe) -> Iterator[str]:
     """Shards are equal parts of batches, and devices take equal numbers of them."""
-    parallel, train = recipe.parallel, recipe.train
+    parallel = recipe.parallel
+    train = recipe.train
     devices = parallel.batch_parts
     if parallel.mode in ("none", "auto"):
         return
@@ -71,7 +72,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
     microbatches = {"train.batch_size": train.accumulate_steps, "dataset.eval.batch_size": 1}
     if recipe.dataset.eval.batch_size is not None:
         batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
-    if not _is_exact(parallel):
+    if parallel.reproducible != "exact":
         if parallel.mode == "data" and parallel.shards is not None:
             yield (
                 f"parallel.shards = {parallel.shards}: must be null with parallel.reproducible = "
@@ -95,18 +96,18 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
     for key, size in batches.items():
         parts = batch_multiple(microbatches[key], shards)
         if size % parts:
-            what = f"{shards} shards"
-            if parts != shards:
-                what += f" of {train.accumulate_steps} microbatches"
+            pieces = f" of {train.accumulate_steps} microbatches" if parts != shards else ""
             yield (
-                f"{key} = {size}: must have {what} of equal size; give a multiple of {parts}, or "
-                "other parallel.shards"
+                f"{key} = {size}: must have {shards} shards{pieces} of equal size; give a multiple "
+                f"of {parts}, or other parallel.shards"
             )
 
 
 def features_know_devices(recipe: Recipe) -> Iterator[str]:
     """Every feature that the recipe uses works on a batch in parts."""
-    parallel, train, split = recipe.parallel, recipe.train, recipe.dataset.train
+    parallel = recipe.parallel
+    train = recipe.train
+    split = recipe.dataset.train
     if parallel.mode == "none":
         return
     mode = f"parallel.mode = {parallel.mode}"
@@ -134,7 +135,7 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
             f"dataset.train.num_shards = {split.num_shards}: must be null with {mode}, which deals "
             "every batch to the devices"
         )
-    if parallel.sync_batch_norm and _is_exact(parallel):
+    if parallel.sync_batch_norm and parallel.reproducible == "exact":
         yield (
             "parallel.sync_batch_norm = true: needs parallel.reproducible=layout; with exact, "
             "shards are computed one after the other, each with statistics of its own"
@@ -146,7 +147,7 @@ def cuts_are_of_one_process(recipe: Recipe) -> Iterator[str]:
     parallel = recipe.parallel
     if parallel.mode not in ("semi_auto", "auto"):
         return
-    if _is_exact(parallel):
+    if parallel.reproducible == "exact":
         yield (
             f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, where "
             "XLA divides sums among devices"
@@ -157,7 +158,8 @@ def cuts_are_of_one_process(recipe: Recipe) -> Iterator[str]:
 
 def processes_are_several(recipe: Recipe) -> Iterator[str]:
     """A launcher's processes share a run."""
-    launch, mode = recipe.launch, recipe.parallel.mode
+    launch = recipe.launch
+    mode = recipe.parallel.mode
     if launch.name != "local" and launch.processes is not None:
         yield f"launch.processes = {launch.processes}: needs launch=local; it is {launch.name}"
     if launch.name in ("local", "env", "slurm") and mode == "none":
@@ -168,7 +170,8 @@ def processes_are_several(recipe: Recipe) -> Iterator[str]:
 
 def processes_know_features(recipe: Recipe, processes: int) -> Iterator[str]:
     """Every feature that the recipe uses works in several processes."""
-    parallel, device = recipe.parallel, recipe.device
+    parallel = recipe.parallel
+    device = recipe.device
     several = f"with {processes} processes"
     if parallel.mode in ("semi_auto", "auto"):
         yield f"parallel.mode = {parallel.mode}: must be data {several}"
@@ -193,15 +196,15 @@ def target_is_compiled_alone(recipe: Recipe) -> Iterator[str]:
     device = recipe.device
     if not isinstance(device, Gpu) or device.target is None:
         return
-    given = f"device.target = {show(device.target)}"
+    target = f"device.target = {show(device.target)}"
     try:
         read_target(device.target)
     except ValueError as error:
-        yield f"{given}: {error}"
+        yield f"{target}: {error}"
     running = [stage for stage in recipe.stages if stage not in COMPILING]
     if running:
         yield (
-            f"{given}: is a chip to compile for, on which nothing runs; stages must be "
+            f"{target}: is a chip to compile for, on which nothing runs; stages must be "
             f"[{','.join(COMPILING)}], and has {', '.join(running)}"
         )
     if recipe.parallel.mode != "none":
@@ -210,10 +213,6 @@ def target_is_compiled_alone(recipe: Recipe) -> Iterator[str]:
         yield "train.mode = eager: must be graph with device.target, which compiles the step"
     if recipe.train.remat == "auto" and recipe.train.remat_bytes is None:
         yield "train.remat_bytes = null: must be given with device.target, which has no memory here"
-
-
-def _is_exact(parallel: ParallelSpec) -> bool:
-    return parallel.reproducible == "exact"
 
 
 RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (

@@ -23,11 +23,11 @@ def parse_steps(text: str) -> tuple[int, ...]:
     """
     steps: set[int] = set()
     for part in text.split("|"):
-        found = _PART.fullmatch(part.strip())
-        if found is None:
+        match = _PART.fullmatch(part.strip())
+        if match is None:
             raise ValueError(f"must be steps such as 0|5|10 or 5-10, and {part!r:.40} is none")
-        first = int(found[1])
-        last = int(found[2] or first)
+        first = int(match[1])
+        last = int(match[2] or first)
         if last < first:
             raise ValueError(f"{part}: must not end before it begins")
         if last - first >= MAX_DUMPED:
@@ -38,16 +38,11 @@ def parse_steps(text: str) -> tuple[int, ...]:
     return tuple(sorted(steps))
 
 
-def _checked(text: str) -> str:
-    parse_steps(text)
-    return text
-
-
 Steps = Annotated[
     str,
     # YAML reads 500 as a number.
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    AfterValidator(_checked),
+    AfterValidator(lambda text: parse_steps(text) and text),
 ]
 """Numbers of steps done, as `0|5|10` or `5-10`; 0 is the fresh state."""
 

@@ -20,13 +20,14 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:
-    """Files by recipe name: the shipped ones, then `recipes/*.yaml` of the working folder."""
+    """Return files by recipe name: the shipped ones, then `recipes/*.yaml` of the working
+    folder."""
     folders = (RECIPES, working_folder / "recipes")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
 
 
 def find_groups() -> Mapping[str, Mapping[str, Path]]:
-    """Files under conf/ by group and option."""
+    """Return files under conf/ by group and option."""
     groups: dict[str, dict[str, Path]] = {}
     for file in sorted(CONF.glob("*/*.yaml")):
         groups.setdefault(file.parent.name, {})[file.stem] = file
@@ -34,7 +35,7 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 
 def description(file: Path) -> str:
-    """The first comment line of a YAML file that is not a directive to a program."""
+    """Return the first comment line of a YAML file that isn't a directive to a program."""
     try:
         head = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):

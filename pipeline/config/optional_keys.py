@@ -1,4 +1,4 @@
-"""Keys of a recipe that need not be in conf/: those with a default in their type, and a user's own.
+"""Keys of a recipe that need not be in conf/: keys with a default in their type, and custom ones.
 
 Hydra sets only existing keys, unless an override has a `++`: `++model.padding=symmetric`.
 """
@@ -16,7 +16,7 @@ _NAME = "name"
 
 
 def settable(overrides: Iterable[str]) -> list[str]:
-    """The overrides, with `++` before those that set an optional key, or one of the user's own."""
+    """Return the overrides, with `++` before each that sets an optional or custom key."""
     return [f"++{override}" if _sets_optional(override) else override for override in overrides]
 
 
@@ -34,7 +34,7 @@ def _sets_optional(override: str) -> bool:
 
 
 def _is_open(path: Sequence[str]) -> bool:
-    """Whether the path leads into a section with keys of the user's own, as `model.arguments`."""
+    """Return whether the path leads into a section with custom keys, as `model.arguments`."""
     return any(
         get_origin(spec.model_fields[name].annotation) is dict
         for position, name in enumerate(path)
@@ -44,17 +44,17 @@ def _is_open(path: Sequence[str]) -> bool:
 
 
 def _specs_at(sections: Sequence[str]) -> list[type[Spec]]:
-    """The types that the section at a path may have; empty where there is no such section."""
+    """Return the types that the section at a path may have; empty if there is no such section."""
     specs: list[type[Spec]] = [Recipe]
     for section in sections:
         fields = [spec.model_fields[section] for spec in specs if section in spec.model_fields]
-        found = (spec for field in fields for spec in _specs(field.annotation, field.metadata))
-        specs = list(dict.fromkeys(found))
+        inner = (spec for field in fields for spec in _specs(field.annotation, field.metadata))
+        specs = list(dict.fromkeys(inner))
     return specs
 
 
 def _specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Spec]]:
-    """The types of sections that a field's type allows."""
+    """Yield the types of sections that a field's type allows."""
     kind = next((mark.kind for mark in metadata if isinstance(mark, PartOf)), None)
     if kind is not None:
         yield from parts(kind).values()
@@ -68,5 +68,5 @@ def _specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Spec]
 
 
 def _is_optional(spec: type[Spec], field: str) -> bool:
-    found = spec.model_fields.get(field)
-    return field != _NAME and found is not None and not found.is_required()
+    info = spec.model_fields.get(field)
+    return field != _NAME and info is not None and not info.is_required()

@@ -8,17 +8,17 @@ from pipeline.training.loss_scales import LossScaling
 
 
 def level_of(recipe: Recipe) -> Level:
-    """The precision level of a recipe; auto is resolved by the device."""
+    """Return the precision level of a recipe; auto is resolved by the device."""
     level = recipe.train.precision
     return recipe.device.auto_precision if level == "auto" else level
 
 
 def precision_of(recipe: Recipe) -> Precision:
-    """The dtypes that the layers compute in; `to_float` is allowed with O0 only."""
+    """Return the dtypes that the layers compute in; `to_float` is allowed with O0 only."""
     level = LEVELS[level_of(recipe)]
     return Precision(level.dtype, (*level.rules, *recipe.train.to_float))
 
 
 def loss_scale_of(recipe: Recipe) -> LossScaling:
-    """The loss scale of a recipe; auto is resolved by the level."""
+    """Return the loss scale of a recipe; auto is resolved by the level."""
     return recipe.train.loss_scale.at(level_of(recipe))

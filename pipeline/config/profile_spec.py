@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
@@ -14,8 +14,10 @@ from pipeline.core.files.error_text import no_such
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import FilePath, Spec
 
-MODE, OPTIONS = "PROFILING_MODE", "PROFILING_OPTIONS"
-LEAST_STEPS, MOST_STEPS = 20, 200
+MODE = "PROFILING_MODE"
+OPTIONS = "PROFILING_OPTIONS"
+LEAST_STEPS = 20
+MOST_STEPS = 200
 SWITCHES = ("training_trace", "task_trace", "aicpu")
 TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")
 
@@ -33,7 +35,7 @@ class ProfileSpec(Spec):
     start: NonNegativeInt | None
     """Steps before the first traced one; null: once the run is warm."""
     steps: Annotated[int, Field(ge=LEAST_STEPS, le=MOST_STEPS)] | None
-    """Traced steps, 20 to 200; null: 60, fewer where a step has many operations or takes long."""
+    """Traced steps, 20 to 200; null: 60, fewer if a step has many operations or takes long."""
     output: FilePath | None
     """Folder of the profile; null: `profile` in the run directory."""
     training_trace: bool
@@ -65,8 +67,8 @@ METRICS: tuple[str, ...] = get_args(ProfileSpec.model_fields["aic_metrics"].anno
 def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
     """Return the overrides that PROFILING_MODE and PROFILING_OPTIONS ask for.
 
-    Options count where the mode is true, as in the documents. Raises RecipeError for a mode that is
-    neither true nor false, for options that are no JSON object, and for unknown options.
+    Options count if the mode is true, as in the documents. Raises RecipeError for a mode that is
+    neither true nor false, for options that aren't a JSON object, and for unknown options.
     """
     mode = environment.get(MODE, "").strip().lower()
     if mode not in ("", "true", "false"):
@@ -83,27 +85,21 @@ def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
     problems: list[str] = []
     overrides = ["profile.mode=on"]
     for name, value in options.items():
-        problem, override = _option(name, value)
-        problems += [problem] if problem else []
-        overrides += [override] if override else []
+        key = f"{OPTIONS}.{name}"
+        if name in SWITCHES:
+            switch = {"on": "true", "off": "false"}.get(str(value).lower(), str(value).lower())
+            overrides.append(f"profile.{name}={switch}")
+            if switch not in ("true", "false"):
+                problems.append(f"{key} = {show(value)}: must be on or off")
+        elif name not in TEXTS:
+            problems.append(f"{key}: {no_such('option', name, (*SWITCHES, *TEXTS))}")
+        elif not isinstance(value, str):
+            problems.append(f"{key} = {show(value)}: must be text")
+        elif name == "aic_metrics" and value not in METRICS:
+            problems.append(f"{key} = {show(value)}: must be one of {', '.join(METRICS)}")
+        elif value:
+            # An empty name of an operator leaves the choice to the profiler, as in the documents.
+            overrides.append(f"profile.{name}={quoted(value)}")
     if problems:
         raise RecipeError(problems)
     return overrides
-
-
-def _option(name: str, value: Any) -> tuple[str | None, str | None]:
-    """Return the problem of an option of PROFILING_OPTIONS, or the override for it."""
-    key = f"{OPTIONS}.{name}"
-    if name in SWITCHES:
-        switch = {"on": True, "off": False, "true": True, "false": False}.get(str(value).lower())
-        if switch is None:
-            return f"{key} = {show(value)}: must be on or off", None
-        return None, f"profile.{name}={str(switch).lower()}"
-    if name not in TEXTS:
-        return f"{key}: {no_such('option', name, (*SWITCHES, *TEXTS))}", None
-    if not isinstance(value, str):
-        return f"{key} = {show(value)}: must be text", None
-    if name == "aic_metrics" and value not in METRICS:
-        return f"{key} = {show(value)}: must be one of {', '.join(METRICS)}", None
-    # An empty name of an operator leaves the choice to the profiler, as in the documents.
-    return None, f"profile.{name}={quoted(value)}" if value else None

@@ -67,17 +67,17 @@ class TrainSpec(AdapterWords):
     steps: PositiveInt | None
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
-    """-1: a sink per pass; N > 0: N batches, continuing where the last sink stopped; auto: the size
+    """-1: a sink per pass; N > 0: N batches, continuing after the last sink; auto: the size
     measured to be fastest once the step is compiled, an epoch being a pass as with -1."""
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
-    whichever is measured to be faster where `sink_size` is auto too."""
+    the faster one by measurement if `sink_size` is auto too."""
     dispatch_seconds: Seconds
     """A sink is dispatched in chunks of about this length, so that signals are handled in time."""
     feed: Literal["auto", "resident", "stream"]
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
-    that Python in your own layers can print and be debugged, much slower."""
+    that Python in custom layers can print and be debugged, much slower."""
     jit_layers: Seq[str]
     """Patterns of layers, such as conv_*, that are compiled although the mode is eager: Python in
     the others still runs in every step. Dropout inside of them draws other numbers."""
@@ -101,21 +101,21 @@ class TrainSpec(AdapterWords):
     are frozen, or all."""
     lr_decay_by_layer: Annotated[float, Field(gt=0, le=1)]
     """Learning rates by depth: the last layer has the full one, each layer before it this share of
-    the next one's, times that of `lr_rules`."""
+    the next one's, times the factor of `lr_rules`."""
     lr_rules: Seq[RateRule]
     """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule
-    wins. The rate that is logged is that of parameters without a rule."""
+    wins. The rate that is logged belongs to parameters without a rule."""
     accumulate_steps: PositiveInt
     """Number of microbatches of a batch whose gradients are computed one after the other."""
     remat: Literal["none", "blocks", "auto"] = "none"
     """Activations that the backward pass computes again instead of keeping them, in less memory and
-    more time: none; blocks: those inside of residual blocks and branches; auto: as blocks where the
+    more time: none; blocks: those inside of residual blocks and branches; auto: as blocks if the
     temporaries of a step take more than `remat_bytes`."""
     remat_bytes: PositiveInt | None = None
     """Bytes of temporaries that a step may take before `remat: auto` lowers them; null: the memory
     that is available."""
     gradients: Annotated[GradientSpec, PartOf("gradients")]
-    """How a step gets its gradients: plain, by one backward pass, or a way of one's own."""
+    """How a step gets its gradients: plain, by one backward pass, or a custom way."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
@@ -130,17 +130,17 @@ class TrainSpec(AdapterWords):
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
-        """All schedules by their keys: that of all parameters, and those of `lr_rules`."""
-        own = {
+        """Return all schedules by their keys: of all parameters, and of `lr_rules`."""
+        by_rule = {
             f"train.lr_rules.{n}.schedule": rule.schedule for n, rule in enumerate(self.lr_rules)
         }
         return {"train.schedule": self.schedule} | {
-            key: s for key, s in own.items() if s is not None
+            key: s for key, s in by_rule.items() if s is not None
         }
 
 
 class CheckpointSpec(Spec):
-    """Checkpoints: when they are written, which are kept, and what to restore."""
+    """Checkpoints: when they are written, which stay, and what to restore."""
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
@@ -154,7 +154,7 @@ class CheckpointSpec(Spec):
         Expected("the beginning of a file's name: letters, digits, _, +, - and ., at most 100"),
     ] = None
     """Also write each checkpoint's weights as MindSpore's `{prefix}-{epoch}_{step}.ckpt`, of which
-    as many are kept; null: the network's name where `directory` is given."""
+    as many are kept; null: the network's name if `directory` is set."""
     directory: FilePath | None = None
     """The folder of these files; null: `ckpt` in the run directory."""
     best: str | None
@@ -163,11 +163,11 @@ class CheckpointSpec(Spec):
     """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
     .ckpt, .pt, .pth, .npz): start from these weights."""
     rules: Literal["auto", "none", "torch", "mindspore"]
-    """Naming rules and layout of the weights to restore; none: this network's own."""
+    """Naming rules and layout of the weights to restore; none: this network's."""
     renames: Seq[RenameSpec]
     """Renaming rules for entries of the weights to restore; the first matching one applies."""
     partial: bool
-    """Restore what matches, also where entries are missing, extra or misshapen."""
+    """Restore what matches, also if entries are missing, extra or misshapen."""
 
 
 class EvalSpec(Spec):
@@ -229,7 +229,7 @@ class MonitorSpec(Spec):
 
 
 class CacheSpec(Spec):
-    """The cache: where downloads and compiled programs are kept between runs."""
+    """The cache: where downloads and compiled programs stay between runs."""
 
     root: FilePath | None
     """null: `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`."""
@@ -286,7 +286,8 @@ class Recipe(Spec):
     def _resolve_layout(cls, tree: Any) -> Any:
         """Fill in what follows from the devices: the batch of all of them, and its shards."""
         try:
-            parallel, train = ParallelSpec.model_validate(tree["parallel"]), dict(tree["train"])
+            parallel = ParallelSpec.model_validate(tree["parallel"])
+            train = dict(tree["train"])
             if parallel.batch_per_device is not None:
                 train["batch_size"] = parallel.batch_per_device * parallel.num_devices
             shards = parallel.shards
@@ -294,5 +295,5 @@ class Recipe(Spec):
                 shards = default_shards(train["batch_size"], parallel.num_devices)
             return {**tree, "train": train, "parallel": {**tree["parallel"], "shards": shards}}
         except (KeyError, TypeError, ValueError):
-            # Something else is missing or wrong, and reported where the fields are checked.
+            # Something else is missing or wrong, and reported when the fields are checked.
             return tree

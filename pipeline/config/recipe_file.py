@@ -1,7 +1,7 @@
 """Recipe files, and files of one part: data that may come from a stranger.
 
 A file describes what to train. It may start from shipped or installed files by name and refer to
-its own keys. It may not set where to write, nor Hydra's own section, which can name code to run;
+its keys. It may not set where to write, nor Hydra's section, which can name code to run;
 the user may do so on the command line.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config.files import SECTIONS
-from pipeline.config.references import refused_references, texts_of
+from pipeline.config.references import refused_references, texts_in
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
-from pipeline.core.files.error_text import dotted
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
+from pipeline.core.files.tree_diff import dotted
 from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
@@ -54,40 +54,54 @@ _CHOICE = re.compile(r"(?:override )?/(\w+)")
 def read_recipe_file(file: Path) -> Tree:
     """Read a recipe file. Raises RecipeError with every key that a file may not have."""
     tree = _read(file, "recipe", "_global_")
-    return _checked(file, tree, list(_recipe_defaults(tree)))
+    return _require_data(file, tree, list(_recipe_defaults(tree)))
 
 
 def read_part_file(file: Path, group: str) -> Tree:
     """Read the file of a part of a recipe. Raises RecipeError as for a recipe."""
     tree = _read(file, group, ".".join(SECTIONS[group]))
-    return _checked(file, tree, [*_part_defaults(tree, group), *user_keys(tree, SECTIONS[group])])
+    problems = [
+        f"defaults: {show(item)}: must be _self_ or the name of a {group}"
+        for item in _list_defaults(tree)
+        if not isinstance(item, str) or not _OPTION.fullmatch(item)
+    ]
+    return _require_data(file, tree, [*problems, *user_keys(tree, SECTIONS[group])])
 
 
 def with_part_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
-    """The recipe with the files in its defaults, `override /model: ./net.yaml`, replaced by names.
+    """Return the recipe with the files in its defaults, `override /model: ./net.yaml`, replaced by
+    names.
 
-    `name_of` gives the name for a group and the path as written.
+    `name_of` returns the name for a group and the path as written.
     """
     if not isinstance(tree.get("defaults"), list):
         return tree
-    return {**tree, "defaults": [_with_name(item, name_of) for item in tree["defaults"]]}
+    items = []
+    for item in tree["defaults"]:
+        if isinstance(item, dict):
+            ((key, option),) = item.items()
+            choice = _CHOICE.fullmatch(key)
+            if choice is not None and isinstance(option, str) and option.endswith(YAML):
+                item = {key: name_of(choice[1], option)}
+        items.append(item)
+    return {**tree, "defaults": items}
 
 
 def find_part_file(recipe: Path, path: str) -> Path:
-    """The file of a part that a recipe file names, relative to its own folder.
+    """Return the file of a part that a recipe file names, relative to its folder.
 
     Raises RecipeError for a path that leads out of that folder, as a link can: a stranger's recipe,
-    shown in an error or kept in a run directory, must not include other files of the disk.
+    shown in an error or stored in a run directory, must not include other files of the disk.
     """
     folder = recipe.parent.resolve()
-    found = (folder / path).resolve()
-    if not found.is_relative_to(folder):
+    file = (folder / path).resolve()
+    if not file.is_relative_to(folder):
         raise RecipeError([f"{recipe}: defaults: {path}: leads out of the folder of the recipe"])
-    return found
+    return file
 
 
 def drop_foreign_keys(tree: Tree) -> Tree:
-    """The recipe of a run with the keys of FOR_THE_USER, such as its folders, set to defaults."""
+    """Return the recipe of a run with the keys of FOR_THE_USER, as folders, set to defaults."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), harmless in FOR_THE_USER.items():
         if isinstance(copy.get(section), dict) and key in copy[section]:
@@ -96,7 +110,8 @@ def drop_foreign_keys(tree: Tree) -> Tree:
 
 
 def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
-    """A problem for every key of a file that only the user may set; `within` is the file's path."""
+    """Yield a problem for every key of a file that only the user may set; `within` is the file's
+    path."""
     for where, harmless in FOR_THE_USER.items():
         if where[: len(within)] != within:
             continue
@@ -135,12 +150,13 @@ def _read(file: Path, key: str, package: str) -> Tree:
     return tree or {}
 
 
-def _checked(file: Path, tree: Tree, problems: list[str]) -> Tree:
+def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
+    """Return the tree of a file. Raises RecipeError for the problems, and for what isn't data."""
     if "hydra" in tree:
         problems.append("hydra: not for recipes; give it on the command line")
     problems += [
         f"{dotted(where)} = ???: stands for a value that is missing; give one, or leave the key out"
-        for where, text in texts_of(tree)
+        for where, text in texts_in(tree)
         if text == MISSING
     ]
     problems += refused_references({key: tree[key] for key in tree if key != "defaults"})
@@ -149,45 +165,26 @@ def _checked(file: Path, tree: Tree, problems: list[str]) -> Tree:
     return tree
 
 
-def _items(tree: Tree) -> Iterator[Any]:
+def _list_defaults(tree: Tree) -> list[Any]:
     defaults = tree.get("defaults", [])
-    yield from defaults if isinstance(defaults, list) else [defaults]
-
-
-def _with_name(item: Any, name_of: Callable[[str, str], str]) -> Any:
-    if not isinstance(item, dict):
-        return item
-    ((key, option),) = item.items()
-    choice = _CHOICE.fullmatch(key)
-    if choice is None or not isinstance(option, str) or not option.endswith(YAML):
-        return item
-    return {key: name_of(choice[1], option)}
-
-
-def _names_option(option: Any) -> bool:
-    if not isinstance(option, str):
-        return option is None
-    return bool((_PART_FILE if option.endswith(YAML) else _OPTION).fullmatch(option))
+    return defaults if isinstance(defaults, list) else [defaults]
 
 
 def _recipe_defaults(tree: Tree) -> Iterator[str]:
-    """A problem for every item that is not a recipe's name, the choice of a part or _self_."""
-    for item in _items(tree):
+    """Yield a problem for every item that isn't a recipe's name, the choice of a part or _self_."""
+    for item in _list_defaults(tree):
         if isinstance(item, str) and _OPTION.fullmatch(item):
             continue
         if isinstance(item, dict) and len(item) == 1:
-            (key, option), *_ = item.items()
+            ((key, option),) = item.items()
             choice = _CHOICE.fullmatch(key)
-            if choice is not None and choice[1] in SECTIONS and _names_option(option):
+            text = option if isinstance(option, str) else ""
+            form = _PART_FILE if text.endswith(YAML) else _OPTION
+            is_option = option is None or form.fullmatch(text)
+            if choice is not None and choice[1] in SECTIONS and is_option:
                 continue
         yield (
             f"defaults: {show(item)}: must be _self_, the name of a recipe, or "
             f"`override /GROUP: NAME` with GROUP one of {', '.join(SECTIONS)}, and NAME an option "
             "or a file beside the recipe or below it, as in ./mine.yaml"
         )
-
-
-def _part_defaults(tree: Tree, group: str) -> Iterator[str]:
-    for item in _items(tree):
-        if not isinstance(item, str) or not _OPTION.fullmatch(item):
-            yield f"defaults: {show(item)}: must be _self_ or the name of a {group}"

@@ -6,14 +6,12 @@ They are the only OmegaConf interpolations that a recipe file may have.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pipeline.core.files.error_text import dotted
 from pipeline.core.files.safe_yaml import MAX_DEPTH
+from pipeline.core.files.tree_diff import Where, dotted, leaves, value_at
 from pipeline.core.files.value_text import show
-
-Where = tuple[str | int, ...]
 
 MAX_SIZE = 100_000
 """Values of a recipe with its references resolved; a long text counts as several."""
@@ -27,12 +25,12 @@ _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\w+\])*)\}")
 
 
 def refused_references(tree: Any) -> Iterator[str]:
-    """A problem for every value that is more than a reference to another key.
+    """Yield a problem for every value that is more than a reference to another key.
 
     Resolvers run code: `oc.env` reads the environment, `oc.create` and `oc.decode` build values
     from texts. They are allowed on the command line, not in a file.
     """
-    for where, text in texts_of(tree):
+    for where, text in texts_in(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
             yield (
                 f"{dotted(where)} = {show(text)}: a recipe file may refer to other keys, as in "
@@ -42,12 +40,12 @@ def refused_references(tree: Any) -> Iterator[str]:
 
 
 def require_bounded(tree: dict[str, Any]) -> None:
-    """Raise ValueError where references would make a recipe too large, or are circular.
+    """Raise ValueError if references would make a recipe too large, or are circular.
 
     `tree` is the composed recipe, unresolved. References to missing keys are ignored here.
     """
-    if any(_OPENING in text for _, text in texts_of(tree)):
-        _Measurements(tree).of((), (), 0)
+    if any(_OPENING in text for _, text in texts_in(tree)):
+        _Measurements(tree).measure((), (), 0)
 
 
 class _Resolved(NamedTuple):
@@ -82,40 +80,47 @@ class _Measurements:
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
-        self._known: dict[Where, _Resolved] = {}
+        self._measured: dict[Where, _Resolved] = {}
 
-    def of(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
-        """The size of the subtree at `where`, reached by the references `through`, `level` deep.
+    def measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+        """Return the size of the subtree at `where`, reached by the references `through`, `level`
+        deep.
 
         Bounds are checked on the way down too, so a subtree beyond them is not walked entirely.
         Raises ValueError.
         """
-        found = self._known.get(where, _Resolved(1, 0, 0))
-        reached = _Resolved(found.size, level + found.levels, len(through) + found.chain)
-        _require_bounds(where, reached)
-        if where not in self._known:
-            found = self._measure(where, through, level)
-            _require_bounds(where, found)
-            self._known[where] = found
-        return found
+        total = self._measured.get(where, _Resolved(1, 0, 0))
+        _require_bounds(
+            where, _Resolved(total.size, level + total.levels, len(through) + total.chain)
+        )
+        if where not in self._measured:
+            total = self._add_up(where, through, level)
+            _require_bounds(where, total)
+            self._measured[where] = total
+        return total
 
-    def _measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+    def _add_up(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
         node, passed = self._at(where, ())
         if isinstance(node, dict | list):
             keys = node if isinstance(node, dict) else range(len(node))
-            within = [self.of((*where, key), through, level + 1) for key in keys]
-            return _joined(1, within, level=1, chain=passed)
-        if not isinstance(node, str):
+            alone = _Resolved(1, 1, passed)
+            children = [self.measure((*where, key), through, level + 1) for key in keys]
+        elif isinstance(node, str):
+            targets = _targets(node)
+            if targets and where in through:
+                raise ValueError(_circle(where, node))
+            alone = _Resolved(1 + len(node) // CHARACTERS_A_VALUE, 0, passed + bool(targets))
+            children = [self.measure(target, (*through, where), level) for target in targets]
+        else:
             return _Resolved(1, 0, passed)
-        targets = _targets(node)
-        if targets and where in through:
-            raise ValueError(_circle(where, node))
-        resolved = [self.of(target, (*through, where), level) for target in targets]
-        own = 1 + len(node) // CHARACTERS_A_VALUE
-        return _joined(own, resolved, level=0, chain=passed + bool(targets))
+        return _Resolved(
+            alone.size + sum(child.size for child in children),
+            alone.levels + max((child.levels for child in children), default=0),
+            alone.chain + max((child.chain for child in children), default=0),
+        )
 
     def _at(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
-        """The node at `where`, None if missing, and the number of references on the path to it."""
+        """Return the node at `where`, None if missing, and how many references are on the path."""
         node: Any = self._tree
         for depth, key in enumerate(where):
             if isinstance(node, str) and _REFERENCE.fullmatch(node):
@@ -124,42 +129,20 @@ class _Measurements:
                     raise ValueError(_circle(passed, node))
                 _require_bounds(passed, _Resolved(1, 0, len(through)))
                 return self._at((*_targets(node)[0], *where[depth:]), (*through, passed))
-            node = _child(node, key)
+            is_index = isinstance(node, list) and str(key).isdecimal()
+            node = value_at(node, (int(key) if is_index else key,))
         return node, len(through)
 
 
-def _joined(size: int, parts: Sequence[_Resolved], *, level: int, chain: int) -> _Resolved:
-    """The size of a node with these parts; the other arguments are the node's own share."""
-    return _Resolved(
-        size + sum(part.size for part in parts),
-        level + max((part.levels for part in parts), default=0),
-        chain + max((part.chain for part in parts), default=0),
-    )
-
-
 def _targets(text: str) -> list[Where]:
-    """The paths that the references in a text point to."""
+    """Return the paths that the references in a text point to."""
     return [tuple(re.findall(r"\w+", path)) for path in _REFERENCE.findall(text)]
-
-
-def _child(node: Any, key: str | int) -> Any:
-    if isinstance(node, dict):
-        return node.get(key)
-    if isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
-        return node[int(key)]
-    return None
 
 
 def _circle(where: Where, text: str) -> str:
     return f"{dotted(where)} = {show(text)}: references go in a circle"
 
 
-def texts_of(tree: Any, where: Where = ()) -> Iterator[tuple[Where, str]]:
-    if isinstance(tree, str):
-        yield where, tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from texts_of(value, (*where, key))
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from texts_of(value, (*where, index))
+def texts_in(tree: Any) -> Iterator[tuple[Where, str]]:
+    """Yield the texts of a tree with their paths."""
+    return ((where, leaf) for where, leaf in leaves(tree) if isinstance(leaf, str))

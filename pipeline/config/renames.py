@@ -18,8 +18,8 @@ class RenameSpec(Spec):
     """One rule: names that `match` matches entirely become `to`.
 
     A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is such a group.
-    Regular expressions are those of RE2: Python's without lookaround and backreferences. RE2 takes
-    time linear in a name's length for any expression; Python's own can take centuries for a name
+    Regular expressions are RE2's: Python's without lookaround and backreferences. RE2 takes
+    time linear in a name's length for any expression; Python's can take centuries for a name
     of 30 letters.
     """
 
@@ -45,7 +45,7 @@ class RenameSpec(Spec):
         return _compile(self.match, self.syntax)
 
     def apply(self, name: str) -> str | None:
-        """The new name of an entry that `pattern` matches; None where it is skipped."""
+        """Return the new name of an entry that `pattern` matches; None if it is skipped."""
         match = self.pattern.fullmatch(name)
         if self.to is None or match is None:
             return None

@@ -28,20 +28,16 @@ _QUERY_NAMES = r"[\w-]{0,40}(?:passw|pwd|token|secret|key|sig|credential|auth)[\
 _HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
 
 
-def _replacing(*patterns: str) -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(pattern, re.IGNORECASE), rf"\1{HIDDEN}\2") for pattern in patterns]
-
-
 # Lengths are bounded, since texts may be long and of strangers.
-_IN_ADDRESSES = _replacing(
+_IN_ADDRESSES = (
     # A password may have any character: https://user:p@ss/word@host.
-    r"""(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,300}(@)""",
-    r"""(\bhttps?://)[^\s/@:'"]{1,300}(@)""",
+    re.compile(r"""(?i)(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,300}(@)"""),
+    re.compile(r"""(?i)(\bhttps?://)[^\s/@:'"]{1,300}(@)"""),
 )
-_BY_NAME = _replacing(
-    rf"""([?&;]{_QUERY_NAMES}=)[^&\s'"#]+()""",
-    rf"((?<!\w){_NAMES}\s*=\s*){_VALUE}()",
-    rf"""([{{,]\s*["']?{_NAMES}["']?\s*:\s*){_VALUE}()""",
+_BY_NAME = (
+    re.compile(rf"""(?i)([?&;]{_QUERY_NAMES}=)[^&\s'"#]+()"""),
+    re.compile(rf"(?i)((?<!\w){_NAMES}\s*=\s*){_VALUE}()"),
+    re.compile(rf"""(?i)([{{,]\s*["']?{_NAMES}["']?\s*:\s*){_VALUE}()"""),
 )
 
 
@@ -64,7 +60,12 @@ class RecipeError(PipelineError):
     exit_status = 2
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(map(_in_one_line, problems))
+        # Names in a problem may have newlines and any length.
+        lines = map(printable, problems)
+        self.problems = tuple(
+            line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
+            for line in lines
+        )
         count = len(self.problems)
         head = "the recipe has a problem:" if count == 1 else f"the recipe has {count:,} problems:"
         super().__init__("\n".join([head, *(f"  {line}" for line in listed(self.problems))]))
@@ -75,8 +76,8 @@ class UsageError(PipelineError):
 
     exit_status = 2
 
-    def __init__(self, given: Sequence[str], takes: str) -> None:
-        super().__init__(f"{' '.join(given) or 'nothing'}: {takes}")
+    def __init__(self, arguments: Sequence[str], rule: str) -> None:
+        super().__init__(f"{' '.join(arguments) or 'nothing'}: {rule}")
 
 
 class DataError(PipelineError):
@@ -90,9 +91,9 @@ SUCCEEDED = ("done", "pruned")
 
 
 def exit_status_of(outcome: BaseException | str) -> int:
-    """The exit status for an error, or for the status of a run.
+    """Return the exit status for an error, or for the status of a run.
 
-    0 for success, 2 where a recipe or its data is wrong, else 1: failed, stopped.
+    0 for success, 2 if a recipe or its data is wrong, else 1: failed, stopped.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
@@ -100,40 +101,37 @@ def exit_status_of(outcome: BaseException | str) -> int:
 
 
 def status_after(error: BaseException) -> Literal["failed", "stopped"]:
-    """The status of a run that an error ended.
-
-    An exit on request, by a signal or by a scheduler, is no failure.
-    """
+    """Return the status of a run that an error ended; a signal or a scheduler stops it."""
     return "failed" if isinstance(error, Exception) else "stopped"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the error's type where that is empty."""
+    """Return the first line of an error's message; the error's type if it has none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def listed(problems: Sequence[str]) -> list[str]:
-    """The first MAX_PROBLEMS problems, and a line with the number of further ones."""
+    """Return the first MAX_PROBLEMS problems, and a line with the number of further ones."""
     more = len(problems) - MAX_PROBLEMS
     return [*problems[:MAX_PROBLEMS], *([f"... and {more:,} more"] if more > 0 else [])]
 
 
 def without_secrets(text: str) -> str:
-    """A text with `***` for passwords and tokens: in addresses, and as values of such names."""
-    patterns = _IN_ADDRESSES if "://" in text and "@" in text else []
-    patterns = [*patterns, *_BY_NAME] if _HINT.search(text) else patterns
-    for pattern, shown in patterns:
-        text = pattern.sub(shown, text)
+    """Return a text with `***` for passwords and tokens: in addresses, and as values of such
+    names."""
+    patterns = _IN_ADDRESSES if "://" in text and "@" in text else ()
+    for pattern in (*patterns, *(_BY_NAME if _HINT.search(text) else ())):
+        text = pattern.sub(rf"\1{HIDDEN}\2", text)
     return text
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name is a secret: password, token, api_key, ..."""
+    """Return whether a value of this name is a secret: password, token, api_key, ..."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 def tree_without_secrets(tree: Any) -> Any:
-    """A tree of sections, lists and values with `***` for passwords and tokens."""
+    """Return a tree of sections, lists and values with `***` for passwords and tokens."""
     if isinstance(tree, dict):
         return {
             key: HIDDEN
@@ -147,20 +145,15 @@ def tree_without_secrets(tree: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """A text without secrets, with control characters escaped, which names in files may contain."""
+    """Return a text without secrets, with control characters escaped, which names in files may
+    contain."""
     text = without_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def printable_lines(text: str) -> str:
-    """A text of several lines without secrets, with all other control characters escaped."""
+    """Return a text of several lines without secrets, with other control characters escaped."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def _in_one_line(problem: str) -> str:
-    """A problem as one line of bounded length: names in it may have newlines and any length."""
-    line = printable(problem)
-    return line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:
@@ -168,7 +161,23 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
     All output has been written then, or is discarded.
     """
-    status = _run(action, debug=debug)
+    try:
+        status = action()
+    except KeyboardInterrupt as error:
+        print("interrupted", file=sys.stderr)
+        status = exit_status_of(error)
+    except BrokenPipeError as error:
+        # The reader of stdout has closed it.
+        status = exit_status_of(error)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message = str(error)
+        if not isinstance(error, PipelineError):
+            text = printable_lines(f"{type(error).__name__}: {error}")
+            message = f"{text} (debug=true shows the traceback)"
+        print(f"error: {message}", file=sys.stderr)
+        status = exit_status_of(error)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -179,29 +188,7 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     return status
 
 
-def _run(action: Callable[[], int], *, debug: bool) -> int:
-    try:
-        return action()
-    except KeyboardInterrupt as error:
-        print("interrupted", file=sys.stderr)
-        return exit_status_of(error)
-    except BrokenPipeError as error:
-        # The reader of stdout has closed it.
-        return exit_status_of(error)
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {_message(error)}", file=sys.stderr)
-        return exit_status_of(error)
-
-
 def discard(stream: IO[str]) -> None:
     """Redirect a stream to nowhere: Python would fail at exit to write its buffer."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, PipelineError):
-        return str(error)
-    return printable_lines(f"{type(error).__name__}: {error}") + " (debug=true shows the traceback)"

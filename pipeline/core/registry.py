@@ -64,7 +64,7 @@ ENTRY_POINT_GROUP = "pipeline.parts"
 
 T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
-"""A YAML list, kept as a tuple; its items are checked strictly."""
+"""A YAML list, read as a tuple; its items are checked strictly."""
 
 FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 """A path written as text; `~` is the home folder."""
@@ -103,7 +103,7 @@ class Expected:
 class Spec(BaseModel):
     """A frozen section of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
 
-    Numbers without bounds of their own are limited to the range of int32 and float32.
+    Numbers without other bounds are limited to the range of int32 and float32.
     """
 
     model_config = ConfigDict(
@@ -116,7 +116,7 @@ class Spec(BaseModel):
 
 
 def within_bounds(schema: Any) -> Any:
-    """A copy of a pydantic schema with bounds for all numbers."""
+    """Return a copy of a pydantic schema with bounds for all numbers."""
     if isinstance(schema, list | tuple):
         return type(schema)(within_bounds(item) for item in schema)
     if not isinstance(schema, dict):
@@ -128,15 +128,12 @@ def within_bounds(schema: Any) -> Any:
         return {**schema, **above, **below}
     bounded = {key: within_bounds(schema[key]) for key in schema.keys() & _INNER}
     for key in schema.keys() & _BY_NAME:
-        bounded[key] = _each_within_bounds(schema[key])
+        inner = schema[key]
+        if isinstance(inner, dict):
+            bounded[key] = {name: within_bounds(value) for name, value in inner.items()}
+        else:
+            bounded[key] = within_bounds(inner)
     return {**schema, **bounded}
-
-
-def _each_within_bounds(schemas: Any) -> Any:
-    """Apply `within_bounds` to schemas by name, or to a union's list of choices."""
-    if not isinstance(schemas, dict):
-        return within_bounds(schemas)
-    return {name: within_bounds(schema) for name, schema in schemas.items()}
 
 
 S = TypeVar("S", bound=Spec)
@@ -154,7 +151,9 @@ def part(kind: str) -> Callable[[type[S]], type[S]]:
         name = cls.model_fields["name"].default
         by_name = _parts.setdefault(kind, {})
         holder = by_name.get(name, cls)
-        if holder is not cls and not _is_defined_again(holder, cls):
+        is_in_notebook = holder.__module__ == cls.__module__ == "__main__"
+        is_defined_again = is_in_notebook and holder.__name__ == cls.__name__
+        if holder is not cls and not is_defined_again:
             raise ValueError(f"{kind} {name!r} is already {holder.__module__}.{holder.__name__}")
         by_name[name] = cls
         _forget_schemas()
@@ -164,7 +163,11 @@ def part(kind: str) -> Callable[[type[S]], type[S]]:
 
 
 @cache
-def _load_all() -> None:
+def load_all() -> None:
+    """Load the parts of the package, of other distributions and of plug-ins.
+
+    Raises RecipeError for a plug-in that can't be loaded.
+    """
     for name in PART_MODULES:
         module = importlib.import_module(name)
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
@@ -172,27 +175,16 @@ def _load_all() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if _is_installed(entry):
             entry.load()
-    before = _count_parts()
+    before = sum(map(len, _parts.values()))
     for plugin in load_named():
-        if _count_parts() == before and not _exports_something(plugin.module):
+        after = sum(map(len, _parts.values()))
+        if after == before and not _exports_something(plugin.module):
             raise RecipeError([f"{FLAG} {plugin.given}: registers no part and exports nothing"])
-        before = _count_parts()
-
-
-def load_all() -> None:
-    """Load the parts of the package, of other distributions and of plug-ins.
-
-    Raises RecipeError for a plug-in that can't be loaded.
-    """
-    _load_all()
-
-
-def _count_parts() -> int:
-    return sum(map(len, _parts.values()))
+        before = after
 
 
 def _exports_something(module: ModuleType) -> bool:
-    """Whether a module has a class or function that `import` keys can name, here or elsewhere.
+    """Return whether a module has a class or function that `import` keys can name.
 
     What every part is written with, of this package and of Python, doesn't count.
     """
@@ -206,14 +198,9 @@ def _exports_something(module: ModuleType) -> bool:
     )
 
 
-def _is_defined_again(old: type[Spec], new: type[Spec]) -> bool:
-    """Whether a cell of a notebook was run again."""
-    return old.__module__ == new.__module__ == "__main__" and old.__name__ == new.__name__
-
-
 def _forget_schemas() -> None:
     """Let types that hold parts see a part that is registered after they were first used."""
-    if not _load_all.cache_info().currsize:
+    if not load_all.cache_info().currsize:
         return
     waiting: list[type[Any]] = [Spec]
     while waiting:
@@ -221,7 +208,7 @@ def _forget_schemas() -> None:
         waiting += cls.__subclasses__()
         if cls.__pydantic_complete__:
             cls.__pydantic_complete__ = False
-            # As pydantic's own `model_rebuild(force=True)` does, which builds at once.
+            # As pydantic's `model_rebuild(force=True)` does, which builds at once.
             set_model_mocks(cls)
 
 
@@ -234,8 +221,8 @@ def _is_installed(entry: EntryPoint) -> bool:
 
 
 def parts(kind: str) -> Mapping[str, type[Spec]]:
-    """All parts of a kind by name, built-in and from installed distributions, sorted by name."""
-    _load_all()
+    """Return all parts of a kind by name, built-in and from installed distributions, sorted."""
+    load_all()
     return MappingProxyType(dict(sorted(_parts.get(kind, {}).items())))
 
 
@@ -244,28 +231,28 @@ def make_part(kind: str, name: str, **fields: Any) -> Any:
 
     Raises ValueError for an unknown name or field.
     """
-    known = parts(kind)
-    if name not in known:
-        raise ValueError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
-    return known[name].model_validate({"name": name, **fields})
+    specs = parts(kind)
+    if name not in specs:
+        raise ValueError(f"there is no {kind} {name!r}; there is {', '.join(specs)}")
+    return specs[name].model_validate({"name": name, **fields})
 
 
 def all_parts(name: str) -> list[type[Spec]]:
-    """The parts called `name`, of any kind."""
-    _load_all()
+    """Return the parts called `name`, of any kind."""
+    load_all()
     return [by_name[name] for by_name in _parts.values() if name in by_name]
 
 
 def kind_of(names: Iterable[str]) -> str | None:
-    """The kind whose parts have exactly these names."""
-    _load_all()
+    """Return the kind whose parts have exactly these names."""
+    load_all()
     return next((kind for kind, by_name in _parts.items() if set(by_name) == set(names)), None)
 
 
 class PartOf:
     """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
 
-    A recipe has `{name: relu, ...}`, or just `relu` where every other field has a default. Parts
+    A recipe has `{name: relu, ...}`, or just `relu` if every other field has a default. Parts
     are looked up when the type is first used, so parts may hold parts.
     """
 

@@ -27,7 +27,7 @@ WARNING = f"{'warning':<{MARGIN}}"
 class Reporter:
     """Print lines to the console and to `run.log`. Bars and clocks only on a terminal.
 
-    Safe from any thread. Where one of the two can't be written any more, a warning goes to the
+    Safe from any thread. If one of the two can't be written any more, a warning goes to the
     other, which is then the only one: a run is worth more than its lines. Without a `run.log` the
     OSError is raised. While it is `held`, lines for run.log wait for `write_held_lines`.
     """
@@ -35,7 +35,7 @@ class Reporter:
     level = logging.WARNING
     """The least severe messages that `log` shows."""
     log_to: Literal["console", "stderr", "file"] = "console"
-    """Where they go besides run.log: they are no lines of the run itself."""
+    """The output for them besides run.log, since they aren't lines of the run itself."""
 
     def __init__(
         self, run_dir: Path | None = None, console: Console | None = None, *, held: bool = False
@@ -43,15 +43,18 @@ class Reporter:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
         self._one_at_a_time = Lock()
         self._log: IO[str] | None = None
-        self._run_dir, self._held = run_dir, io.StringIO() if held else None
-        self._logs, self._prints = run_dir is not None, True
+        self._run_dir = run_dir
+        self._held = io.StringIO() if held else None
+        self._logs = run_dir is not None
+        self._prints = True
         if run_dir is not None and not held:
             self._log = _open_log(run_dir)
 
     def write_held_lines(self) -> None:
         """Write the lines of a reporter that was `held` to its run.log, and later ones too."""
         with self._one_at_a_time:
-            held, self._held = self._held, None
+            held = self._held
+            self._held = None
             if held is not None and self._run_dir is not None:
                 self._log = _open_log(self._run_dir)
                 self._write(held.getvalue())
@@ -93,7 +96,8 @@ class Reporter:
         try:
             self._log.write(lines)
         except OSError as error:
-            log, self._log = self._log, None
+            log = self._log
+            self._log = None
             with suppress(OSError):
                 log.close()
             why = f"can't be written ({error.strerror})"
@@ -112,7 +116,7 @@ class Reporter:
             self.log(logging.WARNING, WARNING.strip(), text)
 
     def log(self, severity: int, name: str, text: str) -> None:
-        """Print a message of a level of `logging`, its name in the margin, where it is severe
+        """Print a message of a level of `logging`, its name in the margin, if it is severe
         enough."""
         if severity < self.level:
             return
@@ -132,8 +136,15 @@ class Reporter:
         """Show elapsed time beside `what` during the body, on a terminal; elsewhere print `what`
         once if the body takes longer than SILENCE_S."""
         if not self.console.is_terminal:
-            with self._line_after_silence(what):
+            timer = Timer(SILENCE_S, self.stage, ("busy", what))
+            timer.daemon = True
+            # No thread can be started any more while the process ends.
+            with suppress(RuntimeError):
+                timer.start()
+            try:
                 yield
+            finally:
+                timer.cancel()
             return
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -145,18 +156,6 @@ class Reporter:
         ) as progress:
             progress.add_task(what, total=None)
             yield
-
-    @contextmanager
-    def _line_after_silence(self, what: str) -> Iterator[None]:
-        timer = Timer(SILENCE_S, self.stage, ("busy", what))
-        timer.daemon = True
-        # No thread can be started any more while the process ends.
-        with suppress(RuntimeError):
-            timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def bar(self, total: int, done: int) -> Bar | None:
         """Open a progress bar over steps, to be closed at the end; None without a terminal."""

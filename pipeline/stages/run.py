@@ -14,7 +14,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.environment import require_usable_environment
-from pipeline.core.host.garbage import collect_seldom
+from pipeline.core.host.process_start import collect_seldom
 from pipeline.core.host.signals import Interrupted
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import SinkReport

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
+from pipeline.cli.schema import recipe_schema
 from pipeline.config.compose import check_tree
-from pipeline.config.schema import recipe_schema
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.tree_diff import Where, leaves
 

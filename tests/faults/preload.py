@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.core.host.allocator import SETTINGS
+from pipeline.core.host.process_start import SETTINGS
 
 SOURCE = Path(__file__).with_name("inject.c")
 

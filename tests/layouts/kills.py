@@ -64,7 +64,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
     found = []
     for pid in map(int, text.split()):
         try:
-            if b"pipeline.cli.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"pipeline.cli.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
         except OSError:
             continue

@@ -13,7 +13,7 @@ from pipeline.backends.feed.feed_stats import PrepareTime, SlowSample
 from pipeline.backends.feed.window import Window, put_inputs
 from pipeline.core.errors import DataError, PipelineError
 from pipeline.core.files.error_text import shown
-from pipeline.core.host.aligned_array import aligned_zeros
+from pipeline.core.files.npy import aligned_zeros
 from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement

@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
@@ -47,35 +46,29 @@ class Option(click.Option):
         self.was = was
 
     def spell(self, value: str) -> str:
-        """Return how to type the option now, where it was typed with a value after `=`."""
+        """Return how to type the option that was typed with a value after `=`."""
+        name = self.opts[0]
         if not self.is_flag:
-            return f"is now {self.opts[0]} {shlex.quote(value)}"
-        is_on = (value.lower() == "true") != self.opts[0].startswith("--no-")
-        return (
-            f"is now {self.opts[0]}" if is_on else f"leave it out; the opposite is {self.opts[0]}"
-        )
+            return f"is now {name} {shlex.quote(value)}"
+        is_on = (value.lower() == "true") != name.startswith("--no-")
+        return f"is now {name}" if is_on else f"leave it out; the opposite is {name}"
+
+
+def flag(*names: str, text: str, was: str | None = None) -> Option:
+    """Return an option without a value."""
+    return Option(*names, is_flag=True, help=text, was=was)
 
 
 class Argument(click.Argument):
     """An argument with a line of help."""
 
-    def __init__(self, name: str, *, about: str, **settings: Any) -> None:
+    def __init__(self, name: str, *, text: str, **settings: Any) -> None:
         super().__init__([name], **settings)
-        self.about = about
+        self.text = text
 
     def make_metavar(self, ctx: click.Context) -> str:
         """Return the name in usage lines, as it was declared."""
         return self.metavar or super().make_metavar(ctx)
-
-
-def quiet_option() -> Option:
-    """Return `--quiet`, which every command has."""
-    return Option("--quiet", is_flag=True, help="Print nothing but errors, and JSON if asked for.")
-
-
-def json_option(text: str) -> Option:
-    """Return `--json`, which every command that prints facts has."""
-    return Option("--json", "as_json", is_flag=True, help=text)
 
 
 class LazyCommand(click.Command):
@@ -95,12 +88,13 @@ class LazyCommand(click.Command):
         example: str,
         prints_facts: bool = True,
     ) -> None:
-        """`words` are those of the command line; `prints_facts` if `main` returns facts."""
+        """`words` are typed on the command line; `prints_facts` if `main` returns facts."""
         declares_json = any(param.name == "as_json" for param in params)
         self.collects_facts = prints_facts and not declares_json
-        shared = [quiet_option()]
+        shared = [flag("--quiet", text="Print nothing but errors, and JSON if asked for.")]
         if self.collects_facts:
-            shared.insert(0, json_option("Print the facts as one JSON object, the text on stderr."))
+            facts = "Print the facts as one JSON object, the text on stderr."
+            shared.insert(0, flag("--json", "as_json", text=facts))
         super().__init__(
             words.split()[-1],
             params=[*params, *shared],
@@ -117,36 +111,37 @@ class LazyCommand(click.Command):
         return call(self, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments. Raises UsageError for those that are typed otherwise since."""
+        """Parse arguments. Raises UsageError for an option that is typed as KEY=VALUE."""
         typed = list(args)
         try:
             left = super().parse_args(ctx, args)
-        except (click.UsageError, UsageError) as error:
-            if isinstance(error, click.UsageError):
-                # The parser of options leaves it out.
-                error.ctx = error.ctx or ctx
-            self._refuse_old_spellings(typed)
+        except click.UsageError as error:
+            # The parser of options leaves it out.
+            error.ctx = error.ctx or ctx
             takes_recipe = any(param.name == "overrides" for param in self.params)
-            if isinstance(error, click.UsageError) and not takes_recipe:
-                self._guess_option(typed)
+            self._refuse_keys(typed, guess=not takes_recipe)
+            raise
+        except UsageError:
+            self._refuse_keys(typed, guess=False)
             raise
         if not ctx.resilient_parsing:
-            self._refuse_old_spellings(_positional(self, ctx))
+            values = [ctx.params[str(param.name)] for param in self.params if _is_argument(param)]
+            words = [item for value in values for item in _as_tuple(value)]
+            self._refuse_keys(map(str, words), guess=False)
         return left
 
-    def _refuse_old_spellings(self, words: Iterable[str]) -> None:
-        were = {param.was: param for param in self.params if isinstance(param, Option)}
+    def _refuse_keys(self, words: Iterable[str], *, guess: bool) -> None:
+        """Raise UsageError for KEY=VALUE of an option; for any other key too if `guess` is true."""
+        options = [param for param in self.params if isinstance(param, Option)]
+        were = {option.was: option for option in options}
         for word in words:
             key, equals, value = word.partition("=")
-            if equals and key in were and not _exists(word):
+            if not equals or os.path.exists(word):
+                continue
+            if key in were:
                 raise UsageError([word], were[key].spell(value))
-
-    def _guess_option(self, words: Iterable[str]) -> None:
-        """Raise UsageError with the nearest option for KEY=VALUE in a command without a recipe."""
-        names = [param.opts[0] for param in self.params if isinstance(param, Option)]
-        for word in words:
-            key, equals, _ = word.partition("=")
-            if equals and not key.startswith("-") and not _exists(word):
+            if guess and not key.startswith("-"):
+                names = [option.opts[0] for option in options]
                 raise UsageError([word], _no_such_option(f"--{key.replace('_', '-')}", names))
 
     def invoke(self, ctx: click.Context) -> int:
@@ -176,23 +171,20 @@ class LazyCommand(click.Command):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, text, arguments, options and an example."""
-        arguments = [param for param in self.params if isinstance(param, Argument)]
-        usage = [argument.make_metavar(ctx) for argument in arguments]
-        formatter.write_usage(
-            f"{PROGRAM} {self.words}", " ".join([*usage, "[OPTIONS]"]), prefix="usage: "
-        )
+        arguments = [
+            (argument.make_metavar(ctx), argument.text)
+            for argument in self.params
+            if isinstance(argument, Argument)
+        ]
+        usage = " ".join([*(metavar for metavar, _ in arguments), "[OPTIONS]"])
+        formatter.write_usage(f"{PROGRAM} {self.words}", usage, prefix="usage: ")
         for paragraph in (self.help or "").split("\n\n"):
             formatter.write_paragraph()
             formatter.write_text(" ".join(paragraph.split()))
         if arguments:
             with formatter.section("Arguments"):
-                formatter.write_dl(
-                    [(argument.make_metavar(ctx), argument.about) for argument in arguments]
-                )
-        with formatter.section("Options"):
-            options = [param for param in self.get_params(ctx) if not _is_argument(param)]
-            records = [option.get_help_record(ctx) for option in options]
-            formatter.write_dl([record for record in records if record is not None])
+                formatter.write_dl(arguments)
+        self.format_options(ctx, formatter)
         formatter.write_paragraph()
         formatter.write(f"example: {PROGRAM} {self.example}\n")
 
@@ -240,8 +232,9 @@ class CommandGroup(click.Group):
         formatter.write_paragraph()
         formatter.write_text(self.help or "")
         with formatter.section("Commands"):
-            names = list(self.commands)
-            formatter.write_dl([(name, self.commands[name].short_help or "") for name in names])
+            formatter.write_dl(
+                [(name, command.short_help or "") for name, command in self.commands.items()]
+            )
         formatter.write_paragraph()
         first = next(iter(self.commands.values()))
         formatter.write(f"example: {PROGRAM} {getattr(first, 'example', '')}\n")
@@ -260,63 +253,44 @@ def call(command: click.Command, args: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.UsageError as error:
-        raise _usage_error(error, args) from error
+        raise UsageError(*_refusal(error, args)) from error
 
 
-def _usage_error(error: click.UsageError, args: Sequence[str]) -> UsageError:
-    """Return an error of click as one line of the form `ARGUMENTS: what would be right`."""
+def _refusal(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return the wrong arguments by an error of click, and what would be right."""
+    sentence = error.message[:1].lower() + error.message[1:].rstrip(".")
     context = error.ctx
     if context is None:
-        return UsageError(args, _sentence(error))
-    params = context.command.get_params(context)
-    if isinstance(error, click.NoSuchOption):
-        known = [name for param in params if not _is_argument(param) for name in param.opts]
-        return UsageError([error.option_name], _no_such_option(error.option_name, known))
+        return args, sentence
     command = context.command
+    params = command.get_params(context)
+    if isinstance(error, click.NoSuchOption):
+        names = [name for param in params if not _is_argument(param) for name in param.opts]
+        return [error.option_name], _no_such_option(error.option_name, names)
     if not isinstance(command, LazyCommand):
-        return UsageError(args, _sentence(error))
+        return args, sentence
     if isinstance(error, click.BadOptionUsage):
         option = next(param for param in params if error.option_name in param.opts)
-        takes_none = isinstance(option, click.Option) and option.is_flag
-        rule = (
-            f"takes no value; {command.takes(context)}" if takes_none else "needs a value after it"
-        )
-        return UsageError([error.option_name], rule)
+        is_flag = isinstance(option, click.Option) and option.is_flag
+        rule = f"takes no value; {command.takes(context)}" if is_flag else "needs a value after it"
+        return [error.option_name], rule
     if isinstance(error, click.MissingParameter) and error.param is not None:
         missing = error.param
         name = missing.make_metavar(context) if _is_argument(missing) else missing.opts[0]
-        return UsageError(args, f"{name} is missing; {command.takes(context)}")
-    if isinstance(error, click.BadParameter):
-        return UsageError(args, _sentence(error))
-    return UsageError(args, command.takes(context))
+        return args, f"{name} is missing; {command.takes(context)}"
+    return args, sentence if isinstance(error, click.BadParameter) else command.takes(context)
 
 
-def _no_such_option(name: str, known: Sequence[str]) -> str:
+def _no_such_option(name: str, names: Sequence[str]) -> str:
     from pipeline.core.files.error_text import no_such
 
-    return no_such("option", name, [option for option in known if option.startswith("--")])
-
-
-def _sentence(error: click.UsageError) -> str:
-    text = error.message.rstrip(".")
-    return text[:1].lower() + text[1:]
+    return no_such("option", name, [option for option in names if option.startswith("--")])
 
 
 def _is_argument(param: click.Parameter) -> bool:
     return param.param_type_name == "argument"
 
 
-def _positional(command: click.Command, ctx: click.Context) -> Iterator[str]:
-    """Yield the words on the command line that are no options."""
-    for param in command.params:
-        value = ctx.params.get(str(param.name))
-        if _is_argument(param) and value is not None:
-            yield from map(str, value) if isinstance(value, tuple) else [str(value)]
-
-
-def _exists(word: str) -> bool:
-    try:
-        return Path(word).exists()
-    except (OSError, ValueError):
-        # It is too long for the name of a file, or has a character that no name has.
-        return False
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the values of an argument; none if it wasn't typed."""
+    return value if isinstance(value, tuple) else () if value is None else (value,)

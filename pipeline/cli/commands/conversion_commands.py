@@ -7,9 +7,14 @@ from typing import Any
 
 import click
 
-from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
-from pipeline.cli.commands.shared_parameters import overrides
-from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
+from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option, flag
+from pipeline.cli.commands.parameters import (
+    FilePath,
+    OneOf,
+    WholeNumber,
+    overrides,
+    path_argument,
+)
 from pipeline.core.errors import UsageError
 
 MAX_SIZE = 999_999_999
@@ -38,36 +43,27 @@ CONVERT = CommandGroup(
             """Read weights, give them the names and layout of a recipe's network, and write them.
             Without a recipe they are written as they are.""",
             [
-                Argument(
+                path_argument(
                     "source",
-                    metavar="SOURCE",
-                    type=FilePath(),
-                    about=".safetensors, .ckpt, .pt, .pth or .npz, or a run directory, whose "
+                    ".safetensors, .ckpt, .pt, .pth or .npz, or a run directory, whose "
                     "recipe counts.",
                 ),
-                Argument(
-                    "target",
-                    metavar="TARGET",
-                    type=FilePath(),
-                    about=".safetensors, .ckpt or .npz.",
-                ),
-                overrides(about="The recipe whose network they are for, and its keys."),
+                path_argument("target", ".safetensors, .ckpt or .npz."),
+                overrides(text="The recipe whose network they are for, and its keys."),
                 Option(
                     "--rules",
                     type=OneOf(["auto", "none", "torch", "mindspore"]),
                     was="rules",
                     help="Whose names SOURCE has; as checkpoint.rules.",
                 ),
-                Option(
+                flag(
                     "--partial",
-                    is_flag=True,
+                    text="Take what matches; as checkpoint.partial=true.",
                     was="partial",
-                    help="Take what matches; as checkpoint.partial=true.",
                 ),
                 Option(
                     "--like",
                     type=FilePath(),
-                    metavar="FILE",
                     was="like",
                     help="Write them under the names of FILE.",
                 ),
@@ -79,18 +75,13 @@ CONVERT = CommandGroup(
             "any dataset as ArrayRecord files",
             "Write a dataset as ArrayRecord files, which dataset=records reads with random access.",
             [
-                Argument(
-                    "out",
-                    metavar="OUT",
-                    type=FilePath(is_folder=True),
-                    about="The folder to write.",
-                ),
+                path_argument("out", "The folder to write.", is_folder=True),
                 overrides(
                     "dataset=NAME [KEY=VALUE ...]",
                     "The dataset, by name or as a custom file; keys of a recipe, such as "
                     "dataset.root=DIR.",
                 ),
-                Option("--overwrite", is_flag=True, help="Replace the records that are there."),
+                flag("--overwrite", text="Replace the records that are there."),
             ],
             example="convert records cifar dataset=cifar10 dataset.root=DIR",
         ),
@@ -106,14 +97,12 @@ CONVERT = CommandGroup(
                 Argument(
                     "module",
                     metavar="MODULE",
-                    about="A class, a function or a module of a plug-in (--plugin FILE), as "
+                    text="A class, a function or a module of a plug-in (--plugin FILE), as "
                     "my_nets:MyNet.",
                 ),
-                Argument(
+                path_argument(
                     "target",
-                    metavar="TARGET",
-                    type=FilePath(),
-                    about="my_net.yaml; the weights are written to my_net.safetensors beside it. "
+                    "my_net.yaml; the weights are written to my_net.safetensors beside it. "
                     "my_net.torch.json writes the graph in any case.",
                 ),
                 Argument(
@@ -121,7 +110,7 @@ CONVERT = CommandGroup(
                     nargs=-1,
                     metavar="[SIZE ...]",
                     type=Size(1, MAX_SIZE),
-                    about="Shape of a sample: channels, height and width; 3 224 224 without it.",
+                    text="Shape of a sample: channels, height and width; 3 224 224 without it.",
                 ),
                 Option(
                     "--argument",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
-from pipeline.cli.commands.shared_parameters import (
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
+from pipeline.cli.commands.parameters import (
+    OneOf,
+    WholeNumber,
     metric_option,
     out_option,
     overrides,
+    path_argument,
     seed_option,
 )
-from pipeline.cli.commands.value_types import FilePath, OneOf, WholeNumber
 
 RECIPE_COMMANDS = (
     LazyCommand(
@@ -46,10 +48,9 @@ RECIPE_COMMANDS = (
         model.""",
         [
             overrides(),
-            Option(
+            flag(
                 "--check",
-                is_flag=True,
-                help="Also compile it, run some steps, and say how far off the forecast was.",
+                text="Also compile it, run some steps, and say how far off the forecast was.",
             ),
         ],
         example="forecast +recipe=lenet5_digits --check",
@@ -67,7 +68,7 @@ RECIPE_COMMANDS = (
                 "keys and parts, as for a run.",
                 may_be_run=True,
             ),
-            json_option("Print one JSON object."),
+            flag("--json", "as_json", text="Print one JSON object."),
         ],
         example="summary +recipe=resnet20_cifar10 'train.freeze=[\"!dense_0\"]'",
     ),
@@ -87,11 +88,10 @@ RECIPE_COMMANDS = (
         """Read the results of earlier runs and say which values to try next, as commands to copy,
         and the command of a study that begins with what these runs have shown.""",
         [
-            Argument(
+            path_argument(
                 "folder",
-                metavar="FOLDER",
-                type=FilePath(is_folder=True),
-                about="Earlier runs; those of the same recipe, but for the searched keys, count.",
+                "Earlier runs; those of the same recipe, but for the searched keys, count.",
+                is_folder=True,
             ),
             overrides(
                 "+recipe=NAME KEY=RANGE ...",
@@ -101,13 +101,7 @@ RECIPE_COMMANDS = (
             metric_option(
                 "What is compared: train_loss, or a metric of the evaluation.", "accuracy"
             ),
-            Option(
-                "--count",
-                type=WholeNumber(1, 1000),
-                default=3,
-                metavar="N",
-                help="Runs to propose.",
-            ),
+            Option("--count", type=WholeNumber(1, 1000), default=3, help="Runs to propose."),
             Option(
                 "--sampler",
                 type=OneOf(["tpe", "gp", "random"]),
@@ -126,12 +120,7 @@ RECIPE_COMMANDS = (
         "Print the columns of a CSV or Parquet file, with the type that is found and what is "
         "missing.",
         [
-            Argument(
-                "file",
-                metavar="FILE",
-                type=FilePath(),
-                about="A CSV file, or one that ends in .parquet.",
-            ),
+            path_argument("file", "A CSV file, or one that ends in .parquet."),
             Option(
                 "--delimiter",
                 was="delimiter",
@@ -139,12 +128,7 @@ RECIPE_COMMANDS = (
             ),
             Option("--decimal", was="decimal", help="Decimal separator."),
             Option("--encoding", was="encoding", help="Encoding of the text."),
-            Option(
-                "--no-header",
-                is_flag=True,
-                was="header",
-                help="The first line has no names.",
-            ),
+            flag("--no-header", text="The first line has no names.", was="header"),
         ],
         example="columns houses.csv",
     ),
@@ -152,7 +136,7 @@ RECIPE_COMMANDS = (
         "new",
         "a project with custom parts",
         "Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.",
-        [Argument("name", metavar="NAME", about="Folder to make: letters, digits and _.")],
+        [Argument("name", metavar="NAME", text="Folder to make: letters, digits and _.")],
         example="new demo && cd demo && python -m pipeline --plugin parts.py +recipe=demo",
     ),
     LazyCommand(

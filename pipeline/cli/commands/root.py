@@ -12,10 +12,10 @@ from click.shell_completion import CompletionItem
 
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
+from pipeline.cli.commands.help import guide
+from pipeline.cli.commands.parameters import OneOf, complete_override
 from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
 from pipeline.cli.commands.run_commands import RUN_COMMANDS
-from pipeline.cli.commands.value_types import OneOf, complete_override
-from pipeline.cli.help import guide
 from pipeline.config.files import find_recipes
 from pipeline.core.errors import UsageError
 
@@ -46,7 +46,7 @@ COMPLETION = LazyCommand(
             "shell",
             metavar="bash|zsh|fish",
             type=OneOf(["bash", "zsh", "fish"]),
-            about="The shell. bash needs version 4.4 or later.",
+            text="The shell. bash needs version 4.4 or later.",
         )
     ],
     example='completion bash > ~/.pipeline-completion && echo ". ~/.pipeline-completion" >> '
@@ -71,13 +71,11 @@ def show_versions(context: click.Context, param: click.Parameter, is_asked: bool
     """Print the versions of this package, Python and jax, and exit."""
     if not is_asked or context.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from pipeline.core.host.tested_versions import installed_version
 
-    try:
-        installed = version(DISTRIBUTION)
-    except PackageNotFoundError:
-        installed = "not installed"
-    print(f"{DISTRIBUTION} {installed}, Python {platform.python_version()}, jax {version('jax')}")
+    installed = installed_version(DISTRIBUTION) or "not installed"
+    jax = installed_version("jax")
+    print(f"{DISTRIBUTION} {installed}, Python {platform.python_version()}, jax {jax}")
     context.exit()
 
 

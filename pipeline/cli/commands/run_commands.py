@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, LazyCommand, Option, json_option
-from pipeline.cli.commands.shared_parameters import (
+from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
+from pipeline.cli.commands.parameters import (
     MAX_SEED,
+    FilePath,
+    Number,
+    OneOf,
+    WholeNumber,
     layers_option,
     metric_option,
     out_option,
     overrides,
+    path_argument,
     run_dir,
     seed_option,
     what_option,
 )
-from pipeline.cli.commands.value_types import FilePath, Number, OneOf, WholeNumber
 
 SAVED_RUN = "A run that has saved a checkpoint, or one of its checkpoints."
 MAX_TOKENS = 1_000_000
@@ -28,7 +32,7 @@ RUN_COMMANDS = (
         of classes, the confusion matrix, the worst mistakes, the curves of training. The page ends
         with the lineage of the run, and with its profile and dumps where it has any.""",
         [
-            run_dir(about=SAVED_RUN),
+            run_dir(text=SAVED_RUN),
             out_option(
                 "FOLDER",
                 "Where to write; RUN_DIR/report without it. Files of an earlier report are "
@@ -44,12 +48,11 @@ RUN_COMMANDS = (
         model.bin and model.mlir (StableHLO, for any batch size), weights.safetensors and
         model.json.""",
         [
-            run_dir(about=SAVED_RUN),
-            Argument(
+            run_dir(text=SAVED_RUN),
+            path_argument(
                 "folder",
-                metavar="FOLDER",
-                type=FilePath(is_folder=True),
-                about="The folder to write; one that holds something else is left alone.",
+                "The folder to write; one that holds something else is left alone.",
+                is_folder=True,
             ),
             Option(
                 "--to",
@@ -60,24 +63,19 @@ RUN_COMMANDS = (
                 "'recipe-pipeline[onnx]'). ckpt: instead every checkpoint as MindSpore's "
                 "PREFIX-EPOCH_STEP.ckpt; FOLDER may hold other files.",
             ),
-            Option(
+            flag(
                 "--int8",
-                is_flag=True,
+                text="Of onnx: also model_int8.onnx, calibrated with training samples.",
                 was="int8",
-                help="Of onnx: also model_int8.onnx, calibrated with training samples.",
             ),
             Option(
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
                 was="samples",
-                metavar="N",
                 help="Of int8: the number of them, 512 unless it is given.",
             ),
-            Option(
-                "--optimizer",
-                is_flag=True,
-                was="optimizer",
-                help="Of ckpt: the optimizer's state in them, too.",
+            flag(
+                "--optimizer", text="Of ckpt: the optimizer's state in them, too.", was="optimizer"
             ),
             Option(
                 "--prefix",
@@ -97,7 +95,7 @@ RUN_COMMANDS = (
             run_dir(
                 "source",
                 metavar="RUN_DIR|FOLDER",
-                about="A run that has saved a checkpoint, one of its checkpoints, or what `export` "
+                text="A run that has saved a checkpoint, one of its checkpoints, or what `export` "
                 "wrote.",
             ),
             Argument(
@@ -105,7 +103,7 @@ RUN_COMMANDS = (
                 nargs=-1,
                 type=FilePath(),
                 metavar="[FILE ...]",
-                about="Images as the network was trained on, folders of them (in the order of "
+                text="Images as the network was trained on, folders of them (in the order of "
                 "their paths), or .npy arrays of them; texts, one on each line; of a network "
                 "that was trained on a table, a CSV or Parquet file with its columns, targets not "
                 "needed.",
@@ -117,24 +115,21 @@ RUN_COMMANDS = (
                 metavar="TEXT",
                 help="A text to be classified; may be given again.",
             ),
-            json_option("Print a JSON object a line."),
+            flag("--json", "as_json", text="Print a JSON object a line."),
             Option(
                 "--top",
                 type=WholeNumber(1, MAX_COUNT),
-                metavar="N",
                 help="The N most probable classes, 1 unless it is given.",
             ),
             Option(
                 "--csv",
                 type=FilePath(),
-                metavar="FILE",
                 help="Write a CSV file instead of lines: file, class and probability, or the "
                 "numbers.",
             ),
             Option(
                 "--masks",
                 type=FilePath(is_folder=True),
-                metavar="FOLDER",
                 help="Of a network that gives a class to every pixel: write a mask for each image, "
                 "a PNG of its size whose values are the classes.",
             ),
@@ -146,7 +141,6 @@ RUN_COMMANDS = (
             Option(
                 "--tokens",
                 type=WholeNumber(1, MAX_TOKENS),
-                metavar="N",
                 help="Of a prompt: how many tokens, 200 unless it is given.",
             ),
             Option(
@@ -177,7 +171,7 @@ RUN_COMMANDS = (
         Exit status: 0 all is the same, 1 something differs or the new run failed, 2 a run can't be
         read.""",
         [
-            run_dir(about="The run to repeat."),
+            run_dir(text="The run to repeat."),
             overrides("[KEY=VALUE ...]", "Keys to change, such as cache.root=DIR."),
             out_option("FOLDER", "Directory of the new run.", was="hydra.run.dir"),
         ],
@@ -191,8 +185,8 @@ RUN_COMMANDS = (
 
         Exit status: 0, also where nothing differs; 2 where a run can't be read.""",
         [
-            run_dir("run_a", metavar="RUN_A", about="A run directory."),
-            run_dir("run_b", metavar="RUN_B", about="Another one."),
+            run_dir("run_a", text="A run directory."),
+            run_dir("run_b", text="Another one."),
         ],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
@@ -212,7 +206,7 @@ RUN_COMMANDS = (
                 nargs=-1,
                 type=FilePath(is_folder=True),
                 metavar="A [B] | +recipe=NAME [KEY=VALUE ...]",
-                about="Two runs, or two dumps, of which the files alone are compared; with "
+                text="Two runs, or two dumps, of which the files alone are compared; with "
                 "--against one run, or a recipe without a run, with fresh weights.",
             ),
             Option(
@@ -226,7 +220,6 @@ RUN_COMMANDS = (
             Option(
                 "--step",
                 type=WholeNumber(0, MAX_COUNT),
-                metavar="N",
                 was="step",
                 help="Steps done: the next one is computed. That of the newest checkpoint unless "
                 "it is given.",
@@ -245,21 +238,18 @@ RUN_COMMANDS = (
             Option(
                 "--cosine",
                 type=Number(0, 1),
-                metavar="X",
                 was="cosine",
                 help="Threshold beyond which a row is marked, 0 to 1; 0.99 unless it is given.",
             ),
             Option(
                 "--max-absolute",
                 type=Number(1, 5),
-                metavar="X",
                 was="max_absolute",
                 help="The same, 1 to 5; 5 unless it is given.",
             ),
             Option(
                 "--relative-euclidean",
                 type=Number(0, 1),
-                metavar="X",
                 was="relative_euclidean",
                 help="The same, 0 to 1; 0.1 unless it is given.",
             ),
@@ -277,7 +267,7 @@ RUN_COMMANDS = (
         Exit status: 0 written, 1 it stops early, as on a full disk, 2 the run or an argument is
         wrong.""",
         [
-            run_dir(about="A run that has saved checkpoints."),
+            run_dir(text="A run that has saved checkpoints."),
             Option(
                 "--step",
                 "steps",
@@ -302,7 +292,6 @@ RUN_COMMANDS = (
                 "--max-mib",
                 type=WholeNumber(1, 1_000_000),
                 default=4096,
-                metavar="N",
                 was="max_mib",
                 help="Limit of the arrays of a step.",
             ),
@@ -320,13 +309,12 @@ RUN_COMMANDS = (
                 type=FilePath(is_folder=True),
                 default="outputs",
                 metavar="[FOLDER]",
-                about="outputs/ unless it is given; folders below it are searched, links are not "
+                text="outputs/ unless it is given; folders below it are searched, links are not "
                 "followed.",
             ),
-            Option(
+            flag(
                 "--html",
-                is_flag=True,
-                help="Write one page that needs no server and no net: table with filter, curves of "
+                text="Write one page that needs no server and no net: table with filter, curves of "
                 "picked runs, parallel coordinates, importance of keys, scatter, lineage.",
             ),
             out_option("FILE", "The page of --html; FOLDER/runs.html unless it is given."),
@@ -334,8 +322,8 @@ RUN_COMMANDS = (
                 "Rank by this metric; accuracy, or else what most runs have, unless it is given. "
                 "Runs without it come last."
             ),
-            json_option("Print a JSON object a line, one for each run."),
-            Option("--all", "is_whole", is_flag=True, help="All columns and rows; else what fits."),
+            flag("--json", "as_json", text="Print a JSON object a line, one for each run."),
+            flag("--all", "is_whole", text="All columns and rows; else what fits."),
         ],
         example="runs outputs --html",
     ),
@@ -349,7 +337,7 @@ RUN_COMMANDS = (
         nothing to look into.""",
         [
             run_dir(
-                about="A run that ended at a loss that is not finite, or the reproducer that it "
+                text="A run that ended at a loss that is not finite, or the reproducer that it "
                 "has kept."
             )
         ],

@@ -24,7 +24,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     Bytes of file names that aren't UTF-8, surrogates in a text, are written as on the console and
     in JSON: 0xff as \\udcff.
 
-    `mode` gives the permissions, reduced by the umask. Raises OSError with the file's name where
+    `mode` gives the permissions, reduced by the umask. Raises OSError with the file's name if
     the system refuses; the file is unchanged then.
     """
     # Machines that share a file system may have processes with the same id.
@@ -77,7 +77,7 @@ def sync_ancestors(path: Path) -> None:
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, outlive a power cut.
 
-    Where folders can't be synced, the order of changes is left to the file system. Raises OSError
+    If folders can't be synced, the order of changes is left to the file system. Raises OSError
     with the name of the file.
     """
     try:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 16 * 2**20
-"""Size limit of a descriptive file, such as JSON; files of arrays have bounds of their own."""
+"""Size limit of a descriptive file, such as JSON; files of arrays have other bounds."""
 MAX_DEPTH = 64
 """Nesting limit of lists and objects in JSON."""
 TOO_DEEP = "is nested too deeply"
 
 
 def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
-    Raises OSError where it can't be read, and ValueError where it is larger than `at_most_bytes`
+    Raises OSError if it can't be read, and ValueError if it is larger than `at_most_bytes`
     or no regular file: a pipe or a device may never end.
     """
     if path.exists() and not path.is_file():
@@ -35,12 +34,12 @@ def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, at_most_bytes: int = MAX_BYTES) -> str:
-    """The content of a file in UTF-8. Raises OSError and ValueError as `read_bytes` does."""
+    """Return the content of a file in UTF-8. Raises OSError and ValueError as `read_bytes` does."""
     return read_bytes(path, at_most_bytes).decode("utf-8")
 
 
 def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
-    """Parse a JSON file. Raises OSError, and ValueError for whatever is wrong with it."""
+    """Parse a JSON file. Raises OSError, and ValueError for anything wrong with it."""
     text = read_text(path, at_most_bytes)
     try:
         document = json.loads(text)
@@ -53,21 +52,14 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 
 
 def _is_deeper(document: Any, levels: int) -> bool:
-    """Whether lists and objects are nested more than `levels` deep.
+    """Return whether lists and objects are nested more than `levels` deep.
 
     Code that walks the document recurses once per level, and Python's recursion limit is lower
     than its parser's.
     """
-    level = [document]
-    for _ in range(levels + 1):
-        items = (inner for outer in level for inner in _items(outer))
-        level = [inner for inner in items if isinstance(inner, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    level = [[document]]
+    for _ in range(levels + 2):
+        items = (item for outer in level for item in outer)
+        inner = [item for item in items if isinstance(item, dict | list)]
+        level = [list(item.values()) if isinstance(item, dict) else item for item in inner]
+    return bool(level)

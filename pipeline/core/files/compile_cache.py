@@ -1,6 +1,6 @@
 """XLA's persistent cache of compiled programs, whose files are complete or absent.
 
-JAX's own cache writes an entry in place, so that a killed process or a full disk leaves half of
+JAX's cache writes an entry in place, so that a killed process or a full disk leaves half of
 one. JAX then warns at every start, and never writes that entry again.
 """
 
@@ -10,10 +10,9 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -45,32 +44,28 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update(_SHORTEST_S, 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    use_program_files(partial(_open, report))
+    use_program_files(lambda path: (ProgramFiles(Path(path), report), path))
 
 
-@contextmanager
-def programs_by_names() -> Iterator[None]:
+def programs_by_names() -> AbstractContextManager[None]:
     """Inside, this thread finds a compiled program only with the names and lines that it has now.
 
-    JAX leaves them out of its key else, so that a program of other layers that compute the same
-    would be found, with their names.
+    Else JAX leaves them out of its key, and would find a program of other layers that compute the
+    same, with their names.
     """
-    with with_names_in_cache_key():
-        yield
+    return with_names_in_cache_key()
 
 
-@contextmanager
-def no_compile_cache() -> Iterator[None]:
+def no_compile_cache() -> AbstractContextManager[None]:
     """Inside, this thread's compiled programs are not written to the cache.
 
     Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
     """
-    with with_least_compile_s(float("inf")):
-        yield
+    return with_least_compile_s(float("inf"))
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
-    """Return the cache that programs for a device are kept in; None where none are."""
+    """Return the cache that programs for a device are kept in; None if there is none."""
     cache = opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 
@@ -96,9 +91,9 @@ class ProgramFiles:
         return getattr(self._newest, "key", None)
 
     def get(self, key: str) -> bytes | None:
-        """The program of a key as JAX wrote it; None where no usable one is cached."""
+        """Return the program of a key as JAX wrote it; None if the cache has no usable one."""
         self._newest.key = key
-        file = self._file(key)
+        file = self._path / f"{key}{_SUFFIX}"
         try:
             content = _read_own(file)
         except FileNotFoundError:
@@ -109,7 +104,8 @@ class ProgramFiles:
         except OSError as error:
             self._report_once(f"{self._path}: compiled programs can't be read: {error.strerror}")
             return None
-        digest, program = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        digest = content[:_DIGEST_BYTES]
+        program = content[_DIGEST_BYTES:]
         if digest == _digest(key, program):
             return program
         if digest != hashlib.sha256(program).digest():
@@ -118,16 +114,13 @@ class ProgramFiles:
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Write the program of a key. Where that fails, the next run compiles it again."""
+        """Write the program of a key. If that fails, the next run compiles it again."""
         self._newest.key = key
         try:
             make_private(self._path)
-            write_whole(self._file(key), _digest(key, value) + value, OWN)
+            write_whole(self._path / f"{key}{_SUFFIX}", _digest(key, value) + value, OWN)
         except OSError as error:
             self._report_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
-
-    def _file(self, key: str) -> Path:
-        return self._path / f"{key}{_SUFFIX}"
 
     def _discard(self, file: Path, why: str) -> None:
         try:
@@ -145,11 +138,11 @@ class ProgramFiles:
 
 
 class _NotOwnError(Exception):
-    """A cached file that can't be this program's own; the message says why."""
+    """A cached file that this program can't have written; the message says why."""
 
 
 def _read_own(file: Path) -> bytes:
-    """The content of a regular file that nobody else may write. Raises OSError as `open` does.
+    """Return the content of a regular file that other users can't write. Raises OSError as `open`.
 
     Checks the opened file, since its name may refer to another one a moment later. Links are not
     followed, and a pipe, which may never end, is not waited for.
@@ -157,12 +150,12 @@ def _read_own(file: Path) -> bytes:
     if file.is_symlink():
         raise _NotOwnError("was a link")
     with open(file, "rb", opener=lambda path, _: os.open(path, _READ)) as opened:
-        found = os.fstat(opened.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise _NotOwnError("was no file")
-        if owner := find_foreign_owner(found):
+        if owner := find_foreign_owner(status):
             raise _NotOwnError(f"belonged to {owner}")
-        if writers := find_writers(found):
+        if writers := find_writers(status):
             raise _NotOwnError(f"could be written by {writers}")
         return opened.read()
 
@@ -170,7 +163,3 @@ def _read_own(file: Path) -> bytes:
 def _digest(key: str, program: bytes) -> bytes:
     name = key.encode()
     return hashlib.sha256(len(name).to_bytes(8, "little") + name + program).digest()
-
-
-def _open(report: Report, path: str) -> tuple[ProgramFiles, str]:
-    return ProgramFiles(Path(path), report), path

@@ -24,7 +24,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as a CSV file, atomically. Raises RunError where the disk refuses."""
+    """Write rows as a CSV file, atomically. Raises RunError if the disk refuses."""
     try:
         write_whole(path, csv_text(rows))
     except OSError as error:

@@ -22,26 +22,28 @@ NOT_HELD = -1
 
 
 class Lock:
-    """The lock on a file, which is created where it is missing and never written.
+    """The lock on a file, which is created if it is missing and never written.
 
-    `is_certain` is false where the file system has no locks: nothing excludes a second process.
+    `is_certain` is false if the file system has no locks: nothing excludes a second process.
     """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._descriptor = file, NOT_HELD
+        self._file = file
+        self._descriptor = NOT_HELD
         self.is_certain = True
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; False where another process holds it and `wait` is false.
+        """Take the lock; False if another process holds it and `wait` is false.
 
-        Raises OSError where the file can't be created, and where it is a link or a pipe.
+        Raises OSError if the file can't be created, and if it is a link or a pipe.
         """
         while True:
             descriptor = open_real(self._file, os.O_RDWR | os.O_CREAT)
             try:
                 self.is_certain = flock(descriptor, wait=wait)
                 if _is_named(descriptor, self._file):
-                    self._descriptor, descriptor = descriptor, NOT_HELD
+                    self._descriptor = descriptor
+                    descriptor = NOT_HELD
                     return True
             except BlockingIOError:
                 return False
@@ -50,9 +52,9 @@ class Lock:
                     os.close(descriptor)
 
     def keep(self) -> bool:
-        """Check that the lock is still valid, and take it again where its file was removed.
+        """Check that the lock is still valid, and take it again if its file was removed.
 
-        False where another process was faster. Raises OSError where the file can't be created.
+        False if another process was faster. Raises OSError if the file can't be created.
         """
         if _is_named(self._descriptor, self._file):
             return True
@@ -70,9 +72,9 @@ class Lock:
 
 
 def flock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is closed; False where it can't be locked at all.
+    """Lock an open file or folder until it is closed; False if it can't be locked at all.
 
-    Raises BlockingIOError where another process holds it and `wait` is false.
+    Raises BlockingIOError if another process holds it and `wait` is false.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +86,8 @@ def flock(descriptor: int, *, wait: bool) -> bool:
 
 
 def lock_refusal(file: Path) -> str | None:
-    """The system's reason for refusing to lock a file right now; None where it can be locked."""
+    """Return the system's reason for refusing to lock a file right now; None if it can be
+    locked."""
     try:
         with file.open("a") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +97,7 @@ def lock_refusal(file: Path) -> str | None:
 
 
 def _is_named(descriptor: int, file: Path) -> bool:
-    """Whether the name of a file still refers to the one that was opened."""
+    """Return whether the name of a file still refers to the one that was opened."""
     try:
         return os.path.samestat(os.lstat(file), os.fstat(descriptor))
     except FileNotFoundError:
@@ -103,7 +106,7 @@ def _is_named(descriptor: int, file: Path) -> bool:
 
 @contextmanager
 def locked_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
-    """Hold the lock on a file; None where another process does. Raises OSError as `Lock` does."""
+    """Hold the lock on a file; None if another process does. Raises OSError as `Lock` does."""
     lock = Lock(file)
     if not lock.acquire(wait=wait):
         yield None
@@ -118,8 +121,8 @@ def locked_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` exclusively, waiting for other holders.
 
-    It is created for this user alone where it is missing. Without locks, checksums and atomic
-    renames still protect the files. Raises OSError where it can't be created or written.
+    It is created for this user alone if it is missing. Without locks, checksums and atomic
+    renames still protect the files. Raises OSError if it can't be created or written.
     """
     make_private(folder)
     with locked_file(folder / LOCK, wait=True):
@@ -128,27 +131,21 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[Lock | None]:
-    """Hold a folder for a long time, without waiting; None where another process holds it.
+    """Hold a folder for a long time, without waiting; None if another process holds it.
 
-    The folder itself is locked besides the file in it, a lock that nobody can remove. Where that
+    The folder itself is locked besides the file in it, a lock that can't be removed. If that
     works (not between the machines of a network file system) it excludes a second process even if
     the file is removed. Elsewhere one may enter between the removal and the holder's next
     `Lock.keep`, which then fails, or takes the lock again and excludes later ones.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not _is_free(descriptor):
+        try:
+            flock(descriptor, wait=False)
+        except BlockingIOError:
             yield None
             return
         with locked_file(folder / LOCK, wait=False) as lock:
             yield lock
     finally:
         os.close(descriptor)
-
-
-def _is_free(descriptor: int) -> bool:
-    try:
-        flock(descriptor, wait=False)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,4 +1,5 @@
-"""Files of search results: knowledge banks and results of tuning."""
+"""Knowledge banks, and what every tuner does with them: look there, search if needed, store the
+faster result."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
@@ -37,13 +38,13 @@ class Round:
 
 def ticks_best(rounds: Sequence[Round]) -> list[str]:
     """Rounds in the format of a result file."""
-    return [str(each) for each in rounds]
+    return [str(round_) for round_ in rounds]
 
 
 def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
-    """Entries of a knowledge bank by key; empty where there is no file.
+    """Return the entries of a knowledge bank by key; empty if there is no file.
 
-    `checked` returns a validated entry, and raises for an invalid one. Raises RunError where the
+    `checked` returns a validated entry, and raises for an invalid one. Raises RunError if the
     file can't be read or is not a bank: without its entries the losses would differ.
     """
     try:
@@ -68,7 +69,7 @@ def add_to_bank(
 ) -> None:
     """Add entries to a bank, keeping those that other processes have added meanwhile.
 
-    Raises RunError where the file is not a bank, and where it can't be written.
+    Raises RunError if the file is not a bank, and if it can't be written.
     """
     try:
         with locked(path.parent):
@@ -80,7 +81,7 @@ def add_to_bank(
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write the bank atomically: a reader sees the old file or the new one.
 
-    Raises RunError where it can't be written.
+    Raises RunError if it can't be written.
     """
     document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
     try:
@@ -101,3 +102,78 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
     path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"
     write_whole(path, json.dumps(result, indent=1) + "\n")
     return path
+
+
+@dataclass(frozen=True)
+class Banks:
+    """The user's knowledge bank and the built-in one; None: there is none.
+
+    `checked` returns an entry, and raises if it isn't one.
+    """
+
+    custom: Path | None
+    built_in: Path | None
+    checked: Callable[[Entry], Entry]
+
+    def read(self) -> dict[str, Entry]:
+        """Return the entries of both by key; if both have a key, the one of the user's bank.
+
+        Raises RunError for a file that is not a bank.
+        """
+        paths = (path for path in (self.built_in, self.custom) if path is not None)
+        return {
+            key: entry for path in paths for key, entry in read_bank(path, self.checked).items()
+        }
+
+    def add(self, entries: Mapping[str, Entry]) -> None:
+        """Write entries into the user's bank, if there is one. Raises RunError."""
+        if self.custom is not None:
+            add_to_bank(self.custom, entries, self.checked)
+
+
+class TimedResult(Protocol):
+    """A result of a bank or a search."""
+
+    @property
+    def us(self) -> float:
+        """Its time in microseconds."""
+
+
+R = TypeVar("R", bound=TimedResult)
+
+
+@dataclass(frozen=True)
+class Tuned(Generic[R]):
+    """The result to use, its status in the bank, and the result of the search, if there was one."""
+
+    best: R
+    status: Status
+    searched: R | None = None
+
+
+def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) -> Tuned[R]:
+    """Use the bank's result, or search if it has none or `repeat` is true.
+
+    After a repeated search the faster one of the two results is used.
+    """
+    if banked is not None and not repeat:
+        return Tuned(banked, "bank_hit")
+    searched = search()
+    if banked is None:
+        return Tuned(searched, "bank_append", searched)
+    if banked.us <= searched.us:
+        return Tuned(banked, "bank_reserved", searched)
+    return Tuned(searched, "bank_update", searched)
+
+
+def operator_record(
+    op: Sequence[str], key: str, before_us: float, after_us: float, status: Status
+) -> dict[str, Any]:
+    """One operator of a result file: times in microseconds, the status as booleans."""
+    names: tuple[Status, ...] = get_args(Status)
+    return {
+        "op": list(op),
+        "key": key,
+        "result_data": {"before_tune": before_us, "after_tune": after_us},
+        "status_data": {name: status == name for name in names},
+    }

@@ -20,12 +20,14 @@ from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import DTypeLike
 
 from pipeline.core.files.error_text import shown
-from pipeline.core.host.aligned_array import aligned_zeros
 from pipeline.core.host.memory import require_room
 
 CHUNK_BYTES = 2**20
+ALIGNMENT_BYTES = 64
+"""XLA uses a host buffer that starts at a multiple of this in place, and copies any other."""
 MAX_AXES = 32
 MAX_ENTRIES = 100_000
 
@@ -56,42 +58,44 @@ class ArrayArchive:
         self._infos = dict(zip(self.names, arrays, strict=True))
 
     def read(self, name: str) -> np.ndarray:
-        """One array. Raises ValueError that says what is wrong with it."""
+        """Return one array. Raises ValueError with what is wrong with it."""
         info = self._infos[name]
         require_room(info.file_size, shown(name))
         if info.compress_type not in _METHODS:
             raise ValueError(f"{shown(name)} is compressed in a way that numpy does not write")
-        with _telling_damage(), self._archive.open(info) as file:
+        with _report_damage(), self._archive.open(info) as file:
             return _read_aligned(file, *check_header(name, file, info.file_size))
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[ArrayArchive]:
-    """An .npz file. Raises OSError, and ValueError that says what is wrong with it."""
+    """Open an .npz file. Raises OSError, and ValueError with what is wrong with it."""
     if not path.is_file():
         raise ValueError("there is no such file")
     if not zipfile.is_zipfile(path):
         raise ValueError("must be an .npz file")
-    with _telling_damage():
+    with _report_damage():
         archive = zipfile.ZipFile(path)
     with archive:
         yield ArrayArchive(archive)
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of a .npy file. Raises OSError, and ValueError that says what is wrong with it."""
+    """Return the array of a .npy file. Raises OSError, and ValueError with what is wrong."""
     size = path.stat().st_size
     require_room(size, "its array")
-    with _telling_damage(), path.open("rb") as file:
-        check_header(path.stem, file, size)
-        file.seek(0)
-        return npy.read_array(file, allow_pickle=False)
+    with path.open("rb") as file:
+        return _read_array(path.stem, file, size)
 
 
 def parse_npy(name: str, content: bytes) -> np.ndarray:
-    """The array of a .npy file's bytes. Raises ValueError that says what is wrong with them."""
-    with _telling_damage(), io.BytesIO(content) as file:
-        check_header(name, file, len(content))
+    """Return the array of a .npy file's bytes. Raises ValueError with what is wrong with them."""
+    return _read_array(name, io.BytesIO(content), len(content))
+
+
+def _read_array(name: str, file: IO[bytes], size: int) -> np.ndarray:
+    with _report_damage():
+        check_header(name, file, size)
         file.seek(0)
         return npy.read_array(file, allow_pickle=False)
 
@@ -99,7 +103,7 @@ def parse_npy(name: str, content: bytes) -> np.ndarray:
 def _read_aligned(
     file: IO[bytes], shape: tuple[int, ...], in_fortran_order: bool, dtype: np.dtype
 ) -> np.ndarray:
-    """The array after its header, read straight into memory that a CPU device uses in place."""
+    """Read the array after its header into memory that a CPU device uses in place."""
     array = aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
     content = array.reshape(-1).view(np.uint8).data
     read = 0
@@ -109,12 +113,12 @@ def _read_aligned(
             raise EOFError(f"the array ends after {read:,} of {len(content):,} bytes")
         content[read : read + len(chunk)] = chunk
         read += len(chunk)
-    file.read()  # To the end, where zipfile compares the checksum.
+    file.read()  # To the end, at which zipfile compares the checksum.
     return array.T if in_fortran_order else array
 
 
 def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order (True: Fortran's) and dtype of the array of an entry of `size` bytes.
+    """Return shape, order (True: Fortran's) and dtype of the array of an entry of `size` bytes.
 
     Raises ValueError unless it fills the entry exactly.
     """
@@ -130,14 +134,15 @@ def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...]
 
 
 def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
-    """The size of an array in bytes. Raises ValueError for a shape that no array can have."""
+    """Return the size of an array in bytes. Raises ValueError for a shape that no array has."""
     if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"{shown(name)} has no possible shape; the file is damaged")
     return math.prod(shape) * dtype.itemsize
 
 
 @contextmanager
-def _telling_damage() -> Iterator[None]:
+def _report_damage() -> Iterator[None]:
+    """Raise ValueError for what zipfile and numpy raise for damaged files."""
     with warnings.catch_warnings():
         # numpy warns of headers that Python 2 wrote.
         warnings.simplefilter("ignore")
@@ -145,3 +150,12 @@ def _telling_damage() -> Iterator[None]:
             yield
         except _DAMAGED as error:
             raise ValueError(str(error) or type(error).__name__) from error
+
+
+def aligned_zeros(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
+    """Return zeros that a CPU device uses without a copy."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[first : first + size].view(dtype).reshape(shape)

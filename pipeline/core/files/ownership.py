@@ -1,6 +1,6 @@
 """Ownership of folders and files: checks that only this user can write them, and private folders.
 
-A compiled program is code, so whoever can write to the folder of programs can have code run.
+A compiled program is code, so a user who can write to the folder of programs can run code.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = 0
 
@@ -19,7 +21,7 @@ def make_private(folder: Path) -> None:
     """Create a folder, and its missing parents, for this user alone.
 
     The umask is not relied on, since many systems let the group write. Existing folders are
-    unchanged. Raises OSError where one can't be created.
+    unchanged. Raises OSError if one can't be created.
     """
     with suppress(FileExistsError):
         if not folder.parent.exists():
@@ -29,49 +31,44 @@ def make_private(folder: Path) -> None:
         raise NotADirectoryError(20, os.strerror(20), str(folder))
 
 
-def find_foreign_owner(found: os.stat_result) -> str | None:
-    """The owner of a folder or a file as text; None where it is this user or root."""
-    if found.st_uid in (os.geteuid(), ROOT):
+def find_foreign_owner(status: os.stat_result) -> str | None:
+    """Return the owner of a folder or a file as text; None if it is this user or root."""
+    if status.st_uid in (os.geteuid(), ROOT):
         return None
-    return f"user {_name_of_user(found.st_uid)}"
+    return f"user {_name_or_number(pwd.getpwuid, status.st_uid)}"
 
 
-def find_writers(found: os.stat_result) -> str | None:
-    """Who besides its owner may write a folder or a file, as text; None where nobody may.
+def find_writers(status: os.stat_result) -> str | None:
+    """Return the users besides its owner who may write a folder or a file, as text; None for none.
 
     The sticky bit makes no difference: it prevents removals, and still allows additions.
     """
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    if found.st_mode & stat.S_IWGRP and not _is_of_one(found.st_gid):
-        return f"group {_name_of_group(found.st_gid)}"
+    if status.st_mode & stat.S_IWGRP and not _is_of_one(status.st_gid):
+        return f"group {_name_or_number(grp.getgrgid, status.st_gid)}"
     return None
 
 
 def _is_of_one(gid: int) -> bool:
-    """Whether this user is the only member of a group.
+    """Return whether this user is the only member of a group.
 
     Debian and Fedora give each user such a group, named after the user, and a umask that lets it
     write; pam_umask recognises it by its name too. Listing all users whose primary group it is may
-    take minutes where accounts are on a server.
+    take minutes if accounts are on a server.
     """
     try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(gid)
     except KeyError:
         return False
     alone = set(group.gr_mem) <= {user.pw_name}
     return alone and user.pw_gid == gid and group.gr_name == user.pw_name
 
 
-def _name_of_user(uid: int) -> str:
+def _name_or_number(find: Callable[[int], Sequence[Any]], number: int) -> str:
+    """Return the name of a user or a group; its number if it has none."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return str(find(number)[0])
     except KeyError:
-        return str(uid)
-
-
-def _name_of_group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+        return str(number)

@@ -7,14 +7,14 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def _shipped(name: str) -> Path:
+def _find_shipped(name: str) -> Path:
     inside_wheel = PACKAGE / name
     return inside_wheel if inside_wheel.exists() else PACKAGE.parent / name
 
 
-CONF = _shipped("conf")
-RECIPES = _shipped("recipes")
-PROJECT = _shipped("examples") / "project"
+CONF = _find_shipped("conf")
+RECIPES = _find_shipped("recipes")
+PROJECT = _find_shipped("examples") / "project"
 """The project that `new` copies."""
-LOCK = _shipped("pylock.toml")
+LOCK = _find_shipped("pylock.toml")
 """Versions of all packages of the Python 3.11 environment that is tested completely (PEP 751)."""

@@ -1,4 +1,4 @@
-"""Files and folders that are no links or pipes, in folders that anyone may have created.
+"""Files and folders that aren't links or pipes, in folders that anyone may have created.
 
 A link in such a folder would have files outside of it written, truncated or deleted; a pipe would
 have its writer wait forever.
@@ -19,7 +19,7 @@ from pipeline.core.errors import DataError, printable
 def open_real(path: str | Path, flags: int) -> int:
     """Return the descriptor of a regular file, opened with `flags`, which may include O_CREAT.
 
-    Raises OSError where it can't be opened, is a symbolic link or is no regular file.
+    Raises OSError if it can't be opened, is a symbolic link or isn't a regular file.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a reader.
@@ -51,31 +51,26 @@ def open_unshared(path: str | Path, flags: int) -> int:
 def require_real(folder: Path, files: Iterable[str], unshared: Iterable[str]) -> None:
     """Raise DataError unless all existing `files` in `folder` are regular files.
 
-    Those of `unshared` must have no second hard link.
+    A file of `unshared` must have no second hard link.
     """
     for name in files:
-        path = folder / name
-        status = _status_of(path)
-        if status is None:
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            raise _refused(path, "is a directory, and must be a file; remove it")
-        _require_regular(path, status)
-        if name in unshared and status.st_nlink > 1:
+        status = _require_no_link(folder / name)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            raise _refusal(folder / name, "is a directory, and must be a file; remove it")
+        if status is not None and name in unshared and status.st_nlink > 1:
             reason = f"its file has {status.st_nlink} names, and would be changed under all"
-            raise _refused(path, f"is a hard link: {reason}; put a copy in its place")
+            raise _refusal(folder / name, f"is a hard link: {reason}; put a copy in its place")
 
 
 def require_real_folder(folder: Path) -> None:
-    """Raise DataError where the path of a folder is a link or a file."""
-    status = _status_of(folder)
+    """Raise DataError if the path of a folder is a link or a file."""
+    status = _require_no_link(folder)
     if status is not None and not stat.S_ISDIR(status.st_mode):
-        _require_regular(folder, status)
-        raise _refused(folder, "is a file, and must be a directory; remove it")
+        raise _refusal(folder, "is a file, and must be a directory; remove it")
 
 
 def require_real_trees(folder: Path, names: Iterable[str]) -> None:
-    """Raise DataError where one of the folders `names` is or holds a link, at any depth.
+    """Raise DataError if one of the folders `names` is or holds a link, at any depth.
 
     Files in them must be regular ones. Missing folders are skipped.
     """
@@ -88,23 +83,22 @@ def require_real_trees(folder: Path, names: Iterable[str]) -> None:
             left += [Path(e.path) for e in entries if not e.is_file(follow_symlinks=False)]
 
 
-def _status_of(path: Path) -> os.stat_result | None:
+def _require_no_link(path: Path) -> os.stat_result | None:
+    """Return the status of a file or a folder, None if it is missing. Raises DataError for a link,
+    a pipe and others."""
     try:
-        return path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
-
-
-def _require_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode):
-        target = os.readlink(path)
         rule = "nothing outside a run's directory is written"
         advice = "put in its place what it stands for, or remove it"
-        raise _refused(path, f"is a link to {target}; {rule}, so {advice}")
-    if not stat.S_ISREG(status.st_mode):
-        raise _refused(path, "is no regular file; remove it")
+        raise _refusal(path, f"is a link to {os.readlink(path)}; {rule}, so {advice}")
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise _refusal(path, "is no regular file; remove it")
+    return status
 
 
-def _refused(path: Path, reason: str) -> DataError:
-    """The error for a path, made printable: names may hold line breaks."""
+def _refusal(path: Path, reason: str) -> DataError:
+    """Return the error for a path, made printable: names may hold line breaks."""
     return DataError(printable(f"{path}: {reason}"))

@@ -20,7 +20,7 @@ from pipeline.core.files.bounded_read import read_text
 MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-"""Keys and values; those of an anchor are counted for each alias too."""
+"""Keys and values; the ones of an anchor are counted for each alias too."""
 MAX_NUMBER_LENGTH = 100
 """Characters; Python needs seconds for numbers of many digits, and prints none above 4300."""
 
@@ -38,20 +38,20 @@ _COMMAND_LINE = {
 """Values of each type that an override on the command line has too, and .inf and .nan. Others are
 of YAML 1.1, where 017 is 15, 1:30 is 90 and `no` is false; an override takes these for texts."""
 _MALFORMED = (*(yaml.YAMLError, ValueError, LookupError), *(AttributeError, TypeError))
-"""Errors that PyYAML raises; values that don't fit an explicit tag raise those of conversion."""
+"""Errors that PyYAML raises; values that don't fit an explicit tag raise errors of conversion."""
 
 
 def read_yaml(path: Path) -> Any:
-    """Parse a YAML file; None where it is empty.
+    """Parse a YAML file; None if it is empty.
 
-    Numbers and booleans are those of the command line. Raises OSError where the file can't be
-    read, and ValueError for whatever is wrong with it.
+    Numbers and booleans are read as on the command line. Raises OSError if the file can't be
+    read, and ValueError for anything wrong with it.
     """
     return parse_yaml(read_text(path, MAX_BYTES))
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text. Raises ValueError for whatever is wrong with it."""
+    """Parse a YAML text. Raises ValueError for anything wrong with it."""
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except _MALFORMED as error:
@@ -60,11 +60,11 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_written_yaml(text: str) -> Any:
-    """Parse a text as `parse_yaml` does, five times as fast where it is plain.
+    """Parse a text as `parse_yaml` does, five times as fast if it is plain.
 
     Plain is what `yaml_text` writes: one document without anchors, aliases and tags. Others go to
     `parse_yaml`, and so do malformed ones, but that the reader in C forgives some. Raises
-    ValueError for whatever else is wrong.
+    ValueError for anything else that is wrong.
     """
     try:
         if _is_plain(text):
@@ -118,7 +118,7 @@ def yaml_text(value: Any) -> str:
 class _PlainLoader(yaml.SafeLoader):
     """A loader of YAML within bounds that knows numbers and booleans as OmegaConf's does.
 
-    OmegaConf's own is in C since 2.4, where nodes can't be counted while they are composed.
+    OmegaConf's loader is in C since 2.4, in which nodes can't be counted while they are composed.
     """
 
     yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
@@ -133,7 +133,7 @@ class _PlainLoader(yaml.SafeLoader):
         """Compose and count a node. Raises ValueError beyond a bound or for no plain value."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            self._count(self._expanded(event))
+            self._count(self._count_alias(event))
             return super().compose_node(parent, index)
         before = self._nodes
         self._count(1)
@@ -157,7 +157,7 @@ class _PlainLoader(yaml.SafeLoader):
             keys.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
-    def _expanded(self, alias: yaml.AliasEvent) -> int:
+    def _count_alias(self, alias: yaml.AliasEvent) -> int:
         """The number of nodes of an alias; 0 for one that PyYAML will report as undefined."""
         if alias.anchor in self.anchors and alias.anchor not in self._nodes_of:
             raise ValueError(f"{_place(alias)}*{alias.anchor} stands within itself")
@@ -185,13 +185,13 @@ def _require_plain(node: yaml.Node) -> None:
         for key, value in node.value:
             _require_one_reading(value, f"{key.value} = ")
             if key.tag not in (f"{_CORE}str", f"{_CORE}merge"):
-                shown = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
-                raise ValueError(f"{_place(key)}the key {shown} must be a text")
+                text = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
+                raise ValueError(f"{_place(key)}the key {text} must be a text")
 
 
 def _require_one_reading(node: yaml.Node, key: str) -> None:
-    written = _COMMAND_LINE.get(node.tag)
-    if written is not None and not written.fullmatch(node.value):
+    pattern = _COMMAND_LINE.get(node.tag)
+    if pattern is not None and not pattern.fullmatch(node.value):
         kind = "true or false" if node.tag.endswith("bool") else "a decimal number"
         raise ValueError(
             f"{_place(node)}{key}{node.value}: a text on the command line, and another value in "
@@ -204,6 +204,6 @@ def _place(mark: Any) -> str:
 
 
 class _WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A loader in C, where PyYAML has it, that knows numbers and booleans as OmegaConf's does."""
+    """A loader in C, if PyYAML has it, that knows numbers and booleans as OmegaConf's does."""
 
     yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers

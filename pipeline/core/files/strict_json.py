@@ -10,12 +10,12 @@ from typing import Any
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """`value` as JSON text; NaN and infinities, which JSON has no form for, become null."""
-    return json.dumps(_without_nan(value), indent=indent, allow_nan=False)
+    return json.dumps(_replace_nan(value), indent=indent, allow_nan=False)
 
 
-def _without_nan(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [_replace_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

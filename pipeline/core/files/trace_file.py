@@ -31,7 +31,8 @@ class TraceRow:
     def span(self, name: str, category: str, begin_us: float, end_us: float) -> TraceEvent:
         """Return an event that has a begin and an end."""
         # Both are rounded alike, so that neighbours don't overlap by a rounding error.
-        begin, end = round(begin_us, 3), round(end_us, 3)
+        begin = round(begin_us, 3)
+        end = round(end_us, 3)
         times = {"ts": begin, "dur": round(end - begin, 3), "pid": self.pid, "tid": self.tid}
         return {"ph": "X", "name": name, "cat": category, **times}
 

@@ -1,15 +1,15 @@
-"""Differences of two trees of keys and values."""
+"""Trees of keys and values: their leaves, the value at a path, and differences of two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.files.error_text import dotted
 from pipeline.core.files.value_text import show
 
 Where = tuple[int | str, ...]
+"""A path in a tree."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,13 @@ class Difference:
         return f"{self.key} = {show(self.one)}: was {show(self.other)}"
 
 
+def dotted(where: Sequence[int | str]) -> str:
+    """Return ("dataset", "ops", 0, "size") as `dataset.ops.0.size`, as Hydra writes it."""
+    return ".".join(map(str, where))
+
+
 def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
-    """The leaves of nested mappings and lists with their paths; empty ones have none."""
+    """Yield the leaves of nested mappings and lists with their paths; empty ones have none."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from leaves(value, (*where, key))
@@ -41,11 +46,23 @@ def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
         yield where, tree
 
 
-def differences(one: Any, other: Any) -> list[Difference]:
-    """The leaves that differ, in the order of the first tree, then of the second."""
-    first, second = dict(leaves(one)), dict(leaves(other))
+def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
+    """Return the value at a path of nested mappings and lists; the default if there is none."""
+    for key in where:
+        has_key = isinstance(tree, Mapping) and key in tree
+        has_index = isinstance(tree, list) and isinstance(key, int) and key < len(tree)
+        if not has_key and not has_index:
+            return default
+        tree = tree[key]
+    return tree
+
+
+def differences(left: Any, right: Any) -> list[Difference]:
+    """Return the leaves that differ, in the order of the first tree, then of the second."""
+    left_leaves = dict(leaves(left))
+    right_leaves = dict(leaves(right))
     return [
-        Difference(where, first.get(where), second.get(where))
-        for where in dict.fromkeys((*first, *second))
-        if first.get(where) != second.get(where)
+        Difference(where, left_leaves.get(where), right_leaves.get(where))
+        for where in dict.fromkeys((*left_leaves, *right_leaves))
+        if left_leaves.get(where) != right_leaves.get(where)
     ]

@@ -15,7 +15,8 @@ from typing import IO, Any, cast
 MOST_UNPACKED_BYTES = 256 << 20
 MOST_RATIO = 100
 """A file may unpack to this multiple of its size, if that is more. Zeros shrink to a thousandth."""
-_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_GZIP = b"\x1f\x8b"
+_ZIP = b"PK\x03\x04"
 _DAMAGED = (
     *(OSError, EOFError, RuntimeError, NotImplementedError, ValueError),
     *(zlib.error, lzma.LZMAError, zipfile.BadZipFile),
@@ -24,7 +25,7 @@ _DAMAGED = (
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, or what a gzip file or a zip file of one file holds, whatever its name is.
+    """Open a file, or what a gzip file or a zip file of one file holds, under any name.
 
     Reading raises ValueError for a damaged file and one that unpacks to too much; opening it too,
     for a zip file of several. Raises OSError for a file that can't be opened.
@@ -65,7 +66,8 @@ class _Limited(io.RawIOBase):
     """Bytes of a compressed file, up to a limit; damage becomes a ValueError."""
 
     def __init__(self, unpacked: IO[bytes], limit_bytes: int) -> None:
-        self._unpacked, self._limit_bytes = unpacked, limit_bytes
+        self._unpacked = unpacked
+        self._limit_bytes = limit_bytes
         self._read_bytes = 0
 
     def readable(self) -> bool:

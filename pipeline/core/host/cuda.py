@@ -6,9 +6,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 
 PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 """Distributions of JAX's plug-in for CUDA, in the order in which JAX prefers them."""
@@ -18,24 +17,23 @@ INSTALL = (
     "install the `gpu` extra, pip install '.[gpu]', or '.[gpu13]' for CUDA 13, which needs a "
     "driver of 580 or later"
 )
-PLATFORMS, MEMORY_SHARE = "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""Variables that name the platforms for JAX to open, and the share of a GPU's memory to take."""
+PLATFORMS = "JAX_PLATFORMS"
+"""Variable with the platforms that JAX opens."""
+MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""Variable with the share of a GPU's memory that JAX takes at once."""
 DEFAULT_SHARE = 0.75
-"""The share that JAX takes of a GPU's memory at once, where nobody says otherwise."""
 
 
 def plugin() -> str | None:
-    """Return JAX's plug-in for CUDA with its version; None where none is installed."""
+    """Return JAX's plug-in for CUDA with its version; None if none is installed."""
     for name in PLUGINS:
-        try:
+        with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
     return None
 
 
 def driver_problem() -> str | None:
-    """Return why NVIDIA's driver can't be used; None where it starts and has a device."""
+    """Return why NVIDIA's driver can't be used; None if it starts and has a device."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
@@ -44,16 +42,17 @@ def driver_problem() -> str | None:
     if status:
         name = ctypes.c_char_p()
         driver.cuGetErrorName(status, ctypes.byref(name))
-        said = name.value.decode() if name.value else f"status {status}"
-        return f"the NVIDIA driver doesn't start: {said}"
+        reason = name.value.decode() if name.value else f"status {status}"
+        return f"the NVIDIA driver doesn't start: {reason}"
     count = ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
     return None if count.value else "the NVIDIA driver sees no device"
 
 
-def why_no_gpu(said: str = "") -> str:
-    """Return why JAX has no GPU, and what would help; `said` is what JAX gave as its reason."""
-    installed, platforms = plugin(), os.environ.get(PLATFORMS, "")
+def why_no_gpu(jax_reason: str = "") -> str:
+    """Return why JAX has no GPU, and what would help."""
+    installed = plugin()
+    platforms = os.environ.get(PLATFORMS, "")
     if installed is None:
         return INSTALL
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
@@ -61,12 +60,12 @@ def why_no_gpu(said: str = "") -> str:
     problem = driver_problem()
     if problem is not None:
         return f"{problem}; {installed} is installed"
-    return f"{said or 'JAX gives no reason'}; {installed} is installed"
+    return f"{jax_reason or 'JAX gives no reason'}; {installed} is installed"
 
 
 def share_memory(processes: int) -> dict[str, str]:
     """Return the variable by which each of several processes takes its share of a GPU's memory;
-    nothing where the user has set it."""
+    nothing if the user has set it."""
     if processes < 2 or MEMORY_SHARE in os.environ:
         return {}
     return {MEMORY_SHARE: f"{DEFAULT_SHARE / processes:.3f}"}
@@ -74,44 +73,23 @@ def share_memory(processes: int) -> dict[str, str]:
 
 def cuda_versions() -> dict[str, str]:
     """Return the versions of driver, CUDA and cuDNN, those that can be found."""
-    found = {"driver": _driver_version(), **_library_versions()}
-    return {name: text for name, text in found.items() if text}
-
-
-def _driver_version() -> str:
-    try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
-            line = file.readline()
-    except OSError:
-        return ""
-    numbers = [word for word in line.split() if word[:1].isdigit() and "." in word]
-    return numbers[0] if numbers else ""
-
-
-def _library_versions() -> dict[str, str]:
-    module = _versions_module()
-    if module is None:
-        return {}
-    cuda = _told(module.cuda_runtime_get_version)
-    dnn = _told(module.cudnn_get_version)
-    return {
-        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
-        "cudnn": f"{dnn // 10000}.{dnn % 10000 // 100}.{dnn % 100}" if dnn else "",
-    }
-
-
-def _versions_module() -> ModuleType | None:
+    versions = {}
+    with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        words = file.readline().split()
+        numbers = [word for word in words if word[:1].isdigit() and "." in word]
+        if numbers:
+            versions["driver"] = numbers[0]
     for name in MODULES:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    return None
-
-
-def _told(ask: Callable[[], int]) -> int:
-    """Return the number of a version; 0 where the library is not there."""
-    try:
-        return ask()
-    except RuntimeError:
-        return 0
+        with suppress(ImportError):
+            module = importlib.import_module(name)
+            break
+    else:
+        return versions
+    # Calls for a library that can't be loaded raise RuntimeError.
+    with suppress(RuntimeError):
+        if cuda := module.cuda_runtime_get_version():
+            versions["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    with suppress(RuntimeError):
+        if dnn := module.cudnn_get_version():
+            versions["cudnn"] = f"{dnn // 10000}.{dnn % 10000 // 100}.{dnn % 100}"
+    return versions

@@ -26,16 +26,6 @@ def require_usable_environment() -> None:
         raise RunError(
             "the working folder has been removed; change to one that exists, cd DIR"
         ) from error
-    _require_clock()
-
-
-def require_known_flags() -> None:
-    """Raise RunError if XLA would abort this process, which has not opened a device yet."""
-    if FLAGS in os.environ:
-        _require_flags(os.environ[FLAGS])
-
-
-def _require_clock() -> None:
     try:
         time.time()
     except (OverflowError, ValueError) as error:
@@ -50,6 +40,12 @@ def _require_clock() -> None:
         )
 
 
+def require_known_flags() -> None:
+    """Raise RunError if XLA would abort this process, which has not opened a device yet."""
+    if FLAGS in os.environ:
+        _require_flags(os.environ[FLAGS])
+
+
 @cache
 def _require_flags(flags: str) -> None:
     """Raise RunError unless XLA accepts the flags; it aborts the process at a wrong one."""
@@ -61,7 +57,7 @@ def _require_flags(flags: str) -> None:
     )
     if process.returncode == 0:
         return
-    said = process.stderr.decode(errors="replace").splitlines()
+    lines = process.stderr.decode(errors="replace").splitlines()
     # Its log has lines such as `E1125 05:02:16.4 29408 flags.cc:93] Can't interpret ...`.
-    reason = next((line.partition("] ")[2] for line in said if "] " in line), "")
+    reason = next((line.partition("] ")[2] for line in lines if "] " in line), "")
     raise RunError(f"{FLAGS} = {flags}: XLA refuses it: {reason or 'it gives no reason'}")

@@ -6,8 +6,8 @@ every tested version of JAX has to pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ def coordination_client() -> Any:
 
 
 def has_open_devices() -> bool:
-    """Return whether JAX has opened its devices. Every public call that tells opens them."""
+    """Return whether JAX has opened its devices. Every public call of that kind opens them."""
     return xla_bridge.backends_are_initialized()
 
 
@@ -60,20 +60,16 @@ def opened_program_files(client: Any) -> object:
     return compilation_cache._get_cache(client)
 
 
-@contextmanager
-def with_names_in_cache_key() -> Iterator[None]:
+def with_names_in_cache_key() -> AbstractContextManager[None]:
     """Inside, this thread's programs are found by their names and lines too. `jax.config` sets it
     for all threads."""
-    with config.compilation_cache_include_metadata_in_key(True):
-        yield
+    return config.compilation_cache_include_metadata_in_key(True)
 
 
-@contextmanager
-def with_least_compile_s(seconds: float) -> Iterator[None]:
+def with_least_compile_s(seconds: float) -> AbstractContextManager[None]:
     """Inside, this thread keeps programs that take longer to compile. `jax.config` sets it for all
     threads."""
-    with config.persistent_cache_min_compile_time_secs(seconds):
-        yield
+    return config.persistent_cache_min_compile_time_secs(seconds)
 
 
 def machine_code(cached: bytes) -> bytes:

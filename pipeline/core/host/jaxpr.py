@@ -51,8 +51,7 @@ class Scan:
 
     def split_operands(self, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
         """Return the constants, the carry and what is sliced."""
-        first, second = self.num_consts, self.num_consts + self.num_carry
-        return list(operands[:first]), list(operands[first:second]), list(operands[second:])
+        return _split(operands, self.num_consts, self.num_carry)
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,14 @@ class While:
     num_body_consts: int
 
     def split_operands(self, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Return the constants of the condition, those of the body, and the carry."""
-        first = self.num_condition_consts
-        second = first + self.num_body_consts
-        return list(operands[:first]), list(operands[first:second]), list(operands[second:])
+        """Return the constants of the condition and of the body, and the carry."""
+        return _split(operands, self.num_condition_consts, self.num_body_consts)
+
+
+def _split(operands: Sequence[T], first: int, second: int) -> tuple[list[T], list[T], list[T]]:
+    """Return the `first` operands, the `second` ones after them, and the others."""
+    last = first + second
+    return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 
 
 def walk(
@@ -98,13 +101,13 @@ def walk(
 
 def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
     """Return for each equation the variables that no later equation reads."""
-    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    read_later = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     last_reads: list[list[Var]] = []
     for equation in reversed(jaxpr.eqns):
         atoms = (*equation.invars, *equation.outvars)
-        read = {atom for atom in atoms if not isinstance(atom, Literal)} - needed
-        needed |= read
-        last_reads.append(list(read))
+        last_read = {atom for atom in atoms if not isinstance(atom, Literal)} - read_later
+        read_later |= last_read
+        last_reads.append(list(last_read))
     return last_reads[::-1]
 
 
@@ -170,11 +173,17 @@ def read_scan(equation: JaxprEqn) -> Scan:
     params = equation.params
     if "ft_in" in params:
         # Since JAX 0.11 the operands are three groups of a tree.
-        consts, carry, _ = map(len, params["ft_in"].unpack())
+        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
     else:
-        consts, carry = params["num_consts"], params["num_carry"]
+        num_consts = params["num_consts"]
+        num_carry = params["num_carry"]
     return Scan(
-        params["jaxpr"], consts, carry, params["length"], params["reverse"], params["unroll"]
+        params["jaxpr"],
+        num_consts,
+        num_carry,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
     )
 
 

@@ -12,7 +12,9 @@ REQUEST = struct.Struct("<cQQQ")
 follows."""
 ANSWER = struct.Struct("<cQ")
 """Whether it is an answer, and the size of what follows."""
-DONE, FAILED, NOT_INSTALLED = b"a", b"x", b"i"
+DONE = b"a"
+FAILED = b"x"
+NOT_INSTALLED = b"i"
 
 Compute = Callable[[bytes, bytes], Sequence[bytes | memoryview]]
 """Answers a request of a letter and its content. The message of what it raises is for the user."""
@@ -20,7 +22,8 @@ Compute = Callable[[bytes, bytes], Sequence[bytes | memoryview]]
 
 def serve(compute: Compute) -> None:
     """Answer requests until there are none."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    requests = sys.stdin.buffer
+    answers = sys.stdout.buffer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while head := requests.read(REQUEST.size):
         kind, memory_bytes, cpu_s, size_bytes = REQUEST.unpack(head)
@@ -43,7 +46,7 @@ def _answer(
         sys.exit(1)
     except ImportError as error:
         return NOT_INSTALLED, [str(error).encode()]
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic of a library in Rust isn't an Exception
         return FAILED, [(str(error) or type(error).__name__).encode(errors="replace")]
 
 

@@ -97,7 +97,8 @@ class LimitedProcess:
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, bytes]:
     """The status and the content of an answer. Raises OSError or struct.error without one."""
-    requests, answers = cast(Any, process.stdin), cast(Any, process.stdout)
+    requests = cast(Any, process.stdin)
+    answers = cast(Any, process.stdout)
     requests.write(request)
     requests.flush()
     status, size_bytes = ANSWER.unpack(answers.read(ANSWER.size))

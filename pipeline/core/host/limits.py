@@ -7,13 +7,12 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.host.cgroups import CGROUP, MEMBERSHIP, groups_of
-from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.memory import CGROUP, MEMBERSHIP, available_bytes, groups_of
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a process; None where there is no limit or it is unknown."""
+    """Resource limits of a process; None if there is no limit or it is unknown."""
 
     open_files: int | None
     file_bytes: int | None

@@ -1,4 +1,4 @@
-"""Facts about platforms: whatever else differs between devices asks for one of them by its name.
+"""Facts about platforms: code that differs between devices reads one of them by its name.
 
 To add a device, write its part in `pipeline/backends/devices`, and its platform here if JAX has one
 that isn't listed.
@@ -25,9 +25,9 @@ class Platform:
     is_traceable: bool = False
     """Whether JAX's profiler records its operations."""
     chooses_lowerings: bool = False
-    """Whether lowerings and layouts are chosen for it; elsewhere XLA's own are the fastest."""
+    """Whether lowerings and layouts are chosen for it; elsewhere XLA's are the fastest."""
     has_slow_loops: bool = False
-    """Whether XLA's own convolutions are slow inside a loop."""
+    """Whether XLA's convolutions are slow inside a loop."""
     keeps_programs: bool = False
     """Whether compiled programs are found by a key, without tracing."""
     optimizes_slowly: bool = False
@@ -67,4 +67,4 @@ PLATFORMS = (
 
 def platform_of(name: str) -> Platform:
     """Return the facts about a platform of JAX."""
-    return next((known for known in PLATFORMS if known.name == name), Platform(name))
+    return next((platform for platform in PLATFORMS if platform.name == name), Platform(name))

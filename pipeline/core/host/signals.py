@@ -43,7 +43,8 @@ class Signals:
         if number == signal.SIGHUP and self.stop is not None:
             return
         text = f"{signal.Signals(number).name} received"
-        first, self.stop = self.stop is None, self.stop or text
+        first = self.stop is None
+        self.stop = self.stop or text
         waits = (first and self._held) or is_importing(frame)
         if not self._interrupted and not waits:
             self._interrupted = True
@@ -61,7 +62,8 @@ class Signals:
     @contextmanager
     def released(self) -> Iterator[None]:
         """Inside `held`, a signal to stop interrupts; at once, if one was noted before."""
-        held, self._held = self._held, False
+        held = self._held
+        self._held = False
         try:
             self.check()
             yield
@@ -93,7 +95,8 @@ def heard(signals: Signals) -> Iterator[None]:
 
 
 def find_stops() -> tuple[signal.Signals, ...]:
-    """The signals that stop this process; without SIGHUP where it is ignored, as under `nohup`."""
+    """Return the signals that stop this process; without SIGHUP if it is ignored, as under
+    `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return tuple(number for number in STOP if number != signal.SIGHUP or not ignored)
 

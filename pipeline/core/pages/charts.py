@@ -10,8 +10,12 @@ import numpy as np
 
 from pipeline.core.pages.drawing import Drawing
 
-WIDTH, HEIGHT = 420, 260
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 26, 34
+WIDTH = 420
+HEIGHT = 260
+LEFT = 52
+RIGHT = 12
+TOP = 26
+BOTTOM = 34
 MAX_POINTS = 240
 """Points of a curve: there are not more pixels to see."""
 MAX_DOTS = 1500
@@ -21,9 +25,11 @@ PALE = ("gap", "pale-sand", "pale-blue", "pale-red")
 """Colours of blocks whose words are dark."""
 
 WIDE = 1056.0
-LABELS, NOTES = 150.0, 70.0
+LABELS = 150.0
+NOTES = 70.0
 """Room for the labels of lanes and for the notes at their ends."""
-LANE, LANE_GAP = 22.0, 6.0
+LANE = 22.0
+LANE_GAP = 6.0
 LETTER = 7.0
 """Width of a letter, roughly."""
 
@@ -108,24 +114,24 @@ def draw_frame(
 def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
     """Draw curves over steps; None if no two steps have a finite value.
 
-    A curve of more than `MAX_POINTS` values is drawn as the means of as many groups of consecutive
+    A curve of more than `MAX_POINTS` values is drawn as means of `MAX_POINTS` groups of consecutive
     values, over their range.
     """
-    drawn = [(curve, _group(curve)) for curve in curves]
-    drawn = [(curve, groups) for curve, groups in drawn if len(groups)]
-    if not drawn:
+    groups_by_curve = [(curve, _group(curve)) for curve in curves]
+    groups_by_curve = [(curve, groups) for curve, groups in groups_by_curve if len(groups)]
+    if not groups_by_curve:
         return None
-    points = np.concatenate([groups for _, groups in drawn])
+    points = np.concatenate([groups for _, groups in groups_by_curve])
     if points[:, 0].max() == points[:, 0].min():
         return None
     x = horizontal_axis(*_range_of(points[:, 0], 0))
     y = vertical_axis(*_range_of(points[:, 2:], 0.05))
     chart = draw_frame(title, x, y, "step")
     right = WIDTH - RIGHT
-    for (curve, groups), colour in reversed(list(zip(drawn, SERIES, strict=False))):
+    for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
         places = [(x.place(step), *map(y.place, values)) for step, *values in groups]
         _draw_curve(chart, np.array(places), colour, curve.marked)
-        if len(drawn) > 1:
+        if len(groups_by_curve) > 1:
             chart.add("text", "end", curve.name, x=right, y=14)
             right -= 7 * len(curve.name) + 6
             chart.add("circle", colour, cx=right, cy=10, r=4)
@@ -149,28 +155,33 @@ def _draw_curve(chart: Drawing, places: np.ndarray, colour: str, marked: bool) -
 def _group(curve: Curve) -> np.ndarray:
     """(groups, 4): last step, mean, least and greatest value of each group of finite values."""
     finite = np.isfinite(curve.values)
-    steps, values = curve.steps[finite].astype(float), curve.values[finite].astype(float)
+    steps = curve.steps[finite].astype(float)
+    values = curve.values[finite].astype(float)
     if not len(values):
         return np.zeros((0, 4))
     cuts = np.unique(np.linspace(0, len(values), min(len(values), MAX_POINTS) + 1).astype(int))
-    starts, ends = cuts[:-1], cuts[1:]
+    starts = cuts[:-1]
+    ends = cuts[1:]
     means = np.add.reduceat(values, starts) / (ends - starts)
-    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    low = np.minimum.reduceat(values, starts)
+    high = np.maximum.reduceat(values, starts)
     return np.stack([steps[ends - 1], means, low, high], axis=1)
 
 
 def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing | None:
     """Draw predicted against true numbers (n,), with the line where they are equal."""
     finite = np.isfinite(true) & np.isfinite(predicted)
-    true, predicted = true[finite], predicted[finite]
+    true = true[finite]
+    predicted = predicted[finite]
     if not len(true):
         return None
-    chosen = np.unique(np.linspace(0, len(true) - 1, min(len(true), MAX_DOTS)).astype(int))
+    dots = np.unique(np.linspace(0, len(true) - 1, min(len(true), MAX_DOTS)).astype(int))
     low, high = _range_of(np.concatenate([true, predicted]), 0.04)
-    x, y = horizontal_axis(low, high), vertical_axis(low, high)
+    x = horizontal_axis(low, high)
+    y = vertical_axis(low, high)
     chart = draw_frame(title, x, y, "true")
     chart.add("line", "ideal", x1=x.begin, y1=y.begin, x2=x.end, y2=y.end)
-    for across, up in zip(true[chosen], predicted[chosen], strict=True):
+    for across, up in zip(true[dots], predicted[dots], strict=True):
         chart.add("circle", "dot blue", cx=x.place(across), cy=y.place(up), r=2.2)
     return chart
 
@@ -182,7 +193,8 @@ def histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Dra
         return None
     reach = float(np.abs(values).max()) or 1.0
     counts, edges = np.histogram(values, bars, (-reach, reach))
-    x, y = horizontal_axis(-reach, reach), vertical_axis(0, float(counts.max()) * 1.05)
+    x = horizontal_axis(-reach, reach)
+    y = vertical_axis(0, float(counts.max()) * 1.05)
     chart = draw_frame(title, x, y, label)
     wide = x.place(edges[1]) - x.begin - 1
     for count, edge in zip(counts, edges[:-1], strict=True):
@@ -227,7 +239,8 @@ def _draw_block(chart: Drawing, block: LaneBar, x: ChartAxis, top: float) -> Non
 
 def pile_blocks(parts: Iterable[tuple[str, float, str]]) -> list[LaneBar]:
     """Return blocks laid end to end, from their colours, sizes and words; none of no size."""
-    blocks, at = [], 0.0
+    blocks = []
+    at = 0.0
     for colour, size, words in parts:
         if size > 0:
             blocks.append(LaneBar(at, at + size, colour, words, words))
@@ -240,13 +253,15 @@ def round_values(low: float, high: float, most: int = 5) -> list[float]:
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
     step = next(nice * power for nice in (1, 2, 5, 10) if nice * power >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
 def _range_of(values: np.ndarray, margin: float) -> tuple[float, float]:
     """Return bounds of values, with a margin as a share of their range."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     reach = high - low or abs(high) or 1.0
     # A curve of one value is drawn in the middle of its chart.
     aside = margin * reach if high > low else 0.5 * reach

@@ -1,4 +1,4 @@
-"""SVG drawings, whose texts are escaped and whose colours are those of pages."""
+"""SVG drawings, with escaped texts and the colours of pages."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def read_template(name: str) -> str:
 def _file_style() -> str:
     """Return rules without variables, which few viewers of SVG files know."""
     light, dark = re.findall(r":root {(.*?)}", read_template("colours.css"), re.DOTALL)
-    rules = [_without_variables(read_template("charts.css"), colours) for colours in (light, dark)]
+    rules = [_replace_variables(read_template("charts.css"), colours) for colours in (light, dark)]
     return f"\n{rules[0]}@media (prefers-color-scheme: dark) {{\n{rules[1]}}}\n"
 
 
-def _without_variables(rules: str, colours: str) -> str:
+def _replace_variables(rules: str, colours: str) -> str:
     values = dict(re.findall(r"--([\w-]+): ([^;]+);", colours))
     return re.sub(r"var\(--([\w-]+)\)", lambda name: values[name[1]], rules)

@@ -128,8 +128,8 @@ def render_page(page: Page, template: str = "page.html", **values: Any) -> str:
     The policy of the page allows no script. A character without bytes in UTF-8, such as half of a
     pair, becomes a question mark.
     """
-    found = _templates().get_template(template)
-    return found.render(page=page, **values).encode("utf-8", "replace").decode()
+    html_template = _templates().get_template(template)
+    return html_template.render(page=page, **values).encode("utf-8", "replace").decode()
 
 
 def _sha256(script: str) -> str:

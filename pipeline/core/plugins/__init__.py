@@ -1,1 +1,1 @@
-"""Code of the user's own: what `--plugin` names on the command line, and nothing else loads."""
+"""Custom code, which only `--plugin` on the command line loads."""

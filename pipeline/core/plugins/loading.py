@@ -1,4 +1,4 @@
-"""Plug-ins: Python files and modules of the user's own, whose parts a recipe may name.
+"""Plug-ins: custom Python files and modules, whose parts a recipe may name.
 
 Only the command line (`--plugin FILE`) and the environment (`PIPELINE_PLUGINS`) name them, never a
 recipe: a recipe from a stranger runs no code.
@@ -20,7 +20,8 @@ from typing import Any
 
 from pipeline.core.errors import RecipeError, first_line
 
-FLAG, VARIABLE = "--plugin", "PIPELINE_PLUGINS"
+FLAG = "--plugin"
+VARIABLE = "PIPELINE_PLUGINS"
 PACKAGE = Path(__file__).parents[2]
 KERAS_BACKEND = "KERAS_BACKEND"
 """Variable from which Keras learns, when it is imported, what it computes with."""
@@ -66,19 +67,19 @@ def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises RecipeError for a flag without a file.
     """
     named: list[str] = []
-    others: list[str] = []
+    other_words: list[str] = []
     waiting = iter(arguments)
     for argument in waiting:
         flag, equals, value = argument.partition("=")
         if flag != FLAG:
-            others.append(argument)
+            other_words.append(argument)
             continue
         if not equals:
             value = next(waiting, "")
         if not value:
             raise RecipeError([f"{FLAG}: names nothing; must be a Python file, as {FLAG} parts.py"])
         named.append(value)
-    return named, others
+    return named, other_words
 
 
 def to_flags(named: Sequence[str]) -> list[str]:
@@ -94,8 +95,8 @@ def name_for_all(named: Sequence[str]) -> None:
     for name in named:
         if os.pathsep in _absolute(name):
             raise RecipeError([f"{FLAG} {name}: must have no {os.pathsep} in its path"])
-    known = _named_in_environment()
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *map(_absolute, named)]))
+    names = _named_in_environment()
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*names, *map(_absolute, named)]))
 
 
 def load_named() -> Iterator[Plugin]:
@@ -108,19 +109,19 @@ def load_named() -> Iterator[Plugin]:
     if names:
         # A Keras that one of them imports would look for TensorFlow.
         os.environ.setdefault(KERAS_BACKEND, "jax")
-    for given in names:
-        name = Path(given).stem if _is_file(given) else given
+    for source in names:
+        name = Path(source).stem if _is_file(source) else source
         held = _loaded.get(name)
-        if held is not None and held.given != given:
-            raise RecipeError([f"{FLAG} {given}: {held.given} is called {name} too; rename one"])
+        if held is not None and held.given != source:
+            raise RecipeError([f"{FLAG} {source}: {held.given} is called {name} too; rename one"])
         if held is None:
-            module = _import_file(given, name) if _is_file(given) else _import_module(given)
-            _loaded[name] = Plugin(name, given, module, _digests(given, module))
+            module = _import_file(source, name) if _is_file(source) else _import_module(source)
+            _loaded[name] = Plugin(name, source, module, _digests(source, module))
             yield _loaded[name]
 
 
 def loaded_plugins() -> tuple[Plugin, ...]:
-    """The plug-ins that are loaded, in the order of their names."""
+    """Return the plug-ins that are loaded, in the order of their names."""
     return tuple(_loaded[name] for name in sorted(_loaded))
 
 
@@ -135,17 +136,17 @@ def find_object(reference: str) -> Any:
         raise ValueError(f"{reference!r} must be module:name, as my_parts:MyNet")
     plugin = _loaded.get(name)
     if plugin is None:
-        known = ", ".join(_loaded) or "none is named"
+        names = ", ".join(_loaded) or "none is named"
         raise ValueError(
             f"{reference!r} is code, which runs only where the command line names it: add "
-            f"{FLAG} {name}.py, or {FLAG} {name} for an installed module (named: {known})"
+            f"{FLAG} {name}.py, or {FLAG} {name} for an installed module (named: {names})"
         )
-    found: Any = plugin.module
+    value: Any = plugin.module
     for attribute in path.split("."):
-        if not hasattr(found, attribute):
+        if not hasattr(value, attribute):
             raise ValueError(f"{reference!r}: {plugin.given} has no {attribute}")
-        found = getattr(found, attribute)
-    return found
+        value = getattr(value, attribute)
+    return value
 
 
 def missing_flag_hint() -> str:
@@ -155,48 +156,47 @@ def missing_flag_hint() -> str:
 
 
 def _named_in_environment() -> list[str]:
-    """The plug-ins that are named, each once, files by their absolute paths."""
+    """Return the plug-ins that are named, without repetitions, files by their absolute paths."""
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
     return list(dict.fromkeys(_absolute(name) for name in named if name))
 
 
-def _is_file(given: str) -> bool:
-    return given.endswith(".py") or os.sep in given
+def _is_file(source: str) -> bool:
+    return source.endswith(".py") or os.sep in source
 
 
-def _absolute(given: str) -> str:
-    return os.path.abspath(given) if _is_file(given) else given
+def _absolute(source: str) -> str:
+    return os.path.abspath(source) if _is_file(source) else source
 
 
 def _import_module(name: str) -> ModuleType:
-    with_hint = f"{FLAG} {name}"
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
-            missing = f"no module {name} is installed; a file is named with its ending: {name}.py"
-            raise RecipeError([f"{with_hint}: {missing}"]) from error
-        raise RecipeError([f"{with_hint}: {_why(error, None)}"]) from error
     except (Exception, SystemExit) as error:
-        raise RecipeError([f"{with_hint}: {_why(error, None)}"]) from error
+        reason = _describe_import_error(error, None)
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and name.startswith(missing):
+            reason = f"no module {name} is installed; a file is named with its ending: {name}.py"
+        raise RecipeError([f"{FLAG} {name}: {reason}"]) from error
 
 
-def _import_file(given: str, name: str) -> ModuleType:
-    """Import a file under its own name; what lies beside it can be imported too."""
-    path = Path(given)
+def _import_file(source: str, name: str) -> ModuleType:
+    """Import a file under its name; what is beside it can be imported too."""
+    path = Path(source)
     if not path.is_file():
-        raise RecipeError([f"{FLAG} {given}: there is no such file"])
+        raise RecipeError([f"{FLAG} {source}: there is no such file"])
     if not name.isidentifier():
-        raise RecipeError([f"{FLAG} {given}: {name} is no name of a module; rename the file"])
+        raise RecipeError([f"{FLAG} {source}: {name} is no name of a module; rename the file"])
     if _is_taken(name, path):
-        problem = f"{name} is the name of another module; rename the file"
-        raise RecipeError([f"{FLAG} {given}: {problem}"])
+        raise RecipeError(
+            [f"{FLAG} {source}: {name} is the name of another module; rename the file"]
+        )
     if name in sys.modules:
         # A test of the user's has imported it before.
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise RecipeError([f"{FLAG} {given}: must be a Python file, ending in .py"])
+        raise RecipeError([f"{FLAG} {source}: must be a Python file, ending in .py"])
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
@@ -207,12 +207,12 @@ def _import_file(given: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
-        raise RecipeError([f"{FLAG} {given}: {_why(error, path)}"]) from error
+        raise RecipeError([f"{FLAG} {source}: {_describe_import_error(error, path)}"]) from error
     return module
 
 
 def _is_taken(name: str, path: Path) -> bool:
-    """Whether another module than that of this file has a name, imported or not."""
+    """Return whether another module than this file has a name, imported or not."""
     if name in sys.stdlib_module_names:
         return True
     if name in sys.modules:
@@ -225,8 +225,8 @@ def _is_taken(name: str, path: Path) -> bool:
     return Path(spec.origin).resolve() != path.resolve()
 
 
-def _why(error: BaseException, path: Path | None) -> str:
-    """Describe an error of an import, with the line of the user's file where it arose."""
+def _describe_import_error(error: BaseException, path: Path | None) -> str:
+    """Describe an error of an import, with the line of the user's file that raised it."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -240,7 +240,7 @@ def _why(error: BaseException, path: Path | None) -> str:
     return f"does not import: {where}{type(error).__name__}: {first_line(error)}{hint}"
 
 
-def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
+def _digests(source: str, module: ModuleType) -> Mapping[str, str]:
     """SHA-256 of a module's file and, of a file that was named, of what it imports of its folder.
 
     What is installed there, in a virtual environment or as this package, has a version instead.
@@ -248,23 +248,23 @@ def _digests(given: str, module: ModuleType) -> Mapping[str, str]:
     file = getattr(module, "__file__", None)
     if file is None:
         return {}
-    own = Path(file)
-    digests = {own.name: _sha256(own)}
-    if not _is_file(given):
+    module_file = Path(file)
+    digests = {module_file.name: _sha256(module_file)}
+    if not _is_file(source):
         return digests
     plugins = {Path(plugin.given) for plugin in _loaded.values() if _is_file(plugin.given)}
     files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
-    paths = {Path(other) for other in files if isinstance(other, str)} - {own, *plugins}
+    paths = {Path(other) for other in files if isinstance(other, str)} - {module_file, *plugins}
     for path in sorted(paths):
-        if own.parent in path.parents and not _is_installed(path) and path.is_file():
-            digests[str(path.relative_to(own.parent))] = _sha256(path)
+        if module_file.parent in path.parents and not _is_installed(path) and path.is_file():
+            digests[str(path.relative_to(module_file.parent))] = _sha256(path)
     return digests
 
 
 def _is_installed(path: Path) -> bool:
-    folders = {"site-packages", "dist-packages"}
-    own = Path(os.__file__).parent, PACKAGE
-    return not folders.isdisjoint(path.parts) or any(folder in path.parents for folder in own)
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    return any(folder in path.parents for folder in (Path(os.__file__).parent, PACKAGE))
 
 
 def _sha256(path: Path) -> str:

@@ -23,7 +23,7 @@ from pipeline.stages.record.run_directory import RANKS
 from pipeline.stages.record.summary import Summary, read_summary
 from pipeline.training.parallel.ranks import PeerGoneError
 
-WORKER = "pipeline.cli.processes.worker"
+WORKER = "pipeline.cli.worker"
 """Module that a process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05

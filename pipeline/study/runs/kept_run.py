@@ -11,9 +11,8 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
-from pipeline.core.files.error_text import dotted
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
-from pipeline.core.files.tree_diff import leaves
+from pipeline.core.files.tree_diff import dotted, leaves
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance

@@ -13,7 +13,7 @@ from pipeline.backends.feed import feed as feeds
 from pipeline.backends.feed import window_buffer
 from pipeline.backends.feed.window import batch_at
 from pipeline.core.errors import DataError
-from pipeline.core.host.aligned_array import ALIGNMENT_BYTES, aligned_zeros
+from pipeline.core.files.npy import ALIGNMENT_BYTES, aligned_zeros
 from pipeline.data.columns import Split
 from tests.backends.feed.feeding import (
     DEVICE,

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.knowledge_bank import Entry, read_bank, write_bank
-from pipeline.core.files.tuning_flow import Banks, operator_record, reuse_or_search
+from pipeline.core.files.knowledge_bank import (
+    Banks,
+    Entry,
+    operator_record,
+    read_bank,
+    reuse_or_search,
+    write_bank,
+)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.host.allocator import SETTINGS, VARIABLE, reexec_with_malloc_tunables
+from pipeline.core.host.process_start import SETTINGS, VARIABLE, reexec_with_malloc_tunables
 
 PROGRAM = """
 import ctypes, os, sys
-from pipeline.core.host.allocator import reexec_with_malloc_tunables
+from pipeline.core.host.process_start import reexec_with_malloc_tunables
 print("begun", flush=True)
 reexec_with_malloc_tunables()
 print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), *sys.argv[1:], flush=True)
@@ -67,7 +67,7 @@ def test_a_large_array_that_is_given_back_stays_with_the_process(tmp_path: Path)
     program = tmp_path / "arrays.py"
     program.write_text(
         "import resource\n"
-        "from pipeline.core.host.allocator import reexec_with_malloc_tunables\n"
+        "from pipeline.core.host.process_start import reexec_with_malloc_tunables\n"
         "reexec_with_malloc_tunables()\n"
         "import numpy as np\n"
         "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"

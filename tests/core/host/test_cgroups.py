@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.host.cgroups import groups_of
+from pipeline.core.host.memory import groups_of
 
 
 def _groups(membership: str, tmp_path: Path) -> list[str]:

@@ -16,7 +16,7 @@ os.execv(sys.executable, [sys.executable, *{arguments}])
 """
 FIRST_FILE = """
 import os, sys
-from pipeline.core.host.standard_streams import open_closed_streams
+from pipeline.core.host.process_start import open_closed_streams
 open_closed_streams()
 print("nowhere", file=sys.stdout, flush=True)
 print("nowhere", file=sys.stderr, flush=True)

@@ -30,8 +30,14 @@ from pipeline.backends.ascend.cost.task_time import (
 from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling, row_of
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
-from pipeline.core.files.knowledge_bank import Round, Status, ticks_best
-from pipeline.core.files.tuning_flow import Banks, operator_record, reuse_or_search
+from pipeline.core.files.knowledge_bank import (
+    Banks,
+    Round,
+    Status,
+    operator_record,
+    reuse_or_search,
+    ticks_best,
+)
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
 """Bank of the products of ResNet-50 at a batch of 32, as `tune` finds them by all tilings."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.core.files.knowledge_bank import Entry, Status
-from pipeline.core.files.tuning_flow import Banks, operator_record
+from pipeline.core.files.knowledge_bank import Banks, Entry, Status, operator_record
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.tune.search import Mode
 

@@ -13,8 +13,15 @@ from typing import Any, get_args
 import jax
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.knowledge_bank import Entry, Round, Status, ticks_best
-from pipeline.core.files.tuning_flow import Banks, operator_record, reuse_or_search
+from pipeline.core.files.knowledge_bank import (
+    Banks,
+    Entry,
+    Round,
+    Status,
+    operator_record,
+    reuse_or_search,
+    ticks_best,
+)
 from pipeline.core.host.platforms import platform_of
 from pipeline.models.lowerings.candidates import can_compute, candidates
 from pipeline.models.lowerings.problem.image_layout import Layout

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pipeline.config.schema import recipe_schema
+from pipeline.cli.schema import recipe_schema
 from pipeline.core.files.package_paths import CONF, RECIPES
 
 ROOT = CONF.parent

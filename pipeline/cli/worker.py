@@ -1,4 +1,4 @@
-"""One of several processes of a run: `python -m pipeline.cli.processes.worker FOLDER`.
+"""One of several processes of a run: `python -m pipeline.cli.worker FOLDER`.
 
 `pipeline.stages.launch.local` starts it. FOLDER has what to run, the environment its place.
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from pipeline.core.errors import PipelineError, exit_status_of
-from pipeline.core.host.garbage import collect_less_while_starting
+from pipeline.core.host.process_start import collect_less_while_starting
 from pipeline.core.host.signals import interrupt_command
 
 PR_SET_PDEATHSIG = 1
@@ -24,10 +24,16 @@ def main(folder: Path) -> int:
     """Run what is asked for, and return the exit status."""
     rank = int(os.environ["RANK"])
     request = json.loads((folder / "request.json").read_text())
-    _end_with(request["parent"])
+    # The system kills this process when the one that started it ends.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != request["parent"]:
+        os._exit(1)
     interrupt_command()
     collect_less_while_starting()
-    _keep_stdout_for_python()
+    # Libraries in C++ print to stderr then, which is a log.
+    python_stdout = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = os.fdopen(python_stdout, "w")
     # Imported under the guard above: it takes seconds.
     from pipeline.config.compose import check_tree
     from pipeline.inspect.dumps.run_inspection import RunInspection
@@ -54,20 +60,6 @@ def main(folder: Path) -> int:
         summary.write(folder)
     note_end(folder, rank)
     return summary.exit_status
-
-
-def _end_with(parent: int) -> None:
-    """Have the system kill this process when the one that started it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _keep_stdout_for_python() -> None:
-    """Let only Python print to stdout: libraries in C++ print there to stderr, which is a log."""
-    own = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = os.fdopen(own, "w")
 
 
 if __name__ == "__main__":

@@ -1,45 +1,26 @@
-"""Types of the values of options and arguments, and their completion."""
+"""Types of values with their completion, and the parameters that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.cli.commands.command import Argument, Option
 from pipeline.config.files import find_groups, find_recipes
-from pipeline.core.errors import UsageError, printable
+from pipeline.core.errors import UsageError
 
-MAX_SHOWN = 120
-RECIPE_KEY = "+recipe"
+MAX_SEED = 2**31 - 1
 
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
     """Raise UsageError for a value: the option with the value, and the rule."""
-    text = printable(str(value))
-    text = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    from pipeline.core.files.error_text import shown
+
     option = param.opts[0] if isinstance(param, click.Option) else ""
-    raise UsageError([f"{option} {text}".strip()], rule)
-
-
-class WholeNumber(click.ParamType):
-    """A whole number from `least` to `most`, in decimal digits alone."""
-
-    name = "n"
-
-    def __init__(self, least: int, most: int) -> None:
-        self.least = least
-        self.most = most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError for anything else."""
-        text = str(value)
-        is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
-        if not is_whole or not self.least <= int(text) <= self.most:
-            _refuse(param, value, f"must be a whole number from {self.least:,} to {self.most:,}")
-        return int(text)
+    raise UsageError([f"{option} {shown(str(value))}".strip()], rule)
 
 
 class Number(click.ParamType):
@@ -64,6 +45,20 @@ class Number(click.ParamType):
         return number
 
 
+class WholeNumber(Number):
+    """A whole number from `least` to `most`, in decimal digits alone."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Raises UsageError for anything else."""
+        text = str(value)
+        is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
+        if not is_whole or not self.least <= int(text) <= self.most:
+            _refuse(param, value, f"must be a whole number from {self.least:,} to {self.most:,}")
+        return int(text)
+
+
 class OneOf(click.Choice[str]):
     """One of several words."""
 
@@ -77,10 +72,8 @@ class OneOf(click.Choice[str]):
 class FilePath(click.ParamType):
     """A path, which need not exist; `is_folder` completes folders alone."""
 
-    name = "path"
-
     def __init__(self, *, is_folder: bool = False) -> None:
-        self.is_folder = is_folder
+        self.name = "folder" if is_folder else "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path. Raises UsageError for an empty one."""
@@ -92,7 +85,7 @@ class FilePath(click.ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         """Let the shell complete files or folders."""
-        return [CompletionItem(incomplete, type="dir" if self.is_folder else "file")]
+        return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
 
 
 class CommaList(click.ParamType):
@@ -140,9 +133,69 @@ def complete_override(incomplete: str) -> list[CompletionItem[str]]:
     key, equals, value = incomplete.partition("=")
     if not equals:
         return []
-    names: Sequence[str] = ()
-    if key == RECIPE_KEY:
-        names = list(find_recipes(Path.cwd()))
-    elif key in (groups := find_groups()):
-        names = list(groups[key])
+    names = find_recipes(Path.cwd()) if key == "+recipe" else find_groups().get(key, {})
     return [CompletionItem(f"{key}={name}") for name in names if name.startswith(value)]
+
+
+def path_argument(name: str, text: str, *, metavar: str = "", is_folder: bool = False) -> Argument:
+    """Return an argument that names a file or a folder."""
+    path_type = FilePath(is_folder=is_folder)
+    return Argument(name, metavar=metavar or name.upper(), type=path_type, text=text)
+
+
+def run_dir(name: str = "run_dir", *, metavar: str = "", text: str) -> Argument:
+    """Return the argument that names a run."""
+    return path_argument(name, text, metavar=metavar, is_folder=True)
+
+
+def overrides(
+    metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
+    text: str = "Recipe, lenet5_digits unless it is given, and its keys and parts, as for a run.",
+    *,
+    may_be_run: bool = False,
+) -> Argument:
+    """Return the argument of a recipe: the only one that is typed KEY=VALUE."""
+    return Argument(
+        "overrides",
+        nargs=-1,
+        type=Override(may_be_run=may_be_run),
+        metavar=metavar,
+        text=text,
+    )
+
+
+def layers_option() -> Option:
+    """Return `--layers`."""
+    return Option(
+        "--layers",
+        type=CommaList(),
+        metavar="PATTERN,...",
+        default=(),
+        show_default=False,
+        was="layers",
+        help="Layers by glob pattern, such as conv_*; all unless it is given.",
+    )
+
+
+def what_option(default: str, text: str) -> Option:
+    """Return `--what`."""
+    choices = OneOf(["input", "output", "all"])
+    return Option("--what", type=choices, default=default, was="what", help=text)
+
+
+def out_option(metavar: str, text: str, **settings: Any) -> Option:
+    """Return `--out`, where a command writes."""
+    is_folder = metavar == "FOLDER"
+    return Option(
+        "--out", type=FilePath(is_folder=is_folder), metavar=metavar, help=text, **settings
+    )
+
+
+def seed_option(text: str, default: int | None = 0) -> Option:
+    """Return `--seed`."""
+    return Option("--seed", type=WholeNumber(0, MAX_SEED), default=default, help=text)
+
+
+def metric_option(text: str, default: str | None = None) -> Option:
+    """Return `--metric`."""
+    return Option("--metric", metavar="NAME", default=default, help=text)

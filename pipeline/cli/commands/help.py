@@ -11,9 +11,6 @@ from pipeline.cli.commands.command import PROGRAM, Argument
 from pipeline.config.files import description, find_groups, find_recipes
 from pipeline.core.errors import printable
 
-HEAD = """\
-Train what a YAML recipe describes.
-"""
 TRAINING: Mapping[str, str] = {
     "": "the default recipe, lenet5_digits",
     "+recipe=NAME KEY=VALUE ...": "a recipe, with keys overridden",
@@ -29,44 +26,33 @@ FLAGS: Mapping[str, str] = {
     "--version": "versions of this package, Python and jax",
     "--hydra-help": "flags of Hydra's own",
 }
-STATUSES = (
-    "Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong."
-)
+STATUSES = """
+Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong.
+
+Recipes (+recipe=NAME)"""
+KEYS = """\
+Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |
+train.passes | train.steps, train.sink, train.sink_size, train.optimizer.lr,
+train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_steps,
+checkpoint.keep, checkpoint.restore, debug.
+"""
 WIDTH = 37
 """Characters of what a command takes; a longer one shortens the space after it."""
 
 
 def guide(commands: Mapping[str, click.Command]) -> str:
-    """The text of `--help`; reads only file headers and composes nothing."""
-    parts = [
-        HEAD,
-        *_calls(commands),
-        "",
-        STATUSES,
-        "",
-        "Recipes (+recipe=NAME)",
-        *_lines(find_recipes(Path.cwd())),
-        "",
-    ]
-    for group, options in find_groups().items():
-        parts += [f"Group {group} ({group}=NAME)", *_lines(options), ""]
-    parts.append("Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |")
-    parts.append("train.passes | train.steps, train.sink, train.sink_size, train.optimizer.lr,")
-    parts.append(
-        "train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_steps,"
-    )
-    parts.append("checkpoint.keep, checkpoint.restore, debug.")
-    return "\n".join([*parts, ""])
-
-
-def _calls(commands: Mapping[str, click.Command]) -> list[str]:
-    """Return a line for each way to call the program."""
+    """Return the text of `--help`; reads only file headers and composes nothing."""
     calls = {**TRAINING, **_summaries(commands), **FLAGS}
-    return [f"  {PROGRAM} {takes:<{WIDTH}} {text}" for takes, text in calls.items()]
+    lines = [f"  {PROGRAM} {takes:<{WIDTH}} {text}" for takes, text in calls.items()]
+    recipes = _list_files(find_recipes(Path.cwd()))
+    parts = ["Train what a YAML recipe describes.", "", *lines, STATUSES, *recipes, ""]
+    for group, options in find_groups().items():
+        parts += [f"Group {group} ({group}=NAME)", *_list_files(options), ""]
+    return "\n".join([*parts, KEYS])
 
 
 def _summaries(commands: Mapping[str, click.Command]) -> dict[str, str]:
-    """Return the line of each command by its words, with those of groups inside."""
+    """Return the line of each command by its words, and of groups inside."""
     lines: dict[str, str] = {}
     for name, command in commands.items():
         if isinstance(command, click.Group):
@@ -78,7 +64,7 @@ def _summaries(commands: Mapping[str, click.Command]) -> dict[str, str]:
     return lines
 
 
-def _lines(files: Mapping[str, Path]) -> list[str]:
+def _list_files(files: Mapping[str, Path]) -> list[str]:
     width = max(map(len, files), default=0)
     lines = (f"  {name:<{width}}  {description(file)}" for name, file in files.items())
     return [printable(line) for line in lines]

@@ -1,1 +1,0 @@
-"""Arguments that ask something of texts."""

@@ -1,1 +1,0 @@
-"""Processes that the program starts by itself."""

@@ -1,0 +1,82 @@
+"""The first settings of a process: standard streams, the allocator, the collection of garbage.
+
+XLA allocates the memory of a program at every dispatch, a gigabyte for a step of ResNet-18, and
+frees it again. The C library passes all of that on to the kernel, which clears 300,000 pages of
+4 kB each time: a quarter of the step. glibc reads its tunables before a process starts (its manual,
+"Memory Allocation Tunables"), so a process without them restarts itself with them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+VARIABLE = "GLIBC_TUNABLES"
+TUNABLES: Mapping[str, int] = {
+    "glibc.malloc.hugetlb": 1,  # request huge pages if the kernel leaves the choice to programs
+    "glibc.malloc.mmap_max": 0,  # no separate mapping for large arrays, which free() unmaps
+    "glibc.malloc.trim_threshold": 1 << 40,  # keep free memory at the end of the heap
+    "glibc.malloc.arena_max": 1,  # the arenas of threads have no room for large arrays
+}
+SETTINGS: Mapping[str, str] = {
+    VARIABLE: ":".join(f"{name}={value}" for name, value in TUNABLES.items())
+}
+"""Variables to add to the environment."""
+
+SELDOM = 100_000
+WHILE_STARTING = 2_000_000
+YOUNG_COLLECTIONS = 20
+OLD_COLLECTIONS = 100
+"""New objects until the youngest are looked through, and how often that happens until the second
+and the third generation are."""
+
+
+def open_closed_streams() -> None:
+    """Open stdin, stdout and stderr on nothing if they are closed.
+
+    Otherwise Python has no `sys.stdout`, and the next file that is opened takes its number: what
+    libraries print would land in a checkpoint.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def reexec_with_malloc_tunables() -> None:
+    """Restart this process, with the same arguments, under an allocator that keeps memory.
+
+    Only once, only with glibc, and not if the user has set tunables. If the system refuses, the
+    process goes on without them.
+    """
+    if VARIABLE in os.environ or not sys.executable:
+        return
+    # The name of another C library is an error.
+    with suppress(AttributeError, ValueError, OSError):
+        if (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, **SETTINGS})
+
+
+def collect_less_while_starting() -> None:
+    """Hardly look for garbage while imports and tracing create millions of objects, which stay.
+
+    To look through them again and again took some 0.25 of 3 s until the first step.
+    """
+    gc.set_threshold(WHILE_STARTING, YOUNG_COLLECTIONS, OLD_COLLECTIONS)
+
+
+def collect_seldom() -> None:
+    """Look for garbage now and then among objects that are new, if `collect_less_while_starting`
+    was called."""
+    if gc.get_threshold()[0] == WHILE_STARTING:
+        gc.freeze()
+        gc.set_threshold(SELDOM, YOUNG_COLLECTIONS, OLD_COLLECTIONS)
