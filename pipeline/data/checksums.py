@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -49,3 +50,12 @@ def is_as_written(folder: Path, names: Collection[str]) -> bool:
         return read_text(folder / SUMS) == list_sums(folder, names)
     except (OSError, ValueError):
         return False
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as published: every mirror has it under this name."""
+
+    name: str
+    md5: str
+    size_bytes: int | None = None

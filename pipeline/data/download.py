@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.folder_lock import locked
-from pipeline.data.checksums import checksum
-from pipeline.data.remote_file import RemoteFile
+from pipeline.data.checksums import RemoteFile, checksum
 
 STALL_S = 30.0
 """Seconds that a mirror may send nothing, while connecting or later, before the next is tried."""

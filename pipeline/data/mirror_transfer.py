@@ -28,8 +28,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
-from pipeline.data.checksums import checksum
-from pipeline.data.remote_file import RemoteFile
+from pipeline.data.checksums import RemoteFile, checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
 """The fewest bytes in that time, so that a very slow mirror is given up too."""

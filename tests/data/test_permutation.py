@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.permutation import permuted
+from pipeline.data.order import permuted
 
 SEEDS = st.integers(0, 2**63 - 1)
 

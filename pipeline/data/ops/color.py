@@ -16,10 +16,8 @@ from pydantic import AfterValidator
 from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import image_shape
+from pipeline.data.ops.image import Range, image_shape, pick, repeat_op, steps
 from pipeline.data.ops.interpolation import rounded_quotient
-from pipeline.data.ops.loop import repeat_op
-from pipeline.data.ops.ranges import Range, pick, steps
 from pipeline.data.random import integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]

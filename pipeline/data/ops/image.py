@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, Strict
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Strict
 
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.random import integers
 
 Size = Annotated[tuple[PositiveInt, PositiveInt], Strict(False)]
 """[height, width] in pixels."""
@@ -70,3 +72,43 @@ def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
         return values[index]
     # By default jax.numpy checks and wraps every index, which doubles the time of a gather.
     return values.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
+    """Apply values = change(iteration, values) repeatedly; shape and dtype stay.
+
+    A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and recompute each
+    one's input for every reader: 457 ms instead of 74 for four iterations of four changes.
+    """
+    if xp is np or iterations < 2:
+        for iteration in range(iterations):
+            values = change(iteration, values)
+        return values
+    from jax import lax
+
+    return lax.fori_loop(0, iterations, change, values)
+
+
+STEPS = 4096
+
+
+def _check_order(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"the range {list(bounds)} ends before it begins; give [least, most]")
+    return bounds
+
+
+Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_order)]
+"""[least, most]; drawn evenly between them."""
+
+
+def steps(least: float, most: float) -> np.ndarray:
+    """The middles of a range's steps, float64 (STEPS,); of a range of one value, that value."""
+    if least == most:
+        return np.array([least])
+    return least + (most - least) * (np.arange(STEPS) + 0.5) / STEPS
+
+
+def pick(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
+    """Draw rows of a table uniformly: (*uniforms.shape, *table.shape[1:])."""
+    return xp.asarray(table)[integers(xp, uniforms, len(table))]

@@ -12,8 +12,7 @@ from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.ops.color import blend, exact_factors
-from pipeline.data.ops.image import Probability, image_shape
-from pipeline.data.ops.ranges import STEPS, pick
+from pipeline.data.ops.image import STEPS, Probability, image_shape, pick
 from pipeline.data.random import integers
 
 

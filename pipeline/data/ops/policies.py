@@ -11,13 +11,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.affine import Interpolation
+from pipeline.data.ops.affine import Fill, Interpolation, fill_levels
 from pipeline.data.ops.color import check_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
-from pipeline.data.ops.image import Size
-from pipeline.data.ops.loop import repeat_op
+from pipeline.data.ops.image import Size, repeat_op
 from pipeline.data.ops.policy_tables import POLICIES
-from pipeline.data.ops.rotation import Fill, fill_levels
 from pipeline.data.random import integers
 
 _SIGNED = frozenset(

@@ -20,12 +20,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import part
-from pipeline.data.blank_data import blank_data
-from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
-from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.checksums import SUMS, RemoteFile, checksum, is_as_written, list_sums
+from pipeline.data.columns import Facts, RawData, Split, blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import exclusive, fetch_all, require_published
-from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
 
 _SIDE = 32

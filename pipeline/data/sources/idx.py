@@ -13,11 +13,10 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.registry import part
-from pipeline.data.blank_data import blank_data
-from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.checksums import RemoteFile
+from pipeline.data.columns import Facts, RawData, Split, blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, require_published
-from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
 
 _UINT8 = 0x08

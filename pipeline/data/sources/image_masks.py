@@ -24,8 +24,7 @@ from pipeline.data.sources.image_columns import (
     read_sizes,
     require_readable_masks,
 )
-from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
-from pipeline.data.sources.image_listing import left_out_notes, list_images
+from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, left_out_notes, list_images
 from pipeline.data.targets import Targets
 
 MASK_SUFFIXES = (".png", ".bmp")

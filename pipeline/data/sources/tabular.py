@@ -25,12 +25,17 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
+from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
-from pipeline.data.tables.column_notes import column_notes
 from pipeline.data.tables.dates import date_example
-from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
+from pipeline.data.tables.fit_table import (
+    FitOptions,
+    column_notes,
+    encode_rows,
+    fit_table,
+    read_table,
+)
 from pipeline.data.tables.raw_table import RawTable, missing_column
-from pipeline.data.tables.split_rows import split_rows
 from pipeline.data.tables.table_targets import (
     read_labels,
     require_varied,

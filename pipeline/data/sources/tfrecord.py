@@ -14,8 +14,7 @@ from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
-from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
-from pipeline.data.sources.image_listing import require_within
+from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
 from pipeline.data.targets import Targets, standardised
 
 MAX_CLASSES = 1 << 20
