@@ -26,7 +26,8 @@ UNREADABLE_IMAGE = (
 )
 """Errors that Pillow raises for damaged or malicious files."""
 
-_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_SCAN = b"\xff\xda"
+_END = b"\xff\xd9"
 """Markers of a JPEG. Neither occurs in the data of a scan."""
 _TAIL_BYTES = 4096
 _TURN = Image.Transpose
@@ -44,7 +45,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
     """Open an image, a file or its bytes, without decoding it.
 
-    Raises one of `UNREADABLE_IMAGE` where it is refused.
+    Raises one of `UNREADABLE_IMAGE` if it is refused.
     """
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
@@ -59,11 +60,10 @@ def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.I
         yield image
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
-    """The image. Raises ValueError where its pixels have more bits: Pillow would cut them off."""
+def eight_bits(image: Image.Image) -> None:
+    """Raise ValueError for pixels of more than 8 bits, which Pillow would cut off."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
-    return image
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -95,13 +95,13 @@ def require_whole(
     """
     with open_image(path, formats) as image:
         check(image)
-        if _seems_whole(image, path):
+        if _seems_complete(image, path):
             return
     with open_image(path, formats) as image:
         image.load()
 
 
-def _seems_whole(image: Image.Image, path: Path) -> bool:
+def _seems_complete(image: Image.Image, path: Path) -> bool:
     if image.format == "PNG":
         try:
             image.verify()
@@ -124,7 +124,8 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 
     Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
     """
-    converted = upright(eight_bits(image)).convert(mode)
+    eight_bits(image)
+    converted = upright(image).convert(mode)
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
@@ -139,7 +140,8 @@ def class_colours(classes: int) -> np.ndarray:
     """A colour for each class, uint8 (classes, 3): black for the first, hues far apart after it."""
     colours = np.zeros((classes, 3), np.uint8)
     for label in range(1, classes):
-        hue, value = (0.11 + label * _GOLDEN) % 1, 1.0 if label % 2 else 0.75
+        hue = (0.11 + label * _GOLDEN) % 1
+        value = 1.0 if label % 2 else 0.75
         colours[label] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, value)))
     return colours
 
@@ -147,8 +149,7 @@ def class_colours(classes: int) -> np.ndarray:
 def mask_picture(mask: np.ndarray, classes: int) -> np.ndarray:
     """Draw integer masks (..., H, W) as RGB, uint8 (..., H, W, 3); other values are grey."""
     colours = np.concatenate([class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
-    known = (mask >= 0) & (mask < classes)
-    return colours[np.where(known, mask, classes)]
+    return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
 
 
 def mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:

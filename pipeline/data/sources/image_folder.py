@@ -17,6 +17,7 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
@@ -122,12 +123,10 @@ class ImageFolder(LocalDatasetSpec):
             )
         classes = class_names(self.root)
         images = list_classes(self.root, classes, self._within)
-        paths, labels = images.paths, images.labels
-        try:
+        labels = images.labels
+        with name_file(self.root):
             train, evaluated = hold_out(labels, classes, share, self.split_seed)
-        except ValueError as error:
-            raise DataError(f"{self.root}: {error}") from error
-        columns = self._images([[paths[row] for row in rows] for rows in (train, evaluated)])
+        columns = self._images([[images.paths[n] for n in rows] for rows in (train, evaluated)])
         return RawData(
             train=Split({"image": columns[0], "label": labels[train]}),
             eval=Split({"image": columns[1], "label": labels[evaluated]}),
@@ -150,7 +149,7 @@ class ImageFolder(LocalDatasetSpec):
             name: [value for table in tables for value in table.labels[name]]
             for name in tables[0].labels
         }
-        try:
+        with name_file(labels_csv):
             parsed = parse_labels(columns, self.task)
             if self.split is not None:
                 train_rows, eval_rows = hold_out(
@@ -161,8 +160,6 @@ class ImageFolder(LocalDatasetSpec):
                 train_rows = np.arange(count)
                 eval_rows = np.arange(count, len(paths))
             train_labels, eval_labels, targets = parsed.split(train_rows, eval_rows)
-        except ValueError as error:
-            raise DataError(f"{labels_csv}: {error}") from error
         untrained = set(parsed.groups.tolist()) - set(parsed.groups[train_rows].tolist())
         if untrained:
             name = targets.names[min(untrained)]
@@ -176,7 +173,7 @@ class ImageFolder(LocalDatasetSpec):
         )
 
     def _read_table(self, file: Path) -> ImageTable:
-        try:
+        with name_file(file):
             return read_image_table(
                 file,
                 self.root,
@@ -184,27 +181,24 @@ class ImageFolder(LocalDatasetSpec):
                 self.label_columns,
                 follow_links=self.follow_links,
             )
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file}: {_reason(error)}") from error
 
     def _images(self, paths: Sequence[Sequence[str]]) -> list[Column]:
         """The images of each list, of one size unless they are to be padded."""
         return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
+    """The training and the evaluation folder of `root`; `content` says what each must hold.
 
-
-def find_splits(root: Path) -> tuple[Path, Path]:
-    """The training and the evaluation folder of `root`. Raises DataError where one is missing."""
+    Raises DataError if one is missing.
+    """
     train = root / "train"
     candidates = [root / name for name in EVAL_FOLDERS]
     evaluation = next((folder for folder in candidates if folder.is_dir()), None)
     if not train.is_dir() or evaluation is None:
         raise DataError(
-            f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}; of images "
-            "in one folder, dataset.split=0.2 holds out a part"
+            f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}{content}; "
+            "of images in one folder, dataset.split=0.2 holds out a part"
         )
     return train, evaluation
 
@@ -270,7 +264,8 @@ def list_images(
     that can't be read.
     """
     require_within(folder, within)
-    images, left_out = [], []
+    images = []
+    left_out = []
     waiting: list[tuple[Path, frozenset[Path]]] = [(folder, frozenset())]
     while waiting:
         current, ancestors = waiting.pop()
@@ -278,7 +273,7 @@ def list_images(
         if real in ancestors:
             continue  # A link to a folder that it lies in.
         folders = []
-        for entry in _scan(current):
+        for entry in _scan_folder(current):
             if entry.is_symlink():
                 require_within(Path(entry.path), within)
             if entry.is_dir():
@@ -295,7 +290,7 @@ def list_images(
 
 def files_beside_folders(folder: Path) -> tuple[str, ...]:
     """The entries of a folder that aren't folders, sorted by name."""
-    return tuple(entry.path for entry in _scan(folder) if not entry.is_dir())
+    return tuple(entry.path for entry in _scan_folder(folder) if not entry.is_dir())
 
 
 def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
@@ -321,10 +316,10 @@ def require_within(path: Path, folder: Path | None) -> None:
         )
 
 
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
+def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            shown_entries = [entry for entry in entries if not entry.name.startswith(".")]
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder}: can't be read: {error.strerror or error}") from error
-    return sorted(shown_entries, key=lambda entry: entry.name)
+    return sorted(visible, key=lambda entry: entry.name)
