@@ -1,7 +1,7 @@
 """A tokenizer.json of the library `tokenizers`, computed by a process of limited memory and time.
 
-The file may be a stranger's: its replacements can grow a text without end, and its expressions can
-take hours.
+The file may be a stranger's: its replacements can grow a text without end, and its regular
+expressions can take hours.
 """
 
 from __future__ import annotations
