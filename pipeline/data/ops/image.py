@@ -29,7 +29,7 @@ Axis = Literal[1, 2]
 def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
     """(height, width, channels) of an image.
 
-    Raises ValueError for values that are no images, and for images with channels first.
+    Raises ValueError for other values, and for images with channels first.
     """
     if len(value.shape) != 3:
         raise ValueError(
@@ -42,6 +42,12 @@ def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
         )
     height, width, channels = value.shape
     return height, width, channels
+
+
+def require_image_dtype(dtype: str) -> None:
+    """Raise ValueError for a dtype that ops of interpolation don't take."""
+    if dtype not in ("uint8", "float16", "float32"):
+        raise ValueError(f"takes uint8, float16 or float32 images, not {dtype}")
 
 
 def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
@@ -61,8 +67,9 @@ def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
     if pixels.shape[0] == 1:
         # The indices are in range; "clip" avoids a check of numpy that doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
-    every = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
-    return pixels_at(xp, values, *((pixels, every) if axis == 1 else (every, pixels)))
+    across = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    rows, columns = (pixels, across) if axis == 1 else (across, pixels)
+    return pixels_at(xp, values, rows, columns)
 
 
 def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
@@ -77,8 +84,8 @@ def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
     """Apply values = change(iteration, values) repeatedly; shape and dtype stay.
 
-    A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and recompute each
-    one's input for every reader: 457 ms instead of 74 for four iterations of four changes.
+    A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and compute an input
+    again for each reader: 457 ms instead of 74 for four iterations of four changes.
     """
     if xp is np or iterations < 2:
         for iteration in range(iterations):

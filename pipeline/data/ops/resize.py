@@ -21,13 +21,13 @@ from pipeline.data.ops.image import (
     pick,
     pixels_along,
     pixels_at,
+    require_image_dtype,
     steps,
 )
 from pipeline.data.ops.interpolation import (
-    Pillow,
     Taps,
     average,
-    filtered,
+    filter_axis,
     mix,
     nearest_pixels,
     opencv_taps,
@@ -59,7 +59,13 @@ class Resize(GeometricOp):
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         height, width, channels = image_shape(value)
-        _check_dtype(self.interpolation, value.dtype)
+        if self.interpolation not in ("pil_cubic", "antialias"):
+            require_image_dtype(value.dtype)
+        elif value.dtype != "uint8":
+            raise ValueError(
+                f"{self.interpolation} takes uint8 images, not {value.dtype}; resize before "
+                "rescale, or take linear, nearest, cubic or area"
+            )
         if self.interpolation == "area" and value.dtype == "uint8" and height * width > _AREA_LIMIT:
             raise ValueError(f"can't average over images as large as {height}x{width}; crop first")
         return replace(value, shape=(*target_size(self.size, height, width), channels))
@@ -70,17 +76,6 @@ class Resize(GeometricOp):
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         return resized(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
-
-
-def _check_dtype(interpolation: Interpolation, dtype: str) -> None:
-    if interpolation in ("pil_cubic", "antialias"):
-        if dtype != "uint8":
-            raise ValueError(
-                f"{interpolation} takes uint8 images, not {dtype}; resize before rescale, or take "
-                "linear, nearest, cubic or area"
-            )
-    elif dtype not in ("uint8", "float16", "float32"):
-        raise ValueError(f"takes uint8, float16 or float32 images, not {dtype}")
 
 
 def target_size(size: Size | int, height: int, width: int) -> Size:
@@ -94,13 +89,20 @@ def target_size(size: Size | int, height: int, width: int) -> Size:
 
 def resized(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
     """Images (batch, height, width, channels) scaled to `size`."""
-    (height, width), (rows, columns) = values.shape[1:3], size
+    height, width = values.shape[1:3]
+    rows, columns = size
     fixed = values.dtype == np.uint8
     if interpolation == "nearest":
         values = pixels_along(xp, values, nearest_pixels(height, rows)[None], 1)
         return pixels_along(xp, values, nearest_pixels(width, columns)[None], 2)
     if interpolation == "pil_cubic" or interpolation == "antialias":
-        return _filtered(xp, values, size, interpolation)
+        down = pillow_taps(interpolation, height, rows)
+        across = pillow_taps(interpolation, width, columns)
+        # Bytes are rounded between the axes, so their order matters. Pillow 13 begins with the
+        # columns if that shrinks the image more; MindSpore never does.
+        if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
+            return filter_axis(xp, filter_axis(xp, values, down, 1), across, 2)
+        return filter_axis(xp, filter_axis(xp, values, across, 2), down, 1)
     if interpolation != "area":
         across = opencv_taps(interpolation, width, columns, 2, fixed=fixed)
         return mix(xp, values, across, opencv_taps(interpolation, height, rows, 1, fixed=fixed))
@@ -108,19 +110,6 @@ def resized(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> A
         return average(xp, values, size)
     across = widening_taps(width, columns, fixed=fixed)
     return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
-
-
-def _filtered(xp: Any, values: Any, size: Size, interpolation: Pillow) -> Any:
-    """Filter along one axis after the other; bytes are rounded between, so the order matters."""
-    (height, width), (rows, columns) = values.shape[1:3], size
-    down, across = (
-        pillow_taps(interpolation, source, target)
-        for source, target in ((height, rows), (width, columns))
-    )
-    # Pillow 13 begins with the columns where that shrinks the image more; MindSpore never does.
-    if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
-        return filtered(xp, filtered(xp, values, down, 1), across, 2)
-    return filtered(xp, filtered(xp, values, across, 2), down, 1)
 
 
 MAX_SIZES = 32
@@ -207,8 +196,7 @@ class RandomResizedCrop(GeometricOp):
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         *_, channels = image_shape(value)
-        if value.dtype not in ("uint8", "float16", "float32"):
-            raise ValueError(f"takes uint8, float16 or float32 images, not {value.dtype}")
+        require_image_dtype(value.dtype)
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -223,25 +211,31 @@ class RandomResizedCrop(GeometricOp):
         """The box of each sample, within images of height x width."""
         rows, columns = self._tries(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
-        first, any_fits = xp.argmax(fits, axis=1)[:, None], fits.any(axis=1)
+        first = xp.argmax(fits, axis=1)[:, None]
+        any_fits = fits.any(axis=1)
         rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
         central = self._central(height, width)
         top, left = (
             xp.floor(uniforms[:, place] * (length - taken + 1).astype(np.float32)).astype(np.int32)
             for place, length, taken in ((-2, height, rows), (-1, width, columns))
         )
-        drawn = zip((top, left, rows, columns), central, strict=True)
-        return Box(*(xp.where(any_fits, own, instead).astype(np.int32) for own, instead in drawn))
+        return Box(
+            *(
+                xp.where(any_fits, drawn, fallback).astype(np.int32)
+                for drawn, fallback in zip((top, left, rows, columns), central, strict=True)
+            )
+        )
 
     def _tries(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
         """Height and width of every attempt's box, int32 (batch, attempts)."""
         tries = self.max_attempts
         side = np.sqrt(steps(*self.scale) * height * width).astype(np.float32)
         aspect = np.exp(steps(log(self.ratio[0]), log(self.ratio[1])))
-        root, inverse = np.sqrt(aspect).astype(np.float32), (1 / aspect).astype(np.float32)
-        drawn = integers(xp, uniforms[:, tries : 2 * tries], len(aspect))
-        columns = xp.rint(pick(xp, uniforms[:, :tries], side) * xp.asarray(root)[drawn]).clip(1)
-        rows = xp.rint(columns * xp.asarray(inverse)[drawn]).clip(1)
+        root = np.sqrt(aspect).astype(np.float32)
+        inverse = (1 / aspect).astype(np.float32)
+        number = integers(xp, uniforms[:, tries : 2 * tries], len(aspect))
+        columns = xp.rint(pick(xp, uniforms[:, :tries], side) * xp.asarray(root)[number]).clip(1)
+        rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
         return rows.astype(np.int32), columns.astype(np.int32)
 
     def _central(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -262,17 +256,16 @@ def crop_and_resize(
         columns = box.left[:, None] + xp.asarray(_nearest(width, size[1]))[box.width]
         return pixels_at(xp, values, rows, columns)
     fixed = values.dtype == np.uint8
-    across, down = (
-        _taps(interpolation, width, size[1], 2, fixed),
-        _taps(interpolation, height, size[0], 1, fixed),
-    )
-    return mix(xp, values, _at(xp, across, box.left, box.width), _at(xp, down, box.top, box.height))
+    across = _taps(interpolation, width, size[1], 2, fixed)
+    down = _taps(interpolation, height, size[0], 1, fixed)
+    across = _select_taps(xp, across, box.left, box.width)
+    return mix(xp, values, across, _select_taps(xp, down, box.top, box.height))
 
 
-def _at(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
+def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
     """The taps of a crop that begins at `first` and is `length` pixels long."""
-    pixels, weights = xp.asarray(taps.pixels)[length], xp.asarray(taps.weights)[length]
-    return Taps(first[:, None, None] + pixels, weights)
+    pixels = first[:, None, None] + xp.asarray(taps.pixels)[length]
+    return Taps(pixels, xp.asarray(taps.weights)[length])
 
 
 @lru_cache
@@ -291,4 +284,7 @@ def _taps(
         opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(longest + 1)
     ]
-    return Taps(*(np.concatenate([getattr(t, n) for t in lengths]) for n in ("pixels", "weights")))
+    return Taps(
+        np.concatenate([taps.pixels for taps in lengths]),
+        np.concatenate([taps.weights for taps in lengths]),
+    )

@@ -55,7 +55,7 @@ def adjusted(values, name, text):
 
 def sharpened(values, text):
     tables = blend_table(float(text), "value")
-    return look_up_blend(np, color_changes.smoothed(np, values), values, tables, one(0))
+    return look_up_blend(np, color_changes.smooth(np, values), values, tables, one(0))
 
 
 def ours(op, name, text, values):
@@ -90,18 +90,18 @@ def ours(op, name, text, values):
         case "sharpness":
             output = sharpened(values, text)
         case "posterize":
-            output = table(values, color_changes.posterized(int(text)))
+            output = table(values, color_changes.posterize_table(int(text)))
         case "solarize":
-            output = table(values, color_changes.solarized(int(text)))
+            output = table(values, color_changes.solarize_table(int(text)))
         case "invert":
-            output = table(values, color_changes.inverted())
+            output = table(values, color_changes.invert_table())
         case "autocontrast":
             output = color_changes.look_up(
-                np, values, color_changes.stretched(np, color_changes.histograms(np, values))
+                np, values, color_changes.stretch_table(np, color_changes.histograms(np, values))
             )
         case "equalize":
             output = color_changes.look_up(
-                np, values, color_changes.equalized(np, color_changes.histograms(np, values))
+                np, values, color_changes.equalize_table(np, color_changes.histograms(np, values))
             )
         case _:
             output = adjusted(values, op, text)
