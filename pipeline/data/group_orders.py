@@ -19,9 +19,9 @@ _MAX_INDEX = 2**31 - 1
 class BalancedOrder(SampleOrder):
     """The endless order of a split whose passes have all classes equally often, give or take one.
 
-    A pass has as many samples as the split. Those of a class come in an endless sequence of
-    shuffles of all of them, in which a pass goes on where the one before has stopped: none is drawn
-    again before all were drawn. Any pass is still a pure function of (seed, pass).
+    A pass has as many samples as the split. The samples of a class come in an endless sequence of
+    shuffles, which each pass continues: no sample is drawn again before all were drawn. Any pass is
+    still a pure function of (seed, pass).
     """
 
     labels: np.ndarray = field(compare=False)
@@ -32,34 +32,32 @@ class BalancedOrder(SampleOrder):
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of a pass: each plus `samples` times the number of its
-        draws in this pass so far."""
+        """The samples at some positions of a pass, plus `samples` times the earlier draws of each
+        in this pass."""
         slots = super()._samples_at(pass_, places)
         classes = len(self._rows)
-        kinds, ranks = slots % classes, slots // classes
-        drawn = np.empty(slots.shape, np.int64)
+        kinds = slots % classes
+        ranks = slots // classes
+        indices = np.empty(slots.shape, np.int64)
         for kind, rows in enumerate(self._rows):
-            mine = kinds == kind
-            per_pass = -(-(self.samples - kind) // classes)
-            drawn[mine] = self._drawn(kind, rows, pass_ * per_pass, per_pass)[ranks[mine]]
-        return drawn.astype(np.int32)
+            mask = kinds == kind
+            count = -(-(self.samples - kind) // classes)
+            indices[mask] = self._draw(kind, rows, pass_ * count, count)[ranks[mask]]
+        return indices.astype(np.int32)
 
-    def _drawn(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
+    def _draw(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
         """Entries `first` and following of a class's sequence, and how often each came before."""
-        places = np.arange(first, first + count)
-        shuffles, offsets = np.divmod(places, len(rows))
+        shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
         samples = np.empty(count, np.int64)
         for shuffle in np.unique(shuffles).tolist():
-            here = shuffles == shuffle
-            samples[here] = rows[self._shuffle(kind, shuffle, len(rows))[offsets[here]]]
-        # A shuffle repeats none, and so a sample of this pass comes at most once in each.
+            mask = shuffles == shuffle
+            permutation = np.arange(len(rows))
+            if self.shuffle:
+                permutation = _class_shuffle(self.seed, kind, shuffle, len(rows))
+            samples[mask] = rows[permutation[offsets[mask]]]
+        # A shuffle has each sample once, and so a sample comes at most once in each.
         times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
         return samples + times * self.samples
-
-    def _shuffle(self, kind: int, number: int, size: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(size)
-        return _class_shuffle(self.seed, kind, number, size)
 
     @cached_property
     def _rows(self) -> list[np.ndarray]:
@@ -84,9 +82,9 @@ _FILE_STREAM = 3 << 61
 class InterleavedOrder(SampleOrder):
     """The endless order of a split whose files are read `cycle_length` at a time, one sample each.
 
-    As tf.data's `interleave`: where a file has ended, the next one takes its place. With `shuffle`
+    As tf.data's `interleave`: when a file has ended, the next one takes its place. With `shuffle`
     the files of a pass come in an order drawn by (seed, pass), and samples are then shuffled within
-    `buffer_size`. A shard reads files of its own: every `num_shards`-th, from `shard_id` on.
+    `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
     """
 
     cycle_length: int
@@ -95,14 +93,14 @@ class InterleavedOrder(SampleOrder):
 
     @property
     def shard_samples(self) -> int:
-        """The number of samples of one repetition: those of the shard's files."""
+        """The number of samples of the shard's files."""
         return sum(self.files[self.shard_id :: self.num_shards])
 
     def reachable(self) -> np.ndarray:
         """The samples of the shard's files, in ascending order, int64."""
         ends = np.cumsum(self.files)
-        own = range(self.shard_id, len(self.files), self.num_shards)
-        return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in own])
+        numbers = range(self.shard_id, len(self.files), self.num_shards)
+        return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
 
     def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
         """The samples at some positions of a pass, int64 like `places`."""
@@ -133,10 +131,11 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
     `files` are the numbers of samples, in the order in which files are opened. Returns two int64
     arrays of as many entries as there are samples.
     """
-    # A place that finds the end of its file loses that turn, and opens the next file in the one
-    # after, as in tf.data.
+    # As in tf.data: at the end of its file a place loses one turn, and opens the next file in the
+    # turn after.
     free = [(0, place) for place in range(min(cycle_length, len(files)))]
-    places, turns = [], []
+    places = []
+    turns = []
     for size in files:
         turn, place = heapq.heappop(free)
         places.append(np.full(size, place))
@@ -177,14 +176,14 @@ class BucketedOrder(SampleOrder):
     @property
     def batches_per_repetition(self) -> int:
         """Batches in one repetition of the dataset: those of each bucket."""
-        full, rest = np.divmod(np.bincount(self.buckets), self.batch_size)
-        return int(full.sum()) + (0 if self.drop_remainder else int((rest > 0).sum()))
+        full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
+        return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
 
     @property
     def short_batch(self) -> int:
-        """The size of the shortest batch, where one is not full; else 0."""
-        rests = np.bincount(self.buckets) % self.batch_size
-        return 0 if self.drop_remainder or not rests.any() else int(rests[rests > 0].min())
+        """The size of the shortest batch if one isn't full, else 0."""
+        sizes = np.bincount(self.buckets) % self.batch_size
+        return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
         """The `count` batches that begin with global step `first_step`, the first step being 0."""
@@ -194,26 +193,30 @@ class BucketedOrder(SampleOrder):
         counts = np.empty(count, np.int32)
         for pass_ in np.unique(passes):
             rows = passes == pass_
-            of_pass, valid = self._batches_of(int(pass_))
-            indices[rows], counts[rows] = of_pass[batch[rows]], valid[batch[rows]]
+            samples, num_valid = self._pass_batches(int(pass_))
+            indices[rows] = samples[batch[rows]]
+            counts[rows] = num_valid[batch[rows]]
         return Batches(indices, passes.astype(np.int32), counts)
 
-    def _batches_of(self, pass_: int) -> tuple[np.ndarray, np.ndarray]:
+    def _pass_batches(self, pass_: int) -> tuple[np.ndarray, np.ndarray]:
         """All batches of a pass: samples (batches, batch size), and their numbers of valid ones."""
         order = self._pass_order(pass_)
         bucket_at = self.buckets[order]
-        rows, counts, complete_at = [], [], []
+        rows = []
+        counts = []
+        complete_at = []
         for bucket in range(int(self.buckets.max()) + 1):
             waiting = np.flatnonzero(bucket_at == bucket)
-            whole = len(waiting) // self.batch_size * self.batch_size
-            full, rest = waiting[:whole].reshape(-1, self.batch_size), waiting[whole:]
+            num_full = len(waiting) // self.batch_size * self.batch_size
+            full = waiting[:num_full].reshape(-1, self.batch_size)
+            remainder = waiting[num_full:]
             rows.append(full)
             counts.append(np.full(len(full), self.batch_size))
             complete_at.append(full[:, -1])
-            if len(rest) and not self.drop_remainder:
-                padding = np.repeat(rest[:1], self.batch_size - len(rest))
-                rows.append(np.concatenate([rest, padding])[None])
-                counts.append(np.array([len(rest)]))
+            if len(remainder) and not self.drop_remainder:
+                padding = np.repeat(remainder[:1], self.batch_size - len(remainder))
+                rows.append(np.concatenate([remainder, padding])[None])
+                counts.append(np.array([len(remainder)]))
                 complete_at.append(np.array([self.samples + bucket]))
         by_time = np.argsort(np.concatenate(complete_at))
         return order[np.concatenate(rows)[by_time]], np.concatenate(counts)[by_time]

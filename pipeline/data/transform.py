@@ -24,21 +24,19 @@ def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
-            values = tuple(_column(result, name) for name in op.columns)
+            for name in op.columns:
+                if name not in result:
+                    columns = ", ".join(sorted(result))
+                    raise ValueError(f"there is no column {name!r}; the columns are {columns}")
+            values = tuple(result[name] for name in op.columns)
             result.update(zip(op.columns, op.outputs(values), strict=True))
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
 
 
-def _column(specs: Mapping[str, ColumnSpec], name: str) -> ColumnSpec:
-    if name not in specs:
-        raise ValueError(f"there is no column {name!r}; the columns are {', '.join(sorted(specs))}")
-    return specs[name]
-
-
 def choices_among(ops: Sequence[MapOp]) -> int:
-    """The number of lists of ops, one of which is drawn for each step; 1 where all are fixed."""
+    """The number of lists of ops, one of which is drawn for each step; 1 if all are fixed."""
     return max((op.choices for op in ops), default=1)
 
 
@@ -50,8 +48,8 @@ def chosen_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
     """The number of the list of ops of a step, counted from 0: int32 (), a pure function of
     (seed, step), the same in numpy and jax.numpy."""
-    drawn = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
-    return integers(xp, drawn, choices)[0, 0]
+    draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
+    return integers(xp, draws, choices)[0, 0]
 
 
 def apply_ops(
@@ -64,9 +62,9 @@ def apply_ops(
     """
     result = dict(columns)
     for position, op in enumerate(ops):
-        drawn = uniforms(xp, seed, pass_, sample, position, op.draws)
+        draws = uniforms(xp, seed, pass_, sample, position, op.draws)
         values = tuple(result[name] for name in op.columns)
-        result.update(zip(op.columns, op.map(xp, values, drawn), strict=True))
+        result.update(zip(op.columns, op.map(xp, values, draws), strict=True))
     return result
 
 
@@ -115,7 +113,7 @@ def moving_labels(
 ) -> tuple[MapOp, ...]:
     """Make the ops that move pixels move their labels too, where pixels have labels.
 
-    Raises ValueError that opens with the op's position and name where labels can't follow it.
+    Raises ValueError that opens with the op's position and name if labels can't follow it.
     """
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
@@ -129,7 +127,7 @@ def moving_labels(
 
 def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
     moves = isinstance(op, Op) and op.moves_pixels and op.column == "image"
-    if not moves or not _of_places(specs["label"], specs["image"]):
+    if not moves or not _are_per_pixel(specs["label"], specs["image"]):
         return op
     if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
@@ -141,7 +139,7 @@ def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
     return JointGeometricOp(name=op.name, op=op, fill=ignore_index or 0)
 
 
-def _of_places(labels: ColumnSpec, image: ColumnSpec) -> bool:
+def _are_per_pixel(labels: ColumnSpec, image: ColumnSpec) -> bool:
     """Whether an image has one label for each pixel or token.
 
     Raises ValueError for labels of other positions, and for labels that are not integers.
