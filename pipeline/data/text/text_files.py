@@ -11,7 +11,7 @@ from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import shown
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
-from pipeline.data.text.tokenizer import decoded
+from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24
@@ -50,7 +50,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 def read_lines_of_text(file: Path) -> list[str]:
     """The lines of a text file that are not empty. Raises DataError if there is none."""
     with name_file(file):
-        lines = [line.strip() for line in decoded(_read(file)).splitlines()]
+        lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
     texts = [line for line in lines if line]
     if not texts:
         raise DataError(f"{file}: holds no text; must have one on each line")
@@ -62,12 +62,12 @@ def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
 
     Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
     """
-    limit = csv.field_size_limit(MAX_FIELD)
     with name_file(file):
         # Excel begins a file with a mark of its encoding.
-        text = decoded(_read(file)).removeprefix("\ufeff")
+        text = decode_utf8(_read(file)).removeprefix("\ufeff")
         if "\0" in text:
             raise ValueError("is no CSV: it holds zero bytes")
+        limit = csv.field_size_limit(MAX_FIELD)
         try:
             return _parse_rows(text, columns)
         except csv.Error as error:
