@@ -20,7 +20,7 @@ SUMS = "SHA256SUMS"
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """The checksum of a file in hexadecimal. Raises OSError if it can't be read."""
     status = path.stat()
-    # The time of a change of state can't be set, unlike that of a change of content.
+    # The time of the last change of state (ctime) can't be set, unlike mtime.
     identity = (
         *(status.st_dev, status.st_ino, status.st_size),
         *(status.st_mtime_ns, status.st_ctime_ns),

@@ -129,7 +129,7 @@ class SampleUnit:
     each: int = 1
     """The number of these units in a sample."""
     size: str | None = None
-    """Size of a sample in words, such as "of 128 tokens"; None gives its shape."""
+    """Size of a sample in words, such as "of 128 tokens"; None: its shape."""
 
 
 IMAGES = SampleUnit()
@@ -137,7 +137,7 @@ IMAGES = SampleUnit()
 
 @dataclass(frozen=True)
 class RawData:
-    """Data of a source: both splits, and what is to be predicted of a sample."""
+    """Data of a source: both splits, and the targets of a sample."""
 
     train: Split
     eval: Split
@@ -146,9 +146,9 @@ class RawData:
     """The columns of a table, whose encoded rows are the "images"."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
-    """The tokenizer of texts, and what is predicted of them; None of other samples."""
+    """The tokenizer of texts, and their target; None for other samples."""
     notes: tuple[str, ...] = ()
-    """Lines about the data that the user should see, such as files that are left out."""
+    """Lines about the data for the user, such as the files that are left out."""
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -273,7 +273,7 @@ class DatasetSpec(Spec):
 
 
 class LocalDatasetSpec(DatasetSpec):
-    """Base of the sources whose files only the user has."""
+    """Base of the sources whose files only the user has, with a required root."""
 
     root_must_be: ClassVar[str]
     """Description of the root for the user."""

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.data.order import Batches, SampleOrder, pass_order
 
 _CLASS_STREAM = 1 << 63
-"""Keys of these draws, clear of those of passes and of splits."""
+"""Keys of these draws, different from the keys of passes and splits."""
 _MAX_INDEX = 2**31 - 1
 
 
@@ -75,7 +75,7 @@ def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
 
 
 _FILE_STREAM = 3 << 61
-"""Keys of these draws, clear of those of passes, of splits and of classes."""
+"""Keys of these draws, different from the keys of passes, splits and classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class InterleavedOrder(SampleOrder):
 
     cycle_length: int
     files: tuple[int, ...]
-    """Number of samples in each file; those of a file follow one another in the split."""
+    """Number of samples in each file; the samples of a file are consecutive in the split."""
 
     @property
     def shard_samples(self) -> int:
@@ -175,7 +175,7 @@ class BucketedOrder(SampleOrder):
 
     @property
     def batches_per_repetition(self) -> int:
-        """Batches in one repetition of the dataset: those of each bucket."""
+        """Batches in one repetition of the dataset, of all buckets."""
         full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
         return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
 

@@ -37,7 +37,7 @@ _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTO
 
 # Pillow warns of images above a bound that is beyond ours.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# It also warns of damaged EXIF, which tells nothing about the pixels.
+# It also warns of damaged EXIF, which has nothing to do with the pixels.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
@@ -60,7 +60,7 @@ def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.I
         yield image
 
 
-def eight_bits(image: Image.Image) -> None:
+def require_eight_bits(image: Image.Image) -> None:
     """Raise ValueError for pixels of more than 8 bits, which Pillow would cut off."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
@@ -124,7 +124,7 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 
     Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
     """
-    eight_bits(image)
+    require_eight_bits(image)
     converted = upright(image).convert(mode)
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)

@@ -1,4 +1,4 @@
-"""CSV files that name images and say what is to be predicted of each."""
+"""CSV files that name images and the targets of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import shown
-from pipeline.data.targets import Targets, Task, standardised
+from pipeline.data.targets import Targets, Task, standardise_targets
 
 MAX_TABLE_BYTES = 512 * 2**20
 """Size limit of a table: some millions of rows."""
@@ -130,7 +130,7 @@ class LabelColumns:
 
     task: Task
     names: tuple[str, ...]
-    """Of classes in the order of their labels, or of the columns."""
+    """Names of the classes in the order of their labels, or of the columns."""
     labels: np.ndarray
     """int32 (n,) of classes; float64 (n, columns) of numbers, and of labels that are 0 or 1."""
 
@@ -152,7 +152,7 @@ class LabelColumns:
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":
-            return standardised(train_labels, eval_labels, self.names)
+            return standardise_targets(train_labels, eval_labels, self.names)
         if self.task == "multi_label":
             train_labels = train_labels.astype(np.float32)
             eval_labels = eval_labels.astype(np.float32)
@@ -164,9 +164,9 @@ def parse_labels(
 ) -> LabelColumns:
     """Labels from the text of columns of equal length.
 
-    auto: one column is of classes, unless all of it is numbers and some are not whole; several are
-    labels where all values are 0 or 1, else numbers. Raises ValueError for values that the task
-    does not take.
+    auto: one column is of classes, unless all its values are numbers and some aren't integers;
+    several are labels if all values are 0 or 1, else numbers. Raises ValueError for values that the
+    task does not take.
     """
     names = tuple(columns)
     if task == "auto":
@@ -197,7 +197,7 @@ def _task_of(columns: Mapping[str, Sequence[str]]) -> Task:
 
 
 def _classes(values: Sequence[str]) -> LabelColumns:
-    """Classes in the order of their names, or of their numbers where all are whole numbers."""
+    """Classes in the order of their names, or by number if all are whole numbers."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)

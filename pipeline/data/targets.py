@@ -33,7 +33,7 @@ class Targets:
         return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
 
     def in_units(self, outputs: np.ndarray) -> np.ndarray:
-        """Predictions (..., K), those of numbers in the units of the data."""
+        """Predictions (..., K); numbers in the units of the data."""
         if self.task != "regression":
             return outputs
         return outputs * np.asarray(self.std) + np.asarray(self.mean)
@@ -57,7 +57,7 @@ class Targets:
         return f"{count} number{'s' if count > 1 else ''} ({named}{', ...' if count > 4 else ''})"
 
 
-def standardised(
+def standardise_targets(
     train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Standardise numbers (n, K) of both splits by the training split: float32, and the targets.

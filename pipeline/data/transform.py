@@ -111,7 +111,7 @@ class JointGeometricOp(MapOp):
 def moving_labels(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Make the ops that move pixels move their labels too, where pixels have labels.
+    """Make the ops that move pixels move their labels too, if pixels have labels.
 
     Raises ValueError that opens with the op's position and name if labels can't follow it.
     """
@@ -145,10 +145,10 @@ def _are_per_pixel(labels: ColumnSpec, image: ColumnSpec) -> bool:
     Raises ValueError for labels of other positions, and for labels that are not integers.
     """
     if image.layout != "hwc" or len(image.shape) != 3:
-        return False  # no op moves such pixels, and it says so itself
+        return False  # no op takes such images; the op raises its error
     integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
-        # A few labels of a sample, or its one-hot label, have no position; those of tokens have.
+        # Labels of tokens have a position; a few labels of a sample, or a one-hot label, have none.
         return integer and (*labels.shape, 1) == image.shape[:2]
     if not integer:
         raise ValueError(

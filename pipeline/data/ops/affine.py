@@ -220,7 +220,8 @@ class RandomRotation(_AffineOp):
     def matrices(self, height: int, width: int) -> np.ndarray:
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
         centre = self.center or ((width - 1) / 2, (height - 1) / 2)
-        return rotation(steps(*degrees), centre)
+        least, most = degrees
+        return rotation(steps(least, most), centre)
 
 
 @part("op")

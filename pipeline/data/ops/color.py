@@ -74,10 +74,10 @@ class RandomColorAdjust(Op):
         order = pick(xp, uniforms[:, 4], orders)
 
         def change_once(iteration: Any, values: Any) -> Any:
-            drawn = per_image(order[:, iteration])
+            turn = per_image(order[:, iteration])
             changed = values
             for which, (change, amounts, numbers) in enumerate(changes):
-                changed = xp.where(drawn == which, change(xp, values, amounts, numbers), changed)
+                changed = xp.where(turn == which, change(xp, values, amounts, numbers), changed)
             return changed
 
         return repeat_op(xp, change_once, len(changes), values)

@@ -51,7 +51,7 @@ def require_image_dtype(dtype: str) -> None:
 
 
 def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """The pixels where `rows` and `columns` of each image cross.
+    """The pixels at the crossings of `rows` and `columns` of each image.
 
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
     int32 (batch or 1, J), all within the image; the result is (batch, I, J, channels).

@@ -64,7 +64,7 @@ class Policy(Op):
 
 @part("op")
 class RandAugment(Policy):
-    """`num_ops` changes drawn of 14, each as strong as `magnitude` of `num_magnitude_bins` says.
+    """`num_ops` changes drawn of 14, each of strength `magnitude` of `num_magnitude_bins`.
 
     Cubuk et al., 2020, with MindSpore's changes and magnitudes.
     """
@@ -92,9 +92,9 @@ class RandAugment(Policy):
         bins = self.num_magnitude_bins
         changes, rows = _random_changes(self.magnitude, bins, self.convention, size)
         negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
-        drawn = integers(xp, uniforms[:, : self.num_ops], len(rows))
+        number = integers(xp, uniforms[:, : self.num_ops], len(rows))
         side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
-        return self._change(xp, values, changes, xp.asarray(rows)[drawn, side])
+        return self._change(xp, values, changes, xp.asarray(rows)[number, side])
 
 
 @part("op")

@@ -72,10 +72,10 @@ class Resize(GeometricOp):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = target_size(self.size, *values.shape[1:3])
-        return resized(xp, values, size, self.interpolation)
+        return resize_images(xp, values, size, self.interpolation)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        return resized(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
+        return resize_images(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
 
 
 def target_size(size: Size | int, height: int, width: int) -> Size:
@@ -87,7 +87,7 @@ def target_size(size: Size | int, height: int, width: int) -> Size:
     return int(np.float32(height) / np.float32(width) * np.float32(size)), size
 
 
-def resized(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
+def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
     """Images (batch, height, width, channels) scaled to `size`."""
     height, width = values.shape[1:3]
     rows, columns = size
@@ -148,7 +148,7 @@ class RandomSize(GeometricOp):
         return self.chosen(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Images of the first size; a step applies what `chosen` gives for it."""
+        """Images of the first size; a step applies the op that `chosen` returns for it."""
         return self.chosen(0)(xp, values, uniforms)
 
 
@@ -221,8 +221,8 @@ class RandomResizedCrop(GeometricOp):
         )
         return Box(
             *(
-                xp.where(any_fits, drawn, fallback).astype(np.int32)
-                for drawn, fallback in zip((top, left, rows, columns), central, strict=True)
+                xp.where(any_fits, attempt, fallback).astype(np.int32)
+                for attempt, fallback in zip((top, left, rows, columns), central, strict=True)
             )
         )
 

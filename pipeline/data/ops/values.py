@@ -125,7 +125,7 @@ class OneHot(Op):
 
 @part("op")
 class Whiten(Op):
-    """(image - m) / max(s, 1 / sqrt(n)) of its own n values, their mean m and deviation s.
+    """(image - m) / max(s, 1 / sqrt(n)): the mean m and deviation s of its n values.
 
     The bound keeps an image of one colour finite. It is what TensorFlow called
     `per_image_whitening` and now calls `per_image_standardization`: pixels stay correlated, which

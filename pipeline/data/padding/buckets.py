@@ -20,8 +20,10 @@ SIZE = "size"
 
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
-    """A column whose values differ in their leading dimensions; indexed, it pads them with zeros
-    to a size that holds the largest."""
+    """A column whose values differ in their leading dimensions.
+
+    When it is indexed, it pads them with zeros to a size that holds the largest.
+    """
 
     @property
     def sizes(self) -> np.ndarray:
@@ -32,7 +34,7 @@ class RaggedColumn(Column, Protocol):
         """The dimensions after them, which all values share."""
 
     def value(self, index: int) -> np.ndarray:
-        """One value, (*sizes[index], *trailing). Raises DataError where it can't be read."""
+        """One value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
         """Name of the sample for the user."""

@@ -1,4 +1,4 @@
-"""Images and labels of TFRecord files: what each tf.train.Example holds, and its pixels."""
+"""Images and labels of TFRecord files: the features of each tf.train.Example, and its pixels."""
 
 from __future__ import annotations
 

@@ -48,11 +48,11 @@ class RecordColumnSpec(Spec):
 
     dtype: Dtype
     shape: Seq[PositiveInt | None]
-    """Of one value; null where values differ."""
+    """Shape of one value; null for a dimension that differs from value to value."""
     samples_per_record: PositiveInt
     files: Seq[RecordFile]
     sizes: RecordColumnSpec | None = None
-    """A column of the leading dimensions of values, int32, where these differ."""
+    """A column of the leading dimensions of values, int32, if these differ."""
 
     @property
     def trailing(self) -> tuple[int, ...]:

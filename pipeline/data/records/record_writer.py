@@ -31,7 +31,7 @@ FILE_BYTES = 256 << 20
 """A column is cut into files of about this size."""
 
 NARROW_BYTES = 64
-"""Columns whose samples are no larger have many of them in a record, and are read whole."""
+"""Limit of a sample to be stored with many others in a record; such columns stay in memory."""
 
 SAMPLES_PER_NARROW_RECORD = 4096
 
@@ -90,7 +90,7 @@ def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
-    """Raise RunError where `folder` must not be written to."""
+    """Raise RunError if `folder` must not be written to."""
     if not os.path.lexists(folder):
         return
     if not (folder / DESCRIPTION).is_file():
@@ -144,7 +144,7 @@ def _write_column(
 
 
 def _write_file(path: Path, column: Column, rows: range, per_record: int) -> RecordFile:
-    """One file with the samples `rows` of a column. Raises RunError where it can't be written."""
+    """One file with the samples `rows` of a column. Raises RunError if it can't be written."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     first_crc32 = 0

@@ -1,4 +1,4 @@
-"""TFRecord files: where their records are, and their bytes, checked against their checksums.
+"""TFRecord files: the positions of their records, and their bytes, checked by checksums.
 
 A record is its length as uint64, the length's checksum, the bytes, and their checksum, all little
 endian; a checksum is a masked CRC-32C

@@ -17,9 +17,9 @@ from pipeline.data.columns import DECODING_THREADS, Column, read_samples
 from pipeline.data.image_file import (
     FORMATS,
     UNREADABLE_IMAGE,
-    eight_bits,
     open_image,
     read_pixels,
+    require_eight_bits,
     require_whole,
     upright,
     upright_size,
@@ -198,7 +198,7 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
             if masks:
                 require_whole(Path(path), _MASK_FORMATS, _require_one_channel)
             else:
-                require_whole(Path(path), FORMATS, eight_bits)
+                require_whole(Path(path), FORMATS, require_eight_bits)
         except UNREADABLE_IMAGE as error:
             return _unreadable(path, error)
         return None
@@ -206,8 +206,8 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
         errors = [error for error in pool.map(read, paths) if error is not None]
     if errors:
-        others = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
-        raise DataError(f"{errors[0]}{others}") from errors[0]
+        count = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
+        raise DataError(f"{errors[0]}{count}") from errors[0]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A user's own image files, in a folder for each class or named in a CSV file."""
+"""Image files of the user, in a folder for each class or named in a CSV file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
     With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
-    table says where the images are and what is to be predicted of them. PNG, JPEG, BMP, GIF (its
+    table has the paths of the images and their targets. PNG, JPEG, BMP, GIF (its
     first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
     alphabetical order; images in deeper folders belong to the first.
     """
@@ -45,15 +45,14 @@ class ImageFolder(LocalDatasetSpec):
     )
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
-    """The folder that holds train and eval, or the classes, or what the paths of a table begin
-    in."""
+    """The folder of train and eval, of the classes, or of the paths of a table."""
     split: Share | None = None
-    """The share of the images, of each class, to evaluate and not to train on; null: they lie in
-    folders of their own."""
+    """The share of the images, of each class, to evaluate and not to train on; null: they are in
+    other folders."""
     split_seed: NonNegativeInt = 0
     """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
     labels_csv: FilePath | None = None
-    """A CSV file that names images, relative to `root`, and says what is to be predicted."""
+    """A CSV file of the paths of images, relative to `root`, and of their targets."""
     eval_csv: FilePath | None = None
     """A CSV file of the images to evaluate, with the same columns; null: a `split`."""
     path_column: str | None = None
@@ -188,7 +187,7 @@ class ImageFolder(LocalDatasetSpec):
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """The training and the evaluation folder of `root`; `content` says what each must hold.
+    """The training and the evaluation folder of `root`; `content` is what each must hold, in words.
 
     Raises DataError if one is missing.
     """
@@ -250,7 +249,7 @@ class Listing:
     """Files below a folder. Hidden ones don't count."""
 
     images: tuple[str, ...]
-    """The files of a folder by name, then those of the folders in it."""
+    """The files of a folder by name, then the files of the folders in it."""
     left_out: tuple[str, ...]
     """Files of other kinds, and what isn't a file: a pipe of such a name would never end."""
 

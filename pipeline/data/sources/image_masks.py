@@ -1,4 +1,4 @@
-"""A user's own images and their masks, which give the class of every pixel."""
+"""Images of the user and their masks, the class of every pixel."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ class ImageMasks(LocalDatasetSpec):
     masks: FolderName = "masks"
     """The names of the folders of images and of masks."""
     split: Share | None = None
-    """The share of the images to evaluate and not to train on; null: they lie in folders of their
-    own."""
+    """The share of the images to evaluate and not to train on; null: they are in other folders."""
     split_seed: NonNegativeInt = 0
     """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of their values; null: one more than the
-    largest value, for which all masks are read first."""
+    largest value of all masks, which are read first."""
     follow_links: bool = False
     """Read links to files and folders outside of `root` too."""
     image_size: ImageSize | None = None
@@ -120,9 +119,9 @@ class ImageMasks(LocalDatasetSpec):
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
         ):
             if alone:
-                others = f"; nor have {len(alone) - 1:,} others" if len(alone) > 1 else ""
+                count = f"; nor have {len(alone) - 1:,} others" if len(alone) > 1 else ""
                 raise DataError(
-                    f"{min(alone)}: has no {partner} of its name in {folder / partners}{others}"
+                    f"{min(alone)}: has no {partner} of its name in {folder / partners}{count}"
                 )
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)

@@ -1,4 +1,4 @@
-"""A user's own arrays in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
+"""Arrays of the user in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
-from pipeline.data.targets import Targets, Task, standardised
+from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
@@ -49,7 +49,7 @@ class NumpyArchive(LocalDatasetSpec):
     root: GivenRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of y. auto: classes where it has whole numbers, else numbers to predict
+    """The meaning of y. auto: classes if it has whole numbers, else numbers to predict
     (regression); multi_label: 0 or 1 for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """null: one more than the largest label, 10,000 at most."""
@@ -138,7 +138,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     names = ("y",) if count == 1 else tuple(f"y{number}" for number in range(count))
     targets = Targets(names, task)
     if task == "regression":
-        train, evaluated, targets = standardised(train, evaluated, names)
+        train, evaluated, targets = standardise_targets(train, evaluated, names)
     else:
         for name, values in numbers.items():
             if not np.isin(values, (0, 1)).all():
@@ -229,7 +229,7 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
             raise ValueError(f"{name}_sizes has images of several numbers of channels")
         trailing = (int(sizes[0, 2]),)
         sizes = sizes[:, :2]
-    return _ragged(name, values, sizes, trailing)
+    return _make_ragged(name, values, sizes, trailing)
 
 
 def _is_finite(values: np.ndarray) -> bool:
@@ -247,13 +247,13 @@ def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.nd
     if sizes is not None:
         if sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 2:
             raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1) or (n, 2)")
-        return _ragged(name, values, sizes, ())
+        return _make_ragged(name, values, sizes, ())
     if values.ndim == 0 or 0 in values.shape:
         raise ValueError(f"{name} has shape {values.shape}; labels must be (n,) or (n, positions)")
     return values.reshape(-1) if values.shape == (len(values), 1) else values
 
 
-def _ragged(
+def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
     try:

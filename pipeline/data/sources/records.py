@@ -41,7 +41,7 @@ class Records(LocalDatasetSpec):
 def open_split(
     folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
 ) -> Split:
-    """The columns of a split. Raises DataError that names the file and what is wrong with it."""
+    """The columns of a split. Raises DataError that names the file and the problem."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":

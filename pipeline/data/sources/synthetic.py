@@ -1,4 +1,4 @@
-"""Synthetic images with the sizes of another source, so that no data is needed."""
+"""Synthetic images with the sizes of another source, which need no data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Synthetic(DatasetSpec):
     """The source whose sizes to take."""
     train_size: PositiveInt | None = None
     eval_size: PositiveInt | None = None
-    """null takes as many as the twin has."""
+    """null: the sizes of the twin."""
 
     @field_validator("like")
     @classmethod
@@ -91,15 +91,15 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def facts_of(source: str) -> Facts:
-    """The sizes of a source by name. Raises ValueError where they are known only from its files."""
-    facts = _known_facts(source)
+    """The sizes of a source by name. Raises ValueError if only its files have them."""
+    facts = _find_facts(source)
     if facts is None:
-        known = ", ".join(name for name in parts("dataset") if _known_facts(name))
-        raise ValueError(f"{source}: must be a source whose sizes are known: {known}")
+        names = ", ".join(name for name in parts("dataset") if _find_facts(name))
+        raise ValueError(f"{source}: must be a source whose sizes are known: {names}")
     return facts
 
 
-def _known_facts(source: str) -> Facts | None:
+def _find_facts(source: str) -> Facts | None:
     cls = parts("dataset").get(source)
     unread = cls.model_construct() if cls else None
     try:

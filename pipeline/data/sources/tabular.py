@@ -42,7 +42,7 @@ from pipeline.data.tables.table_targets import (
     target_classes,
     task_of,
 )
-from pipeline.data.targets import Targets, Task, standardised
+from pipeline.data.targets import Targets, Task, standardise_targets
 
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
@@ -83,14 +83,14 @@ class TableDataset(DatasetSpec):
     eval_path: FilePath | None = None
     """A second file, for evaluation; null: a part of `root`."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the rows for evaluation; of each class as many, where there are classes."""
+    """The share of the rows for evaluation, in equal parts of each class if there are classes."""
     split_seed: NonNegativeInt = 0
     """Rows are drawn by this seed alone, so that runs with different seeds share the split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
-    """Columns of numbers. One that is in none of these lists is numeric where all values that are
-    there are numbers, else a category."""
+    """Columns of numbers. A column in none of these lists is numeric if all its values are numbers
+    or missing, else a category."""
     categories: Seq[str] = ()
     """Columns of categories, numbers among them, such as a year or a postcode."""
     dates: Seq[str] = ()
@@ -99,13 +99,13 @@ class TableDataset(DatasetSpec):
     date_format: DateFormat | None = None
     """The format of dates, as `datetime.strptime` has it, such as %d/%m/%Y; null: found."""
     ignored: Seq[str] = ()
-    """Columns that are not read, such as a number of the row."""
+    """Columns that are not read, such as row numbers."""
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether each column with missing numbers gets one more, 1 where one is missing."""
+    """Whether a column with missing numbers gets an indicator column, 1 if one is missing."""
     max_categories: PositiveInt = 1_000
-    """Of a category the most frequent values to tell apart; others are one that is not known."""
+    """The most values of a category, the most frequent ones; all others count as unknown."""
 
     @field_validator("target", mode="before")
     @classmethod
@@ -171,7 +171,7 @@ class TableDataset(DatasetSpec):
             eval_inputs, eval_labels = self._read_eval(self.eval_path, table, targets)
         with name_file(self.file):
             if targets.task == "regression":
-                train_labels, eval_labels, targets = standardised(
+                train_labels, eval_labels, targets = standardise_targets(
                     train_labels, eval_labels, self.target
                 )
             elif targets.task == "multi_label":
@@ -223,7 +223,7 @@ class TableDataset(DatasetSpec):
     def _split(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of both splits. Raises ValueError where one has none."""
+        """The rows of both splits. Raises ValueError if one is empty."""
         if self.eval_path is not None:
             return np.arange(raw.rows), np.arange(0)
         strata = None

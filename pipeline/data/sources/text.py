@@ -18,7 +18,7 @@ from pipeline.data.held_out import Share
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import list_text_files, read_files
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decoded
+from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decode_utf8
 from pipeline.data.text.windows import narrow, window_columns
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
@@ -44,7 +44,7 @@ class Text(DatasetSpec):
     length: PositiveInt
     """Tokens of a window."""
     stride: PositiveInt | None
-    """Tokens from one training window to the next; null: as many as a window has."""
+    """Tokens from one training window to the next; null: `length`."""
     eval_fraction: Share
     """Share of the tokens, at the end of the text, for evaluation."""
 
@@ -103,7 +103,7 @@ class Text(DatasetSpec):
                 texts = [self.separator]
                 for file, content in zip(files, contents, strict=True):
                     with name_file(file):
-                        texts.append(decoded(content))
+                        texts.append(decode_utf8(content))
                 return characters_of(texts)
         return read_tokenizer(Path(self.tokenizer).expanduser())
 

@@ -16,7 +16,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
-from pipeline.data.targets import Targets, standardised
+from pipeline.data.targets import Targets, standardise_targets
 
 MAX_CLASSES = 1 << 20
 
@@ -39,17 +39,17 @@ class TFRecord(LocalDatasetSpec):
     train_files: Pattern = "train*"
     """The names of the training files, with * for any letters."""
     eval_files: Pattern | None = None
-    """Those of the files to evaluate; null: eval*, val* or test*, or a `split`."""
+    """The names of the files to evaluate; null: eval*, val* or test*, or a `split`."""
     split: Share | None = None
     """The share of the training files' images, of each class, to evaluate instead."""
     split_seed: NonNegativeInt = 0
     image_key: str | None = None
     """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
     label_key: str | None = None
-    """The feature with the label: a class, or numbers to predict where it holds floats; null:
+    """The feature with the label: a class, or numbers to predict if it holds floats; null:
     image/class/label or label."""
     first_label: NonNegativeInt = 0
-    """The label of the first class: 1 where 0 stands for the background, as in ImageNet's files."""
+    """The label of the first class: 1 if 0 stands for the background, as in ImageNet's files."""
     classes: Seq[str] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
@@ -142,7 +142,7 @@ class TFRecord(LocalDatasetSpec):
             count = train.labels.shape[1]
             key = train.label_key
             names = (key,) if count == 1 else tuple(f"{key}_{k}" for k in range(count))
-            return standardised(train.labels, evaluated.labels, names)
+            return standardise_targets(train.labels, evaluated.labels, names)
         both = np.concatenate([train.labels, evaluated.labels])
         first = self.first_label
         self._require_classes(both, train.label_key)

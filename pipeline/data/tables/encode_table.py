@@ -65,8 +65,7 @@ class EncodeTable(Op):
 
 
 def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """The op for the rows of a table, and for a network that reads features or fields; none where
-    there is no table."""
+    """The op for the rows of a table and a network of features or fields; none without a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)

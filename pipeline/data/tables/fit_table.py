@@ -280,7 +280,7 @@ def column_notes(
 def _notes(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
 ) -> Iterator[str]:
-    """Notes on a column, whose type is found or set by the recipe."""
+    """Notes on a column, whose type is inferred (`is_found`) or set by the recipe."""
     name = shown(column.name)
     if is_found and _numbers_rows(values):
         yield (
@@ -294,10 +294,10 @@ def _notes(
     encoded = sum(map(bool, column.categories))
     if encoded < count:
         categories = set(column.categories)
-        others = [n for text, n in zip(values.texts, counts, strict=True) if text not in categories]
+        missed = [n for text, n in zip(values.texts, counts, strict=True) if text not in categories]
         yield (
             f"the {encoded:,} most frequent of {count:,} categories are told apart, others are not "
-            f"known ({sum(others):,} training rows); dataset.max_categories sets how many"
+            f"known ({sum(missed):,} training rows); dataset.max_categories sets how many"
         )
     formats = find_date_formats(values.texts) if is_found else []
     if len(formats) > 1:

@@ -19,7 +19,7 @@ KindOf = Callable[[str], Kind]
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers: float64 (rows,), NaN where one is missing."""
+    """A column of numbers: float64 (rows,), NaN if one is missing."""
 
     values: np.ndarray
 

@@ -40,7 +40,7 @@ MAX_LINE = 1 << 24
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
 _BYTES_PER_FIELD = 24
-"""Memory for each field besides its text: where it begins, its trimmed copy, its number."""
+"""Memory for each field besides its text: its start, its trimmed copy, its number."""
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -67,7 +67,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     fields.reverse()
     for name in names:
         values = fields.pop()  # each is freed before the next one is converted
-        # An index that was written without a name tells the order of the rows, and is not read.
+        # A column without a name is an index, the order of the rows, and is not read.
         if name and (kind := kind_of(name)) != "ignore":
             read[name] = column = _column(values, kind, form)
             if isinstance(column, Numbers):
@@ -164,7 +164,7 @@ def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers |
 
 
 def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
-    """Return float64 (rows,), NaN where a value is missing; None if one isn't a number."""
+    """Return float64 (rows,), NaN if a value is missing; None if one isn't a number."""
     missing = pa.array(["", *form.missing_values], pa.large_string())
     bare = compute.utf8_trim_whitespace(values)
     texts = compute.if_else(compute.is_in(bare, missing), None, bare)

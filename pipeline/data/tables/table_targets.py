@@ -97,7 +97,7 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
 
 
 def require_varied(labels: np.ndarray) -> None:
-    """Raise ValueError where labels (rows, K) of 0 and 1 are the same in all rows."""
+    """Raise ValueError if labels (rows, K) of 0 and 1 are the same in all rows."""
     if len(labels) and (labels == labels[0]).all():
         raise ValueError("the labels are the same in all rows; nothing can be learned of them")
 
@@ -140,7 +140,7 @@ def _labels(table: RawTable, name: str) -> np.ndarray:
 
 
 def _flags(column: Numbers | Texts) -> np.ndarray | None:
-    """0 and 1 of each row, float64; None where it has other values. A missing one is NaN."""
+    """0 or 1 of each row, float64, NaN if it is missing; None for a column of other values."""
     if isinstance(column, Numbers):
         values = column.values
         return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None

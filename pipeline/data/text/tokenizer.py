@@ -41,7 +41,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int32 (n,); `UNKNOWN` where the vocabulary lacks one."""
+        """The tokens of a text, int32 (n,); `UNKNOWN` for one that the vocabulary lacks."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -53,7 +53,7 @@ class Tokenizer(ABC):
 
     def encode_file(self, content: bytes) -> np.ndarray:
         """The tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
-        return self.encode(decoded(content))
+        return self.encode(decode_utf8(content))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class LibraryTokenizer(Tokenizer):
         Raises ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens of one number, of
         which the library chooses another each time.
         """
-        numbers: Mapping[str, int] = self._process.about["vocabulary"]
+        numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
             raise ValueError(
@@ -187,7 +187,7 @@ class LibraryTokenizer(Tokenizer):
 
     def require_usable(self) -> None:
         """Raise ValueError for a file without tokens, or one whose tokens are drawn at random."""
-        dropout = self._process.about["dropout"]
+        dropout = self._process.metadata["dropout"]
         if dropout:
             raise ValueError(
                 f"has model.dropout = {dropout:.6g}, by which tokens are drawn at random; must be "
@@ -215,7 +215,7 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
     Raises ValueError for anything else.
     """
     try:
-        tree = json.loads(decoded(content))
+        tree = json.loads(decode_utf8(content))
     except RecursionError:
         raise ValueError("is no tokenizer.json: it is nested too deeply") from None
     except ValueError as error:
@@ -253,7 +253,7 @@ def words_of(text: str) -> Sequence[str]:
     return _WORDS.findall(text.lower())
 
 
-def decoded(content: bytes) -> str:
+def decode_utf8(content: bytes) -> str:
     """The text of a file. Raises ValueError that names the first byte which is not UTF-8."""
     try:
         return content.decode("utf-8")
