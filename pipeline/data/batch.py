@@ -25,5 +25,5 @@ class Batch:
     sample: Array
     count: Array
     samples: int | None = field(default=None, metadata={"static": True})
-    """Where a sample may come several times in a pass, the number of samples: `sample` is a key of
-    each time then, and the sample itself its remainder."""
+    """The number of samples, if one may come several times in a pass: `sample` is another key each
+    time, whose remainder is the sample."""

@@ -1,13 +1,13 @@
 """Checksums of data files, computed once per process for an unchanged file.
 
-They are not kept from one run to the next, but for those written when data were unpacked: 0.3 s for
-CIFAR is little beside reading it, and a check of size and time alone would miss a change in place.
+A run computes them again, 0.3 s for CIFAR: size and time alone would miss a change in place.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -18,9 +18,9 @@ SUMS = "SHA256SUMS"
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file in hexadecimal. Raises OSError where it can't be read."""
+    """The checksum of a file in hexadecimal. Raises OSError if it can't be read."""
     status = path.stat()
-    # The time of a change of state can't be set, unlike that of a change of content.
+    # The time of the last change of state (ctime) can't be set, unlike mtime.
     identity = (
         *(status.st_dev, status.st_ino, status.st_size),
         *(status.st_mtime_ns, status.st_ctime_ns),
@@ -37,7 +37,7 @@ def _checksum(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
 
 
 def list_sums(folder: Path, names: Iterable[str]) -> str:
-    """The lines of `sha256sum` for files of a folder. Raises OSError where one can't be read."""
+    """The lines of `sha256sum` for files of a folder. Raises OSError if one can't be read."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
 
@@ -49,3 +49,12 @@ def is_as_written(folder: Path, names: Collection[str]) -> bool:
         return read_text(folder / SUMS) == list_sums(folder, names)
     except (OSError, ValueError):
         return False
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as published: every mirror has it under this name."""
+
+    name: str
+    md5: str
+    size_bytes: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -35,10 +36,10 @@ class Column(Protocol):
 
 @runtime_checkable
 class LazyColumn(Column, Protocol):
-    """A column whose samples are slow to read, so that several threads read them one by one."""
+    """A column whose samples are slow to read: several threads read them one by one."""
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError where it can't be read."""
+        """One value. Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
         """Name of the sample for the user, such as its file."""
@@ -49,26 +50,36 @@ class BatchedColumn(LazyColumn, Protocol):
     """A column that reads many samples in one request faster than one by one."""
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at int (n,) into `out`. Raises DataError where one can't be read."""
+        """Read the samples at int (n,) into `out`. Raises DataError if one can't be read."""
 
 
 def rows_at(indices: Any, samples: int) -> np.ndarray:
-    """Numbers of the samples that an array of indices, or a slice, chooses: int64 (n,).
+    """Numbers of the samples at an array of indices, a mask or a slice: int64 (n,).
 
     Raises IndexError for an index out of range.
     """
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
-    chosen = np.asarray(indices)
-    if chosen.dtype == bool:
-        if chosen.shape != (samples,):
-            raise IndexError(f"a mask of shape {chosen.shape}; there are {samples} samples")
-        return np.flatnonzero(chosen)
-    chosen = chosen.astype(np.int64)
-    outside = chosen[(chosen < -samples) | (chosen >= samples)]
+    rows = np.asarray(indices)
+    if rows.dtype == bool:
+        if rows.shape != (samples,):
+            raise IndexError(f"a mask of shape {rows.shape}; there are {samples} samples")
+        return np.flatnonzero(rows)
+    rows = rows.astype(np.int64)
+    outside = rows[(rows < -samples) | (rows >= samples)]
     if outside.size:
         raise IndexError(f"index {outside[0]} is out of bounds; there are {samples} samples")
-    return np.where(chosen < 0, chosen + samples, chosen)
+    return np.where(rows < 0, rows + samples, rows)
+
+
+def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
+    """The values of a lazy column at an array of indices or a slice, read by several threads."""
+    rows = rows_at(indices, column.shape[0])
+    values = np.empty((len(rows), *column.shape[1:]), column.dtype)
+    with ThreadPoolExecutor(DECODING_THREADS) as pool:
+        for position, value in enumerate(pool.map(column.sample, rows)):
+            values[position] = value
+    return values
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ class Split:
 
     columns: Mapping[str, Column]
     files: tuple[int, ...] = ()
-    """Number of samples in each file, where samples are read from files one after the other."""
+    """Number of samples in each file; empty if samples don't come from files in sequence."""
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())
@@ -118,7 +129,7 @@ class SampleUnit:
     each: int = 1
     """The number of these units in a sample."""
     size: str | None = None
-    """Size of a sample in words, such as "of 128 tokens"; None gives its shape."""
+    """Size of a sample in words, such as "of 128 tokens"; None: its shape."""
 
 
 IMAGES = SampleUnit()
@@ -126,7 +137,7 @@ IMAGES = SampleUnit()
 
 @dataclass(frozen=True)
 class RawData:
-    """Data of a source: both splits, and what is to be predicted of a sample."""
+    """Data of a source: both splits, and the targets of a sample."""
 
     train: Split
     eval: Split
@@ -135,9 +146,9 @@ class RawData:
     """The columns of a table, whose encoded rows are the "images"."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
-    """The tokenizer of texts, and what is predicted of them; None of other samples."""
+    """The tokenizer of texts, and their target; None for other samples."""
     notes: tuple[str, ...] = ()
-    """Lines about the data that the user should see, such as files that are left out."""
+    """Lines about the data for the user, such as the files that are left out."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -153,3 +164,29 @@ class Facts:
     classes: int
     train_size: int
     eval_size: int
+
+
+@dataclass(frozen=True)
+class BlankColumn:
+    """Column of zeros in place of samples that aren't there; they take no memory."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """Zeros in the shape of the values at `indices`."""
+        return np.broadcast_to(np.zeros((), self.dtype), self.shape)[indices]
+
+
+def blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
+    """Blank images, uint8 (n, height, width, channels), and labels, int32 (n,), of both splits."""
+    train, evaluated = (
+        Split(
+            {
+                "image": BlankColumn((samples, *sizes.image), np.dtype(np.uint8)),
+                "label": BlankColumn((samples,), np.dtype(np.int32)),
+            }
+        )
+        for samples in (sizes.train_size, sizes.eval_size)
+    )
+    return RawData(train, evaluated, Targets(class_names))

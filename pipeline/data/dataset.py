@@ -32,8 +32,8 @@ class Dataset:
     raw_image: ColumnSpec
     """Spec of an image before its map ops, padded to a size that holds all buckets."""
     train_images: tuple[ColumnSpec, ...]
-    """Training images after their map ops, where one of these draws a size for each step; empty
-    where all are like `image`."""
+    """Training images after their map ops, one for each size that a map op may draw for a step;
+    empty if all are like `image`."""
     whole_eval: Split
     """The evaluation split as read, of which `eval` may be a part."""
     table: FittedTable | None = None
@@ -47,14 +47,14 @@ class Dataset:
         return self.targets.names
 
     def train_sample(self) -> Split:
-        """As many training samples as there are evaluation samples, spread evenly over the split,
-        or over the shard of it that is trained; where there are fewer, some more than once."""
-        own = self.train_order.reachable()
-        rows = own[np.arange(len(self.eval)) * len(own) // len(self.eval)]
+        """The same number of training samples as of evaluation samples, spread evenly over the
+        split, or over the shard of it that is trained; a small split repeats some."""
+        reachable = self.train_order.reachable()
+        rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         return Split({name: self.train.columns[name][rows] for name in self.eval.columns})
 
     @property
     def label_positions(self) -> tuple[int, ...]:
-        """Shape of the positions of a sample that have a label: () where it has one label."""
+        """Shape of the positions of a sample that have a label: () for one label a sample."""
         shape = self.eval_label.shape
         return shape if np.issubdtype(self.eval_label.dtype, np.integer) else shape[:-1]

@@ -36,11 +36,11 @@ class MapOp(Spec):
 
     @property
     def choices(self) -> int:
-        """The number of ops that it stands for, one of which is drawn for each step; 1: itself."""
+        """The number of variants of the op, one of which is drawn for each step."""
         return 1
 
     def chosen(self, number: int) -> MapOp:
-        """The op of this number among those it stands for."""
+        """The variant of this number."""
         return self
 
     @property
@@ -50,7 +50,7 @@ class MapOp(Spec):
 
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        """Specs of the mapped columns. Raises ValueError where the op can't be applied."""
+        """Specs of the mapped columns. Raises ValueError if the op can't be applied."""
 
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ class Op(MapOp):
         return (self(xp, values[0], uniforms),)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        """Spec of a mapped value. Raises ValueError where the op can't be applied to it."""
+        """Spec of a mapped value. Raises ValueError if the op can't be applied to it."""
         return value
 
     @abstractmethod
@@ -90,7 +90,7 @@ class GeometricOp(Op):
 
     @property
     def creates_border(self) -> bool:
-        """Whether it makes pixels from outside of the image, which have no label."""
+        """Whether it adds pixels from outside of the image, which have no label."""
         return False
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
@@ -150,7 +150,8 @@ class TrainSplitSpec(Spec):
 
     @model_validator(mode="after")
     def _names_a_shard(self) -> Self:
-        shards, shard = self.num_shards, self.shard_id
+        shards = self.num_shards
+        shard = self.shard_id
         if shards is None and shard is None:
             return self
         if shards is None:
@@ -165,9 +166,9 @@ class TrainSplitSpec(Spec):
 
     @model_validator(mode="after")
     def _draws_one_op(self) -> Self:
-        drawn = [position for position, op in enumerate(self.ops) if op.choices > 1]
-        if len(drawn) > 1:
-            raise ValueError(f"ops.{drawn[1]}: a size is drawn by ops.{drawn[0]} already")
+        drawing = [position for position, op in enumerate(self.ops) if op.choices > 1]
+        if len(drawing) > 1:
+            raise ValueError(f"ops.{drawing[1]}: a size is drawn by ops.{drawing[0]} already")
         return self
 
 
@@ -225,25 +226,30 @@ class DatasetSpec(Spec):
 
     @model_validator(mode="after")
     def _has_buckets_of_one_kind(self) -> Self:
-        buckets = self.buckets
-        if buckets is not None and ({len(bucket) for bucket in buckets} not in ({1}, {2})):
-            shown = [list(bucket) for bucket in buckets]
-            raise ValueError(f"buckets = {shown}: must be all [height, width] or all [tokens]")
-        if buckets is not None and len(set(buckets)) < len(buckets):
-            shown = [list(bucket) for bucket in buckets]
-            raise ValueError(f"buckets = {shown}: must be different")
-        drawn = [op.name for op in self.train.ops if op.choices > 1]
-        if buckets and drawn:
-            raise ValueError(f"buckets: can't be had with {drawn[0]}, which gives sizes of its own")
-        if buckets and self.train.balance:
+        if self.buckets is not None:
+            buckets = [list(bucket) for bucket in self.buckets]
+            if {len(bucket) for bucket in buckets} not in ({1}, {2}):
+                raise ValueError(
+                    f"buckets = {buckets}: must be all [height, width] or all [tokens]"
+                )
+            if len(set(self.buckets)) < len(buckets):
+                raise ValueError(f"buckets = {buckets}: must be different")
+        if not self.buckets:
+            if self.padding_mask:
+                raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
+            if self.oversized == "crop":
+                raise ValueError("oversized = crop: needs buckets, the sizes to crop to")
+            return self
+        drawing = [op.name for op in self.train.ops if op.choices > 1]
+        if drawing:
+            raise ValueError(
+                f"buckets: can't be had with {drawing[0]}, which gives sizes of its own"
+            )
+        if self.train.balance:
             raise ValueError("buckets: can't be had with train.balance; a class may lack a bucket")
-        if buckets and self.train.interleave:
+        if self.train.interleave:
             raise ValueError("buckets: can't be had with train.interleave")
-        if self.padding_mask and not buckets:
-            raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
-        if self.oversized == "crop" and not buckets:
-            raise ValueError("oversized = crop: needs buckets, the sizes to crop to")
-        if buckets and self.train.num_shards is not None:
+        if self.train.num_shards is not None:
             raise ValueError(
                 "buckets: can't be had with train.num_shards; shards would differ in their number "
                 "of batches"
@@ -251,7 +257,7 @@ class DatasetSpec(Spec):
         return self
 
     def facts(self) -> Facts | None:
-        """Sizes known without reading; None where only the files have them."""
+        """Sizes that are known without reading; None if only the files have them."""
         return None
 
     def declare(self, cache: Path) -> RawData | None:
@@ -260,14 +266,14 @@ class DatasetSpec(Spec):
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
-        """Read both splits, downloading into `cache` where needed.
+        """Read both splits, downloading into `cache` if needed.
 
         Raises DataError that names the file and what is expected.
         """
 
 
 class LocalDatasetSpec(DatasetSpec):
-    """Base of the sources whose files only the user has."""
+    """Base of the sources whose files only the user has, with a required root."""
 
     root_must_be: ClassVar[str]
     """Description of the root for the user."""

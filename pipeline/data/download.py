@@ -1,4 +1,4 @@
-"""Downloads: from several mirrors, resumed where cut, checked, and safe between processes."""
+"""Downloads: from several mirrors, resumed after a cut, checked, and safe between processes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.folder_lock import locked
-from pipeline.data.checksums import checksum
-from pipeline.data.remote_file import RemoteFile
+from pipeline.data.checksums import RemoteFile, checksum
+from pipeline.data.file_errors import name_file
 
 STALL_S = 30.0
 """Seconds that a mirror may send nothing, while connecting or later, before the next is tried."""
 
 
 class DownloadError(DataError):
-    """Data is not there, and no mirror gave it."""
+    """Data that is missing and that no mirror delivered."""
 
 
 def fetch_all(
@@ -59,7 +59,7 @@ def fetch(
     path = directory / file.name
     with exclusive(directory):
         if not path.exists():
-            # Few runs download, and all would wait for what speaks https to be imported.
+            # Few runs download, and importing https takes a while.
             from pipeline.data.mirror_transfer import transfer
 
             transfer(file, mirrors, path, stall_s)
@@ -69,28 +69,26 @@ def fetch(
 def require_published(path: Path, file: RemoteFile) -> None:
     """Compare a file in the cache with its published checksum.
 
-    Raises DataError where they differ: the file was damaged or replaced since its download.
+    Raises DataError if they differ: the file was damaged or replaced since its download.
     """
-    try:
+    with name_file(path):
         md5 = checksum(path, "md5")
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from error
-    if md5 != file.md5:
-        raise DataError(
-            f"{path}: is not the file that was published: md5 {md5} instead of {file.md5}; remove "
-            "it to have it downloaded again, or name your own data with dataset.root"
-        )
+        if md5 != file.md5:
+            raise ValueError(
+                f"is not the file that was published: md5 {md5} instead of {file.md5}; remove it "
+                "to have it downloaded again, or name your own data with dataset.root"
+            )
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Lock `directory`, which is created where missing; waits until it is free.
+    """Lock `directory`, which is created if it is missing; waits until it is free.
 
-    Raises DataError when it can't be created or written.
+    Raises DataError if it can't be created or written.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(locked(directory))
+            stack.enter_context(locked(directory))
         except OSError as error:
             raise DataError(
                 f"{directory}: can't be written ({error.strerror}); "

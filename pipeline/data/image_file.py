@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,8 @@ UNREADABLE_IMAGE = (
 )
 """Errors that Pillow raises for damaged or malicious files."""
 
-_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_SCAN = b"\xff\xda"
+_END = b"\xff\xd9"
 """Markers of a JPEG. Neither occurs in the data of a scan."""
 _TAIL_BYTES = 4096
 _TURN = Image.Transpose
@@ -35,7 +37,7 @@ _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTO
 
 # Pillow warns of images above a bound that is beyond ours.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# It also warns of damaged EXIF, which tells nothing about the pixels.
+# It also warns of damaged EXIF, which has nothing to do with the pixels.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
@@ -43,7 +45,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
     """Open an image, a file or its bytes, without decoding it.
 
-    Raises one of `UNREADABLE_IMAGE` where it is refused.
+    Raises one of `UNREADABLE_IMAGE` if it is refused.
     """
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
@@ -58,11 +60,10 @@ def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.I
         yield image
 
 
-def eight_bits(image: Image.Image) -> Image.Image:
-    """The image. Raises ValueError where its pixels have more bits: Pillow would cut them off."""
+def require_eight_bits(image: Image.Image) -> None:
+    """Raise ValueError for pixels of more than 8 bits, which Pillow would cut off."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
-    return image
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -94,13 +95,13 @@ def require_whole(
     """
     with open_image(path, formats) as image:
         check(image)
-        if _seems_whole(image, path):
+        if _seems_complete(image, path):
             return
     with open_image(path, formats) as image:
         image.load()
 
 
-def _seems_whole(image: Image.Image, path: Path) -> bool:
+def _seems_complete(image: Image.Image, path: Path) -> bool:
     if image.format == "PNG":
         try:
             image.verify()
@@ -123,7 +124,41 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 
     Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
     """
-    converted = upright(eight_bits(image)).convert(mode)
+    require_eight_bits(image)
+    converted = upright(image).convert(mode)
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
+
+
+IGNORED_COLOUR = (128, 128, 128)
+_GOLDEN = 0.6180339887498949
+"""Hues this share of a turn apart stay apart, however many there are."""
+
+
+def class_colours(classes: int) -> np.ndarray:
+    """A colour for each class, uint8 (classes, 3): black for the first, hues far apart after it."""
+    colours = np.zeros((classes, 3), np.uint8)
+    for label in range(1, classes):
+        hue = (0.11 + label * _GOLDEN) % 1
+        value = 1.0 if label % 2 else 0.75
+        colours[label] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, value)))
+    return colours
+
+
+def mask_picture(mask: np.ndarray, classes: int) -> np.ndarray:
+    """Draw integer masks (..., H, W) as RGB, uint8 (..., H, W, 3); other values are grey."""
+    colours = np.concatenate([class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
+    return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
+
+
+def mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
+    """A mask of classes, uint8 (H, W), as an image with a palette, scaled to (width, height).
+
+    The value of a pixel is its class, as in the masks that a network is trained on.
+    """
+    image = Image.fromarray(mask.astype(np.uint8))
+    image.putpalette(class_colours(classes).tobytes())
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.NEAREST)
+    return image

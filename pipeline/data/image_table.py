@@ -1,4 +1,4 @@
-"""CSV files that name images and say what is to be predicted of each."""
+"""CSV files that name images and the targets of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import shown
-from pipeline.data.targets import Targets, Task, standardised
+from pipeline.data.targets import Targets, Task, standardise_targets
 
 MAX_TABLE_BYTES = 512 * 2**20
 """Size limit of a table: some millions of rows."""
@@ -40,33 +40,36 @@ def read_image_table(
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
 
     Without a path column it is the first one; without label columns they are all others. Raises
-    OSError where the file can't be read, and ValueError for a table that is none, a missing column
+    OSError if the file can't be read, and ValueError for a file that isn't a CSV, a missing column
     or label, and a path that leads out of the folder or to no file.
     """
-    rows = _rows(file)
-    names = rows[0]
-    path_at = _column(names, path_column, "path_column") if path_column is not None else 0
-    chosen = [_column(names, name, "label_columns") for name in label_columns]
-    label_at = chosen or [at for at in range(len(names)) if at != path_at]
+    names, rows = _read_rows(file)
+    path_at = 0 if path_column is None else _find_column(names, path_column, "path_column")
+    label_at = [_find_column(names, name, "label_columns") for name in label_columns]
+    label_at = label_at or [at for at in range(len(names)) if at != path_at]
     if not label_at:
         raise ValueError(f"has the column {shown(names[0])} alone; labels need another one")
     if path_at in label_at:
         raise ValueError(f"{shown(names[path_at])} can't be a path and a label")
-    body = rows[1:]
-    if not body:
+    if not rows:
         raise ValueError("has no rows below the names of its columns")
-    for number, row in enumerate(body, 2):
+    for number, row in enumerate(rows, 2):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values, and {len(names)} columns")
-    for at in label_at:
-        _require_labels(names[at], [row[at] for row in body])
-    given = [row[path_at] for row in body]
-    paths = _files_at(given, folder, follow_links=follow_links)
-    return ImageTable(paths, {names[at]: [row[at].strip() for row in body] for at in label_at})
+    labels = {names[at]: [row[at].strip() for row in rows] for at in label_at}
+    for name, values in labels.items():
+        missing = [number for number, value in enumerate(values, 2) if not value]
+        if missing:
+            raise ValueError(
+                f"{shown(name)} is empty in {len(missing):,} of {len(values):,} rows, first in row "
+                f"{missing[0]}; every image needs a label"
+            )
+    paths = _resolve_paths([row[path_at] for row in rows], folder, follow_links=follow_links)
+    return ImageTable(paths, labels)
 
 
-def _rows(file: Path) -> list[list[str]]:
-    """The rows that hold anything; the first are the names of the columns, all different."""
+def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, all different, and the rows that hold anything."""
     text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
     try:
         rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
@@ -78,30 +81,23 @@ def _rows(file: Path) -> list[list[str]]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"has several columns {shown(twice[0])}; names must be different")
-    return rows
+    return names, rows[1:]
 
 
-def _column(names: Sequence[str], wanted: str, key: str) -> int:
-    if wanted not in names:
+def _find_column(names: Sequence[str], name: str, key: str) -> int:
+    if name not in names:
         there = ", ".join(map(shown, names[:10]))
-        raise ValueError(f"has no column {shown(wanted)}, which {key} names; it has {there}")
-    return names.index(wanted)
+        raise ValueError(f"has no column {shown(name)}, which {key} names; it has {there}")
+    return names.index(name)
 
 
-def _require_labels(name: str, values: Sequence[str]) -> None:
-    missing = [number for number, value in enumerate(values, 2) if not value.strip()]
-    if missing:
-        raise ValueError(
-            f"{shown(name)} is empty in {len(missing):,} of {len(values):,} rows, first in row "
-            f"{missing[0]}; every image needs a label"
-        )
-
-
-def _files_at(given: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
+def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
     """The image files at paths relative to a folder, none of which may lead out of it."""
-    root, real_root = os.path.normpath(folder), os.path.realpath(folder)
-    paths, absent = [], []
-    for number, name in enumerate(given, 2):
+    root = os.path.normpath(folder)
+    real_root = os.path.realpath(folder)
+    paths = []
+    absent = []
+    for number, name in enumerate(names, 2):
         if "\0" in name:
             raise ValueError(f"row {number}: {shown(name)} is no path")
         path = os.path.normpath(os.path.join(root, name))
@@ -118,7 +114,7 @@ def _files_at(given: Sequence[str], folder: Path, *, follow_links: bool) -> list
     if absent:
         number, name = absent[0]
         raise ValueError(
-            f"{len(absent):,} of {len(given):,} images are not in {folder}; the first is "
+            f"{len(absent):,} of {len(names):,} images are not in {folder}; the first is "
             f"{shown(name)}, in row {number}"
         )
     return paths
@@ -134,7 +130,7 @@ class LabelColumns:
 
     task: Task
     names: tuple[str, ...]
-    """Of classes in the order of their labels, or of the columns."""
+    """Names of the classes in the order of their labels, or of the columns."""
     labels: np.ndarray
     """int32 (n,) of classes; float64 (n, columns) of numbers, and of labels that are 0 or 1."""
 
@@ -153,12 +149,14 @@ class LabelColumns:
         Classes are int32 (n,), all else float32 (n, columns); numbers are standardised. Raises
         ValueError for numbers that are all the same.
         """
-        first, second = self.labels[train], self.labels[evaluated]
+        train_labels = self.labels[train]
+        eval_labels = self.labels[evaluated]
         if self.task == "regression":
-            return standardised(first, second, self.names)
+            return standardise_targets(train_labels, eval_labels, self.names)
         if self.task == "multi_label":
-            first, second = first.astype(np.float32), second.astype(np.float32)
-        return first, second, Targets(self.names, self.task)
+            train_labels = train_labels.astype(np.float32)
+            eval_labels = eval_labels.astype(np.float32)
+        return train_labels, eval_labels, Targets(self.names, self.task)
 
 
 def parse_labels(
@@ -166,9 +164,9 @@ def parse_labels(
 ) -> LabelColumns:
     """Labels from the text of columns of equal length.
 
-    auto: one column is of classes, unless all of it is numbers and some are not whole; several are
-    labels where all values are 0 or 1, else numbers. Raises ValueError for values that the task
-    does not take.
+    auto: one column is of classes, unless all its values are numbers and some aren't integers;
+    several are labels if all values are 0 or 1, else numbers. Raises ValueError for values that the
+    task does not take.
     """
     names = tuple(columns)
     if task == "auto":
@@ -192,16 +190,14 @@ def parse_labels(
 def _task_of(columns: Mapping[str, Sequence[str]]) -> Task:
     numbers = [_as_numbers(values) for values in columns.values()]
     if len(numbers) > 1:
-        whole = [n for n in numbers if n is not None]
-        if len(whole) == len(numbers) and all(np.isin(n, (0, 1)).all() for n in whole):
-            return "multi_label"
-        return "regression"
+        is_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
+        return "multi_label" if all(is_flags) else "regression"
     (only,) = numbers
     return "classification" if only is None or (only == np.rint(only)).all() else "regression"
 
 
 def _classes(values: Sequence[str]) -> LabelColumns:
-    """Classes in the order of their names, or of their numbers where all are whole numbers."""
+    """Classes in the order of their names, or by number if all are whole numbers."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)
@@ -218,7 +214,7 @@ def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
 
 
 def _numbers(name: str, values: Sequence[str]) -> np.ndarray:
-    """Finite numbers, float64 (n,). Raises ValueError that names the first value that is none."""
+    """Finite numbers, float64 (n,). Raises ValueError that names the first other value."""
     for value in values:
         try:
             number = float(value)

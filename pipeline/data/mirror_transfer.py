@@ -1,4 +1,4 @@
-"""The transfer of one file from mirrors, over http or https, resumed where it was cut."""
+"""The transfer of one file from mirrors, over http or https, resumed after a cut."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -28,8 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
-from pipeline.data.checksums import checksum
-from pipeline.data.remote_file import RemoteFile
+from pipeline.data.checksums import RemoteFile, checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
 """The fewest bytes in that time, so that a very slow mirror is given up too."""
@@ -38,7 +38,6 @@ MAX_BYTES = 2 * 2**30
 ROUNDS = 5
 """The most rounds through all mirrors, as long as each round downloads more of the file."""
 _CHUNK_BYTES = 1 << 20
-_RANGE_NOT_SATISFIABLE = 416
 
 log = logging.getLogger(__name__)
 
@@ -85,49 +84,40 @@ def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
 
 
 def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Download the bytes after those of `part`, or all where the server can't do that."""
-    have = _size(part)
-    headers = {"User-Agent": "recipe-pipeline"} | ({"Range": f"bytes={have}-"} if have else {})
+    """Download the bytes after those of `part`, or all if the server can't send a range."""
+    present = _size(part)
+    headers = {"User-Agent": "recipe-pipeline"}
+    if present:
+        headers["Range"] = f"bytes={present}-"
     try:
         response = _opener().open(Request(url, headers=headers), timeout=stall_s)
     except HTTPError as error:
         error.close()
-        if have and error.code == _RANGE_NOT_SATISFIABLE:
+        if present and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return
         raise
     with response:
-        start = _start(response)
-        if start not in (0, have):
-            raise ValueError(f"sent bytes from {start:,} where {have:,} was asked for")
-        total = _total(response, start, file.size_bytes)
+        content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        start = int(content_range[1]) if content_range else 0
+        if start not in (0, present):
+            raise ValueError(f"sent bytes from {start:,} where {present:,} was asked for")
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length else file.size_bytes
+        if file.size_bytes not in (None, total):
+            raise ValueError(f"offers {total:,} bytes instead of {file.size_bytes:,}")
+        if total is not None and not 0 <= total <= MAX_BYTES:
+            raise ValueError(f"offers {total:,} bytes; must be {MAX_BYTES:,} at most")
         with part.open("ab" if start else "wb") as target:
             for chunk in _chunks(response, file.name, start, total, stall_s):
                 target.write(chunk)
 
 
-def _start(response: HTTPResponse) -> int:
-    """The offset in the file of the body's first byte."""
-    content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(content_range[1]) if content_range else 0
-
-
-def _total(response: HTTPResponse, start: int, published: int | None) -> int | None:
-    """The size of the whole file, as far as it is known."""
-    length = response.headers.get("Content-Length")
-    offered = start + int(length) if length else published
-    if published not in (None, offered):
-        raise ValueError(f"offers {offered:,} bytes instead of {published:,}")
-    if offered is not None and not 0 <= offered <= MAX_BYTES:
-        raise ValueError(f"offers {offered:,} bytes; must be {MAX_BYTES:,} at most")
-    return offered
-
-
 def _chunks(
     response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
 ) -> Iterator[bytes]:
-    """The body as it arrives, up to `total` and no further, under a progress bar on a terminal.
+    """Yield the body, up to `total` bytes, with a progress bar on a terminal.
 
-    Raises TimeoutError where it comes too slowly, and ValueError where it does not end.
+    Raises TimeoutError if it comes too slowly, and ValueError if it has too many bytes.
     """
     progress = Progress(
         TextColumn(name),
@@ -139,7 +129,8 @@ def _chunks(
     )
     with progress:
         task = progress.add_task(name, total=total, completed=done)
-        due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
+        due_s = time.monotonic() + stall_s
+        due_bytes = done + MIN_BYTES_PER_STALL
         while total is None or done < total:
             chunk = response.read1(_CHUNK_BYTES)
             if not chunk:
@@ -148,7 +139,8 @@ def _chunks(
             if done > MAX_BYTES:
                 raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
             if done >= due_bytes:
-                due_s, due_bytes = time.monotonic() + stall_s, done + MIN_BYTES_PER_STALL
+                due_s = time.monotonic() + stall_s
+                due_bytes = done + MIN_BYTES_PER_STALL
             elif time.monotonic() > due_s:
                 raise TimeoutError
             progress.update(task, completed=done)

@@ -1,21 +1,20 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
-A pass is the whole dataset (or this run's shard of it), repeated `repeat` times; each repetition is
-shuffled again and keys the randomness. Any step is reached without the steps before
-it, so a resumed run continues exactly where it stopped.
+A pass is the dataset, or this run's shard of it, repeated `repeat` times; each repetition is
+shuffled again and has other random draws. Any step is computed without the steps before it, so a
+resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from pipeline.data.permutation import permuted
-
 LARGE = 2**20
-"""Samples from which on a whole shuffle is computed place by place, without a list of the pass."""
+"""From this number of samples on, a full shuffle is computed without a list of the pass."""
 
 
 @lru_cache(maxsize=2)
@@ -25,11 +24,11 @@ def pass_order(
     """The sample at each position of a pass: a read-only permutation, int32 (samples,).
 
     A shuffle draws every sample from a buffer that is filled with the first `buffer_size` samples
-    and refilled with the next in line; null or a buffer as large as the dataset shuffles it
-    whole. Only raw Philox words are used, the one stream that numpy keeps stable (NEP 19).
+    and refilled with the next sample; None is a buffer as large as the dataset. Only raw Philox
+    words are used, the one stream that numpy keeps stable (NEP 19).
     """
     if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
-        order = permuted(np.arange(samples), samples, seed, pass_).astype(np.int32)
+        order = permute(np.arange(samples), samples, seed, pass_).astype(np.int32)
     elif shuffle:
         words = np.random.Philox(key=np.array([seed, pass_], np.uint64)).random_raw(samples)
         order = _windowed_shuffle(words, min(buffer_size or samples, samples))
@@ -42,15 +41,11 @@ def pass_order(
 def order_at(
     places: np.ndarray, seed: int, pass_: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """The samples at some positions of a pass: those of `pass_order`, like `places`.
-
-    A pass of many samples that is not shuffled, or is shuffled whole, is never made.
-    """
+    """`pass_order` at some positions of a pass, like `places`; most large passes are never made."""
     if not shuffle:
         return places
     if samples > LARGE and (buffer_size or samples) >= samples:
-        flat = permuted(places.ravel(), samples, seed, pass_)
-        return flat.reshape(places.shape)
+        return permute(places.ravel(), samples, seed, pass_).reshape(places.shape)
     return pass_order(seed, pass_, samples, shuffle, buffer_size)[places]
 
 
@@ -61,29 +56,28 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
     """
     refills = words.size - window
     slots = (words[:refills] % window).astype(np.int64)
-    # A draw finds what the draw before it from the same slot has put there: the next in line then.
+    # A draw takes the sample with which the previous draw from the same slot refilled it.
     by_slot = np.argsort(slots, kind="stable")
-    found = slots[by_slot]
-    again = found[1:] == found[:-1]
-    found[1:][again] = window + by_slot[:-1][again]
-    drawn = np.empty(refills, np.int64)
-    drawn[by_slot] = found
+    samples = slots[by_slot]
+    again = samples[1:] == samples[:-1]
+    samples[1:][again] = window + by_slot[:-1][again]
+    order = np.empty(words.size, np.int32)
+    order[by_slot] = samples
     buffer = np.arange(window)
-    buffer[slots] = window + np.arange(refills)  # Of several the last one stays.
-    drained = buffer[np.argsort(words[refills:], kind="stable")]
-    return np.concatenate([drawn, drained]).astype(np.int32)
+    buffer[slots] = window + np.arange(refills)  # The last refill of a slot stays.
+    order[refills:] = buffer[np.argsort(words[refills:], kind="stable")]
+    return order
 
 
 def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ...
 
-    As in MindSpore's DistributedSampler: where the shards can't be equal, samples from the start of
+    As in MindSpore's DistributedSampler: if the shards can't be equal, samples from the start of
     the pass fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
     Returns int64 (ceil(samples / num_shards),).
     """
-    return shard_positions(
-        np.arange(shard_samples(samples, num_shards)), samples, num_shards, shard_id
-    )
+    places = np.arange(shard_samples(samples, num_shards))
+    return shard_positions(places, samples, num_shards, shard_id)
 
 
 def shard_positions(places: np.ndarray, samples: int, num_shards: int, shard_id: int) -> np.ndarray:
@@ -98,7 +92,7 @@ def shard_samples(samples: int, num_shards: int) -> int:
 
 @dataclass(frozen=True)
 class Batching:
-    """Numbers of batches of a pass. Raises ValueError where it would have none."""
+    """Numbers of batches of a pass. Raises ValueError if it would have none."""
 
     samples: int
     batch_size: int
@@ -119,18 +113,18 @@ class Batching:
 
     @property
     def shard_samples(self) -> int:
-        """The number of samples of one repetition: those of one shard."""
+        """The number of samples of one repetition of a shard."""
         return shard_samples(self.samples, self.num_shards)
 
     @property
     def batches_per_repetition(self) -> int:
         """Batches in one repetition of the dataset, or of a shard of it."""
-        full, rest = divmod(self.shard_samples, self.batch_size)
-        return full + (rest > 0 and not self.drop_remainder)
+        full, remainder = divmod(self.shard_samples, self.batch_size)
+        return full + (remainder > 0 and not self.drop_remainder)
 
     @property
     def short_batch(self) -> int:
-        """The size of the shortest batch, where one is not full; else 0."""
+        """The size of the last batch if it isn't full, else 0."""
         return 0 if self.drop_remainder else self.shard_samples % self.batch_size
 
     @property
@@ -150,8 +144,8 @@ class Batches:
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """Number of samples, where a pass may draw one several times: an index is that of the sample
-    plus a multiple of this number, a key of its own for each draw. None: indices are samples."""
+    """Number of samples, if a pass may draw one several times: an index is the sample plus a
+    multiple of this number, so that each draw has another key. None: indices are samples."""
 
     @property
     def rows(self) -> np.ndarray:
@@ -182,7 +176,7 @@ class SampleOrder(Batching):
         return Batches(indices, passes.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def reachable(self) -> np.ndarray:
-        """The samples that any pass reads, int64: a shard that is not shuffled has but its own."""
+        """The samples that any pass reads, int64: all, unless a shard is not shuffled."""
         if self.num_shards > 1 and not self.shuffle:
             return shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
@@ -190,21 +184,82 @@ class SampleOrder(Batching):
     def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
         """The samples at some positions of a pass, int like `places`.
 
-        A whole shuffle comes before sharding, so that a shard has other samples in every pass: it
-        is the reader's (`shuffle=True`). One within a window comes after, as MindSpore's
+        A full shuffle comes before sharding, so that a shard has other samples in every pass: in
+        MindSpore it is the reader's (`shuffle=True`). A shuffle within a window comes after, as
         `shuffle(n)` follows the reader: a shard has the same samples in every pass.
         """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
-            drawn = order_at(places, self.seed, pass_, size, True, self.buffer_size)
-            return self._positions(drawn)
-        positions = self._positions(places)
+            places = order_at(places, self.seed, pass_, size, True, self.buffer_size)
+            return shard_positions(places, self.samples, self.num_shards, self.shard_id)
+        positions = shard_positions(places, self.samples, self.num_shards, self.shard_id)
         return order_at(positions, self.seed, pass_, self.samples, self.shuffle, None)
-
-    def _positions(self, places: np.ndarray) -> np.ndarray:
-        """The positions of the whole pass at these places of the shard, int64."""
-        return shard_positions(places, self.samples, self.num_shards, self.shard_id)
 
     def _pass_order(self, pass_: int) -> np.ndarray:
         """The samples of a pass, in order, int (samples of the shard,)."""
         return self._samples_at(pass_, np.arange(self.shard_samples))
+
+
+ROUNDS = 4
+"""A Feistel network of random functions is a random permutation from four rounds on (Luby and
+Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with its radix."""
+
+
+def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
+    """The numbers at these places (n,) of a permutation of 0 to size - 1, int64 (n,).
+
+    (seed, number) choose the permutation, which takes no memory. It is a Feistel network over pairs
+    of digits, of two radices whose product is hardly larger than `size`; a number outside is
+    permuted again until it is inside (Black and Rogaway, Ciphers with arbitrary finite domains,
+    CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words, the function of a round is the
+    finaliser of MurmurHash3, which suffices for samples but isn't a cipher. Raises ValueError
+    unless 0 < size <= 2**32.
+    """
+    if not 0 < size <= 2**32:
+        raise ValueError(f"a permutation of {size} numbers: must be 1 to 2**32")
+    words = np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(ROUNDS)
+    keys = [(np.uint32(word & 0xFFFFFFFF), np.uint32(word >> 32)) for word in words.tolist()]
+    high = math.isqrt(size - 1) + 1
+    low = -(-size // high)
+    numbers = _feistel_network(places, high, low, keys)
+    outside = np.flatnonzero(numbers >= size)
+    while outside.size:
+        numbers[outside] = _feistel_network(numbers[outside], high, low, keys)
+        outside = outside[numbers[outside] >= size]
+    return numbers
+
+
+def _feistel_network(
+    numbers: np.ndarray, high: int, low: int, keys: list[tuple[np.uint32, np.uint32]]
+) -> np.ndarray:
+    """Permute numbers below high * low, int (n,); int64 (n,)."""
+    left = numbers.astype(np.uint32) // np.uint32(low)
+    right = numbers.astype(np.uint32) - left * np.uint32(low)
+    radices = high, low
+    mixed = np.empty_like(left)
+    spare = np.empty_like(left)
+    wide = np.empty(left.shape, np.uint64)
+    for first, second in keys:
+        np.bitwise_xor(right, first, out=mixed)
+        np.add(mixed, second, out=mixed)
+        _mix(mixed, spare)
+        # A number below the radix, in proportion: a remainder would take three times as long.
+        np.multiply(mixed, np.uint64(radices[0]), out=wide)
+        np.right_shift(wide, np.uint64(32), out=wide)
+        mixed[:] = wide
+        np.add(left, mixed, out=left)
+        # Modulo the radix: below it the difference wraps round, and is the larger one.
+        np.subtract(left, np.uint32(radices[0]), out=spare)
+        np.minimum(left, spare, out=left)
+        left, right = right, left
+        radices = radices[::-1]
+    return left.astype(np.int64) * low + right
+
+
+def _mix(values: np.ndarray, spare: np.ndarray) -> None:
+    """The finaliser of MurmurHash3, 32 bits, in place."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
+        np.right_shift(values, np.uint32(shift), out=spare)
+        np.bitwise_xor(values, spare, out=values)
+        if factor is not None:
+            np.multiply(values, np.uint32(factor), out=values)

@@ -39,7 +39,8 @@ def threefry_2x32(key: Words, counter: Words) -> Words:
     The four words broadcast against each other, and both results have the common shape.
     """
     subkeys = (*key, key[0] ^ key[1] ^ _PARITY)
-    left, right = counter[0] + subkeys[0], counter[1] + subkeys[1]
+    left = counter[0] + subkeys[0]
+    right = counter[1] + subkeys[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             left = left + right

@@ -1,4 +1,4 @@
-"""A table as a network reads it: columns, fitted on the training split and kept with the run."""
+"""A table as a network reads it: columns, fitted on the training split and saved with the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.core.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
-"""How a column is read: numbers, texts, texts that are dates, not at all, or as it is found."""
+"""Reading of a column: as numbers, texts, dates, not at all, or inferred (auto)."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 
 LISTED = 8
@@ -69,14 +69,14 @@ class TableColumn(Spec):
     name: str
     kind: ColumnKind
     mean: float = 0.0
-    """Of the numbers that are there; a missing one becomes the mean."""
+    """Mean of the numbers that aren't missing; a missing one becomes the mean."""
     std: float = 1.0
     standardised: bool = True
-    """Whether numbers are given as `(number - mean) / std`, else as they are."""
+    """Whether numbers are encoded as `(number - mean) / std`, else as they are."""
     indicator: bool = False
-    """Whether it has a second column, 1 where a number is missing."""
+    """Whether it has a second column, 1 if a number is missing."""
     categories: Seq[str] = ()
-    """The values in the training split; the empty text is a missing one, where it has any."""
+    """The values in the training split; the empty text stands for missing values, if any."""
     date: DateColumn | None = None
     """The part of a date that is the number; null: the column has numbers itself."""
 

@@ -13,14 +13,14 @@ Task = Literal["classification", "regression", "multi_label", "next_token"]
 @dataclass(frozen=True)
 class Targets:
     """The outputs of a network: classes, numbers, labels of which a sample may have several, or the
-    tokens of a vocabulary, one of which comes next at each position.
+    tokens of a vocabulary, for the next one at each position.
 
-    Numbers are standardised as `(number - mean) / std` where they are read, by the training split,
-    and metrics and predictions are in the units of the data again.
+    Numbers are read as `(number - mean) / std`, by the training split; metrics and predictions are
+    in the units of the data.
     """
 
     names: tuple[str, ...]
-    """Of the classes in the order of their labels, of the numbers, labels or tokens."""
+    """Names of the classes in the order of their labels, or of the numbers, labels or tokens."""
     task: Task = "classification"
     mean: tuple[float, ...] = ()
     """Of each number, in the units of the data; empty for another task."""
@@ -33,7 +33,7 @@ class Targets:
         return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
 
     def in_units(self, outputs: np.ndarray) -> np.ndarray:
-        """Predictions (..., K), those of numbers in the units of the data."""
+        """Predictions (..., K); numbers in the units of the data."""
         if self.task != "regression":
             return outputs
         return outputs * np.asarray(self.std) + np.asarray(self.mean)
@@ -57,19 +57,19 @@ class Targets:
         return f"{count} number{'s' if count > 1 else ''} ({named}{', ...' if count > 4 else ''})"
 
 
-def standardised(
+def standardise_targets(
     train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Standardise numbers (n, K) of both splits by the training split: float32, and the targets.
 
-    Raises ValueError where a number is not finite, or is the same in all training samples.
+    Raises ValueError if a number isn't finite, or is the same in all training samples.
     """
     for split, values in (("training", train), ("evaluation", evaluated)):
         if not np.isfinite(values).all():
             column = names[int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])]
             raise ValueError(f"{column} has values in the {split} split that are not finite")
-    wide = np.asarray(train, np.float64)
-    mean, std = wide.mean(axis=0), wide.std(axis=0)
+    mean = np.asarray(train, np.float64).mean(axis=0)
+    std = np.asarray(train, np.float64).std(axis=0)
     constant = [name for name, value in zip(names, std, strict=True) if value == 0]
     if constant:
         raise ValueError(f"{', '.join(constant)} is the same in all training samples")

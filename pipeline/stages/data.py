@@ -14,14 +14,12 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.balanced_order import BalancedOrder
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
-from pipeline.data.interleaved_order import InterleavedOrder
+from pipeline.data.group_orders import BalancedOrder, InterleavedOrder
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
-from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoding_ops
 from pipeline.data.targets import Targets
@@ -31,6 +29,7 @@ from pipeline.data.transform import (
     chosen_ops,
     column_specs,
     draw_choice,
+    moving_labels,
 )
 from pipeline.stages.data_buckets import (
     bucket_line,

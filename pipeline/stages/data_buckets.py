@@ -14,8 +14,8 @@ from pipeline.core.host.memory import require_room
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec, Op
+from pipeline.data.group_orders import BucketedOrder
 from pipeline.data.order import SampleOrder
-from pipeline.data.padding.bucketed_order import BucketedOrder
 from pipeline.data.padding.buckets import (
     SIZE,
     Bucket,

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
-from pipeline.data.mask_pictures import mask_picture
+from pipeline.data.image_file import mask_picture
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import Built

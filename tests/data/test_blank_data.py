@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.data.blank_data import BlankColumn, blank_data
-from pipeline.data.columns import ColumnSpec, Facts
+from pipeline.data.columns import BlankColumn, ColumnSpec, Facts, blank_data
 
 
 def test_a_blank_column_has_shape_and_type_and_takes_no_memory() -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.data.checksums import RemoteFile
 from pipeline.data.download import exclusive, fetch, fetch_all
-from pipeline.data.remote_file import RemoteFile
 
 CONTENT = bytes(index * index % 251 for index in range(10_240))
 FILE = RemoteFile("data.bin", hashlib.md5(CONTENT).hexdigest())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.interleaved_order import InterleavedOrder, interleave
+from pipeline.data.group_orders import InterleavedOrder, interleave
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tfrecord" / "interleave.json"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.permutation import permuted
+from pipeline.data.order import permute
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -15,16 +15,16 @@ SEEDS = st.integers(0, 2**63 - 1)
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), seed=SEEDS, number=st.integers(0, 2**63 - 1))
 def test_every_number_comes_once(size: int, seed: int, number: int) -> None:
-    assert sorted(permuted(np.arange(size), size, seed, number)) == list(range(size))
+    assert sorted(permute(np.arange(size), size, seed, number)) == list(range(size))
 
 
 @settings(deadline=None)
 @given(size=st.integers(1, 2**32), seed=SEEDS, place=st.integers(0, 2**32 - 1))
 def test_a_place_does_not_depend_on_those_asked_with_it(size: int, seed: int, place: int) -> None:
     places = np.array([place % size, 0, size - 1])
-    together = permuted(places, size, seed, 3)
+    together = permute(places, size, seed, 3)
     assert ((together >= 0) & (together < size)).all()
-    assert together[0] == permuted(places[:1], size, seed, 3)[0]
+    assert together[0] == permute(places[:1], size, seed, 3)[0]
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_numbers_are_at_every_place_equally_often(size: int) -> None:
     draws = 6000
     counts = np.zeros((size, size))
     for number in range(draws):
-        counts[np.arange(size), permuted(np.arange(size), size, 7, number)] += 1
+        counts[np.arange(size), permute(np.arange(size), size, 7, number)] += 1
     expected = draws / size
     chi_square = ((counts - expected) ** 2 / expected).sum()
     freedom = (size - 1) ** 2
@@ -43,7 +43,7 @@ def test_numbers_are_at_every_place_equally_often(size: int) -> None:
 def test_neighbours_are_spread() -> None:
     """Distances of neighbours in a pass of 10 million are those of independent draws."""
     size, n = 10_000_000, 100_000
-    found = permuted(np.arange(n), size, 1, 2)
+    found = permute(np.arange(n), size, 1, 2)
     distances = np.abs(np.diff(found)) / size
     assert abs(distances.mean() - 1 / 3) < 5 * np.sqrt(1 / 18 / n)
     assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / np.sqrt(n)
@@ -51,10 +51,10 @@ def test_neighbours_are_spread() -> None:
 
 
 def test_numbers_never_change_between_versions() -> None:
-    assert permuted(np.arange(4), 2_000_000, 42, 3).tolist() == [817957, 1785404, 1688044, 1556813]
+    assert permute(np.arange(4), 2_000_000, 42, 3).tolist() == [817957, 1785404, 1688044, 1556813]
 
 
 @pytest.mark.parametrize("size", [0, 2**32 + 1])
 def test_sizes_that_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match="must be 1 to"):
-        permuted(np.arange(1), size, 0, 0)
+        permute(np.arange(1), size, 0, 0)

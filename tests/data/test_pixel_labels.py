@@ -12,6 +12,7 @@ import pytest
 from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp
+from pipeline.data.ops.affine import RandomAffine, RandomRotation
 from pipeline.data.ops.geometry import (
     CenterCrop,
     Cutout,
@@ -21,15 +22,10 @@ from pipeline.data.ops.geometry import (
     RandomVerticalFlip,
 )
 from pipeline.data.ops.policies import AutoAugment, RandAugment
-from pipeline.data.ops.random_affine import RandomAffine
-from pipeline.data.ops.random_size import RandomSize
-from pipeline.data.ops.resize import Resize
-from pipeline.data.ops.resized_crop import RandomResizedCrop
-from pipeline.data.ops.rotation import RandomRotation
+from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
-from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, column_specs
+from pipeline.data.transform import apply_ops, column_specs, moving_labels
 
 BATCH, HEIGHT, WIDTH = 6, 9, 12
 SPECS = {

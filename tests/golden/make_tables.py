@@ -24,7 +24,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from pipeline.data.tables.split_rows import split_rows
+from pipeline.data.held_out import split_rows
 
 GOLDEN = Path(__file__).parent
 SHIPPED = GOLDEN.parents[1] / "pipeline" / "data" / "sources"

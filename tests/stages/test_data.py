@@ -297,7 +297,7 @@ def test_a_known_set_is_priced_and_compiled_without_a_file_or_the_net(
     priced = run(known_set("mnist", empty, ONLY_COMPILED, "device=ascend910"), tmp_path / "one")
     assert priced.modelled["step_ms"] > 0
     with monkeypatch.context() as patched:
-        patched.setattr("pipeline.data.blank_data.BlankColumn.__getitem__", refuse)
+        patched.setattr("pipeline.data.columns.BlankColumn.__getitem__", refuse)
         again = run(known_set("mnist", empty, ONLY_COMPILED, "device=ascend910"), tmp_path / "two")
     assert again.modelled == priced.modelled
     compiled = run(known_set("mnist", empty, ONLY_COMPILED), tmp_path / "three")

@@ -1,17 +1,23 @@
-"""Affine maps of images, in the fixed point of OpenCV's warpAffine.
+"""Affine maps of images, in the fixed point of OpenCV's warpAffine, and the ops that draw them.
 
 Source coordinates are 1024ths of a pixel, so that the pixels read are the same on every device. A
-matrix comes as whole 1024ths and the remainder of each, and so needs no float64 on the device.
+matrix is split into whole 1024ths and their remainders, and so needs no float64 on the device.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat, Strict, model_validator
 
-from pipeline.data.ops.image import pixels_at_points
+from pipeline.core.registry import Expected, Seq, part
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.dataset_spec import GeometricOp
+from pipeline.data.ops.image import Range, image_shape, pixels_at_points, steps
+from pipeline.data.random import integers
 
 Interpolation = Literal["linear", "nearest"]
 
@@ -23,40 +29,42 @@ _FRACTION_BITS = 5
 class Maps:
     """Maps from target to source pixels, (n, 2, 3): the source's x, then its y.
 
-    `whole` are 1024ths of a pixel and `rest` the remainders in 2**-rest_bits of them, int32.
+    `pixels` are 1024ths of a pixel and `remainders` are in 2**-remainder_bits of them, int32.
     """
 
-    whole: Any
-    rest: Any
-    rest_bits: int
+    pixels: Any
+    remainders: Any
+    remainder_bits: int
 
     def at(self, xp: Any, numbers: Any) -> Maps:
         """The maps with these numbers, int32 (batch,)."""
-        whole, rest = (xp.asarray(part)[numbers] for part in (self.whole, self.rest))
-        return Maps(whole, rest, self.rest_bits)
+        pixels = xp.asarray(self.pixels)[numbers]
+        return Maps(pixels, xp.asarray(self.remainders)[numbers], self.remainder_bits)
 
 
 def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
     """Matrices from target to source, float64 (n, 2, 3), for images of a size, in fixed point."""
-    rest_bits = 29 - int(max(height, width)).bit_length()
+    bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
-    whole = np.floor(scaled)
-    rest = np.rint((scaled - whole) * (1 << rest_bits))
-    return Maps(whole.astype(np.int32), rest.astype(np.int32), rest_bits)
+    pixels = np.floor(scaled)
+    remainders = np.rint((scaled - pixels) * (1 << bits))
+    return Maps(pixels.astype(np.int32), remainders.astype(np.int32), bits)
 
 
-def _source(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
+def _source_coordinates(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
     """Source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H, W)."""
-    row, column = np.arange(height, dtype=np.int32), np.arange(width, dtype=np.int32)
-    half = 1 << (maps.rest_bits - 1)
+    row = np.arange(height, dtype=np.int32)
+    column = np.arange(width, dtype=np.int32)
+    bits = maps.remainder_bits
+    half = 1 << (bits - 1)
     coordinates = []
     for axis in range(2):
-        by_x, by_y, shift = (maps.whole[:, axis, i, None] for i in range(3))
-        x_rest, y_rest, shift_rest = (maps.rest[:, axis, i, None] for i in range(3))
+        x_factor, y_factor, shift = (maps.pixels[:, axis, i, None] for i in range(3))
+        x_rest, y_rest, shift_rest = (maps.remainders[:, axis, i, None] for i in range(3))
         # As in OpenCV, the contributions of x and y are rounded separately.
-        of_x = by_x * column + ((x_rest * column + half) >> maps.rest_bits)
-        of_y = by_y * row + shift + ((y_rest * row + shift_rest + half) >> maps.rest_bits)
-        coordinates.append(of_x[:, None, :] + of_y[:, :, None])
+        x_part = x_factor * column + ((x_rest * column + half) >> bits)
+        y_part = y_factor * row + shift + ((y_rest * row + shift_rest + half) >> bits)
+        coordinates.append(x_part[:, None, :] + y_part[:, :, None])
     return coordinates[0], coordinates[1]
 
 
@@ -66,31 +74,35 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
     Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" takes any integer
     dtype.
     """
-    x, y = _source(xp, maps, *values.shape[1:3])
+    x, y = _source_coordinates(xp, maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
-        rows, columns = (y + half) >> _UNIT_BITS, (x + half) >> _UNIT_BITS
+        rows = (y + half) >> _UNIT_BITS
+        columns = (x + half) >> _UNIT_BITS
         return _pixels(xp, values, rows, columns, fill).astype(values.dtype)
     shift = _UNIT_BITS - _FRACTION_BITS
-    half, mask = 1 << (shift - 1), (1 << _FRACTION_BITS) - 1
-    x, y = (x + half) >> shift, (y + half) >> shift
+    half = 1 << (shift - 1)
+    mask = (1 << _FRACTION_BITS) - 1
+    x = (x + half) >> shift
+    y = (y + half) >> shift
     total: Any = 1 << (2 * _FRACTION_BITS - 1)
     for down in range(2):
+        rows = (y >> _FRACTION_BITS) + down
         for right in range(2):
-            weight = _share(y & mask, down) * _share(x & mask, right)
-            rows, columns = (y >> _FRACTION_BITS) + down, (x >> _FRACTION_BITS) + right
+            columns = (x >> _FRACTION_BITS) + right
+            weight = _neighbour_weight(y & mask, down) * _neighbour_weight(x & mask, right)
             pixels = _pixels(xp, values, rows, columns, fill)
             total = total + weight[..., None] * pixels.astype(np.int32)
     return (total >> (2 * _FRACTION_BITS)).astype(np.uint8)
 
 
-def _share(fraction: Any, neighbour: int) -> Any:
+def _neighbour_weight(fraction: Any, neighbour: int) -> Any:
     """The weight in 32nds of the pixel before (0) or after (1) a place."""
     return fraction if neighbour else (1 << _FRACTION_BITS) - fraction
 
 
 def _pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
-    """Pixels at points, `fill` where they lie outside of the image."""
+    """Pixels at points; `fill` for points outside of the image."""
     height, width = values.shape[1:3]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     read = pixels_at_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
@@ -100,7 +112,8 @@ def _pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> 
 def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
     """Maps from target to source, (n, 2, 3), of counter-clockwise rotations about a centre."""
     angle = np.deg2rad(degrees)
-    cosine, sine = np.cos(angle), np.sin(angle)
+    cosine = np.cos(angle)
+    sine = np.sin(angle)
     x, y = centre
     along = [cosine, -sine, x - cosine * x + sine * y]
     across = [sine, cosine, y - sine * x - cosine * y]
@@ -112,13 +125,166 @@ def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarra
 
     Rows move by `along` and columns by `across`, as in MindSpore's Affine.
     """
-    (x, y), slope = centre, np.tan(along)
-    a, b = 1.0, -slope
-    c, d = -np.tan(across), np.tan(across) * slope + 1
-    forth = np.array([[a, b, x - a * x - b * y], [c, d, y - c * x - d * y], [0, 0, 1]])
+    x, y = centre
+    slope = np.tan(along)
+    c = -np.tan(across)
+    d = np.tan(across) * slope + 1
+    forth = np.array([[1.0, -slope, slope * y], [c, d, y - c * x - d * y], [0, 0, 1]])
     return np.linalg.inv(forth)[:2]
 
 
 def translation(right: float, down: float) -> np.ndarray:
     """The map from target to source, (2, 3), of a shift by numbers of pixels."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)
+
+
+Byte = Annotated[int, Field(ge=0, le=255)]
+Fill = Annotated[
+    Byte | Seq[Byte], Expected("a whole number from 0 to 255, or one for each channel")
+]
+Point = Annotated[tuple[float, float], Strict(False)]
+
+
+MAPS = 4096
+"""Maps of which one is drawn for each sample: enough that few come twice in a pass, few enough for
+a table of 200 kB."""
+
+LEAST_SCALE = 0.01
+"""Below, coordinates in fixed point would not fit in int32."""
+
+_TABLE_KEY = 0xAFF1
+
+
+def fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
+    """The fill of each channel, uint8 (channels,). Raises ValueError for another number of them."""
+    levels = (fill,) * channels if isinstance(fill, int) else fill
+    if len(levels) != channels:
+        raise ValueError(f"fill has {len(levels)} values for images of {channels} channels")
+    return np.array(levels, np.uint8)
+
+
+class _AffineOp(GeometricOp):
+    """Base of the ops that draw one of a table of affine maps for each image, and keep its size."""
+
+    if TYPE_CHECKING:  # Each op declares them, as its last keys in a recipe.
+        interpolation: Interpolation
+        fill: Fill
+
+    draws: ClassVar[int] = 1
+
+    @abstractmethod
+    def matrices(self, height: int, width: int) -> np.ndarray:
+        """The maps from target to source pixels, float64 (maps, 2, 3), for images of a size."""
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        *_, channels = image_shape(value)
+        if value.dtype != "uint8":
+            raise ValueError(f"takes uint8 images, not {value.dtype}; list it before rescale")
+        fill_levels(self.fill, channels)
+        return value
+
+    @property
+    def creates_border(self) -> bool:
+        return True
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        fill = fill_levels(self.fill, values.shape[-1])
+        return warp(xp, values, self._draw_maps(xp, values, uniforms), self.interpolation, fill)
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        level = np.array([fill], labels.dtype)
+        return warp(xp, labels, self._draw_maps(xp, labels, uniforms), "nearest", level)
+
+    def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
+        height, width = values.shape[1:3]
+        maps = fixed_maps(self.matrices(height, width), height, width)
+        return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
+
+
+@part("op")
+class RandomRotation(_AffineOp):
+    """Rotate the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
+
+    `degrees` are [least, most], or one number d for [-d, d]; `center` is [x, y] in pixels from the
+    top left, null the image's middle. Pixels from outside are `fill`.
+    """
+
+    name: Literal["random_rotation"] = "random_rotation"
+    degrees: Annotated[
+        Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
+    ]
+    interpolation: Interpolation = "nearest"
+    center: Point | None = None
+    fill: Fill = 0
+
+    def matrices(self, height: int, width: int) -> np.ndarray:
+        degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
+        centre = self.center or ((width - 1) / 2, (height - 1) / 2)
+        least, most = degrees
+        return rotation(steps(least, most), centre)
+
+
+@part("op")
+class RandomAffine(_AffineOp):
+    """Rotate by `degrees`, scale, shear and move the image, keeping its size.
+
+    Of a pixel's place relative to the middle, x is sheared by `shear_x` degrees and y by
+    `shear_y`, then both are scaled, rotated counter-clockwise and moved by the shares of the width
+    and of the height. Each is drawn from [least, most]; `degrees` may be one number d for [-d, d].
+    Pixels from outside are `fill`.
+
+    One of 4,096 maps is drawn, whose parameters fill their ranges evenly in separate random orders
+    (McKay et al. 1979). Maps computed on the host are the same to the bit on every device.
+    """
+
+    name: Literal["random_affine"] = "random_affine"
+    degrees: Annotated[
+        Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
+    ] = 0.0
+    translate_x: Range = (0.0, 0.0)
+    translate_y: Range = (0.0, 0.0)
+    scale: Range = (1.0, 1.0)
+    shear_x: Range = (0.0, 0.0)
+    shear_y: Range = (0.0, 0.0)
+    interpolation: Interpolation = "nearest"
+    fill: Fill = 0
+
+    @model_validator(mode="after")
+    def _can_be_turned_back(self) -> Self:
+        if self.scale[0] < LEAST_SCALE:
+            raise ValueError(f"scale = {list(self.scale)}: must be {LEAST_SCALE} or more")
+        for name, shear in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):
+            if max(map(abs, shear)) >= 90:
+                raise ValueError(f"{name} = {list(shear)}: must be within -90 and 90 degrees")
+        steep = np.tan(np.deg2rad([max(map(abs, self.shear_x)), max(map(abs, self.shear_y))]))
+        if steep.prod() >= 1:
+            raise ValueError("shear_x, shear_y: too much of both, which turns images inside out")
+        return self
+
+    def matrices(self, height: int, width: int) -> np.ndarray:
+        degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
+        angle = np.deg2rad(_spread(0, degrees))
+        right = _spread(1, self.translate_x)
+        down = _spread(2, self.translate_y)
+        scale = _spread(3, self.scale)
+        along = np.tan(np.deg2rad(_spread(4, self.shear_x)))
+        across = np.tan(np.deg2rad(_spread(5, self.shear_y)))
+        cosine = scale * np.cos(angle)
+        sine = scale * np.sin(angle)
+        # Rows point down, so that this matrix turns counter-clockwise.
+        turned = np.array([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1)
+        ones = np.ones(MAPS)
+        sheared = np.array([[ones, along], [across, ones]]).transpose(2, 0, 1)
+        back = np.linalg.inv(turned @ sheared)
+        middle = np.array([(width - 1) / 2, (height - 1) / 2])
+        moved = middle + np.stack([right * width, down * height], axis=-1)
+        shift = middle - np.einsum("nij,nj->ni", back, moved)
+        return np.concatenate([back, shift[..., None]], axis=-1)
+
+
+def _spread(column: int, bounds: Range) -> np.ndarray:
+    """The middles of MAPS even steps of a range, in a random order for each column."""
+    words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
+    places = (np.argsort(words, kind="stable") + 0.5) / MAPS
+    least, most = bounds
+    return least + (most - least) * places

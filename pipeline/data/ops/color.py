@@ -16,10 +16,8 @@ from pydantic import AfterValidator
 from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import image_shape
+from pipeline.data.ops.image import Range, image_shape, pick, repeat_op, steps
 from pipeline.data.ops.interpolation import rounded_quotient
-from pipeline.data.ops.loop import repeat_op
-from pipeline.data.ops.ranges import Range, pick, steps
 from pipeline.data.random import integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
@@ -35,20 +33,19 @@ _SIXTH = 85
 """A sixth of the colour circle, of which OpenCV has 255ths, doubled."""
 
 
-def _check_factor(bounds: tuple[float, float]) -> tuple[float, float]:
-    if not 0 <= bounds[0] <= bounds[1] <= 128:
-        raise ValueError(f"a factor is from 0 to 128, not {list(bounds)}")
-    return bounds
+def _check_within(
+    least: float, most: float, quantity: str
+) -> Callable[[tuple[float, float]], tuple[float, float]]:
+    def check(bounds: tuple[float, float]) -> tuple[float, float]:
+        if not least <= bounds[0] <= bounds[1] <= most:
+            raise ValueError(f"{quantity} is from {least:g} to {most:g}, not {list(bounds)}")
+        return bounds
+
+    return check
 
 
-def _check_hue(bounds: tuple[float, float]) -> tuple[float, float]:
-    if not -0.5 <= bounds[0] <= bounds[1] <= 0.5:
-        raise ValueError(f"a shift of the hue is from -0.5 to 0.5, not {list(bounds)}")
-    return bounds
-
-
-FactorRange = Annotated[Range, AfterValidator(_check_factor)]
-HueRange = Annotated[Range, AfterValidator(_check_hue)]
+FactorRange = Annotated[Range, AfterValidator(_check_within(0, 128, "a factor"))]
+HueRange = Annotated[Range, AfterValidator(_check_within(-0.5, 0.5, "a shift of the hue"))]
 
 
 @part("op")
@@ -77,9 +74,10 @@ class RandomColorAdjust(Op):
         order = pick(xp, uniforms[:, 4], orders)
 
         def change_once(iteration: Any, values: Any) -> Any:
-            chosen, changed = of_images(order[:, iteration]), values
+            turn = per_image(order[:, iteration])
+            changed = values
             for which, (change, amounts, numbers) in enumerate(changes):
-                changed = xp.where(chosen == which, change(xp, values, amounts, numbers), changed)
+                changed = xp.where(turn == which, change(xp, values, amounts, numbers), changed)
             return changed
 
         return repeat_op(xp, change_once, len(changes), values)
@@ -94,9 +92,9 @@ class RandomColorAdjust(Op):
         }
         idle: dict[Adjust, float] = {adjust_hue: 0.0}
         return [
-            (change, drawn, integers(xp, uniforms[:, draw], len(drawn)))
-            for draw, (change, drawn) in enumerate(amounts.items())
-            if drawn.tolist() != [idle.get(change, 1.0)]
+            (change, table, integers(xp, uniforms[:, draw], len(table)))
+            for draw, (change, table) in enumerate(amounts.items())
+            if table.tolist() != [idle.get(change, 1.0)]
         ]
 
 
@@ -116,7 +114,7 @@ def exact_factors(factors: np.ndarray) -> np.ndarray:
     return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
 
 
-def of_images(amount: Any) -> Any:
+def per_image(amount: Any) -> Any:
     """Reshape one number for each image so that it broadcasts over the pixels."""
     return amount[:, None, None, None]
 
@@ -128,7 +126,7 @@ def _as_bytes(xp: Any, levels: Any) -> Any:
 def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
     """Bytes times the factors."""
     factor = xp.asarray(factors.astype(np.float32))[numbers]
-    return _as_bytes(xp, values.astype(np.float32) * of_images(factor))
+    return _as_bytes(xp, values.astype(np.float32) * per_image(factor))
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
@@ -139,15 +137,16 @@ def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) ->
     """
     if len(factors) > _TABLES:
         factor = exact_factors(factors)
-        own, rest = (of_images(xp.asarray(share)[numbers]) for share in (factor, 1 - factor))
-        return _as_bytes(xp, base.astype(np.float32) * rest + values.astype(np.float32) * own)
+        value_part = values.astype(np.float32) * per_image(xp.asarray(factor)[numbers])
+        base_part = base.astype(np.float32) * per_image(xp.asarray(1 - factor)[numbers])
+        return _as_bytes(xp, base_part + value_part)
     tables = np.concatenate([blend_table(factor, "base") for factor in factors.tolist()])
     return look_up_blend(xp, base, values, tables, numbers)
 
 
 def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: Any) -> Any:
     """Blend bytes with their base by tables, uint8 (n, 256, 256)."""
-    row = of_images(numbers) * 256 + base.astype(np.int32)
+    row = per_image(numbers) * 256 + base.astype(np.int32)
     return xp.take(tables.reshape(-1), row * 256 + values.astype(np.int32), mode="clip")
 
 
@@ -157,12 +156,12 @@ def blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
 
     `fused` is the product that is added unrounded, which OpenCV's order of operands decides.
     """
-    byte, share = np.arange(256, dtype=np.float32), np.float32(factor)
-    of_base, of_value = byte[:, None] * (1 - share), byte * share
+    byte = np.arange(256, dtype=np.float32)
+    share = np.float32(factor)
     if fused == "base":
-        total = byte[:, None].astype(np.float64) * np.float64(1 - share) + of_value
+        total = byte[:, None].astype(np.float64) * np.float64(1 - share) + byte * share
     else:
-        total = byte.astype(np.float64) * np.float64(share) + of_base
+        total = byte.astype(np.float64) * np.float64(share) + byte[:, None] * (1 - share)
     return np.rint(total.astype(np.float32)).clip(0, 255).astype(np.uint8)[None]
 
 
@@ -176,7 +175,7 @@ def mean_grey(values: Any) -> Any:
     """The rounded mean of each image's luma, int32 (batch, 1, 1, 1)."""
     luma = grey(values)
     total = luma.sum(axis=(1, 2), dtype=np.int32)
-    return of_images(rounded_quotient(total, luma.shape[1] * luma.shape[2]))
+    return per_image(rounded_quotient(total, luma.shape[1] * luma.shape[2]))
 
 
 def adjust_contrast(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
@@ -217,24 +216,25 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
 
 def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
     """RGB bytes of int32 hue, saturation and value; OpenCV goes back with a circle of 255ths."""
-    sector, within = 2 * hue // _SIXTH % 6, 2 * hue % _SIXTH
-    whole = 255 * _SIXTH
+    sector = 2 * hue // _SIXTH % 6
+    within = 2 * hue % _SIXTH
+    unit = 255 * _SIXTH
 
-    def mixed(share: Any) -> Any:
-        return (2 * value * (whole - saturation * share) + whole) // (2 * whole)
+    def darken(share: Any) -> Any:
+        return (2 * value * (unit - saturation * share) + unit) // (2 * unit)
 
-    low, falling, rising = mixed(_SIXTH), mixed(within), mixed(_SIXTH - within)
+    low = darken(_SIXTH)
+    falling = darken(within)
+    rising = darken(_SIXTH - within)
     channels = (
         (value, falling, low, low, rising, value),
         (rising, value, value, falling, low, low),
         (low, low, rising, value, value, falling),
     )
-    return xp.stack([_chosen(xp, sector, levels) for levels in channels], axis=-1).astype(np.uint8)
-
-
-def _chosen(xp: Any, number: Any, choices: tuple[Any, ...]) -> Any:
-    """The choice with the number that each pixel has."""
-    chosen = choices[0]
-    for candidate in range(1, len(choices)):
-        chosen = xp.where(number == candidate, choices[candidate], chosen)
-    return chosen
+    selected = []
+    for levels in channels:
+        level = levels[0]
+        for number in range(1, 6):
+            level = xp.where(sector == number, levels[number], level)
+        selected.append(level)
+    return xp.stack(selected, axis=-1).astype(np.uint8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,18 +24,6 @@ from pipeline.data.ops.affine import (
 )
 from pipeline.data.ops.color import blend_table, grey, look_up_blend, mean_grey
 from pipeline.data.ops.image import Size
-from pipeline.data.ops.lookup_tables import (
-    LEVELS,
-    brightened,
-    equalized,
-    histograms,
-    inverted,
-    look_up,
-    posterized,
-    smoothed,
-    solarized,
-    stretched,
-)
 
 BLENDS = ("Contrast", "Color", "Sharpness")
 
@@ -65,22 +53,22 @@ class Changes:
 def tabulate(changes: Sequence[Change], size: Size) -> Changes:
     """The tables of changes to images of a size, (height, width)."""
     height, width = size
-    blends = {_blend(change): _blend_table(change) for change in changes}
-    numbers = {blend: number for number, blend in enumerate(blends)}
+    blends = [_blend(change) for change in changes]
+    numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
     return Changes(
         fixed_maps(np.stack([_matrix(change, height, width) for change in changes]), height, width),
         np.stack([_levels(change) for change in changes]).astype(np.int32),
         np.array([change.name for change in changes]),
-        np.concatenate(list(blends.values())),
-        np.array([numbers[_blend(change)] for change in changes], np.int32),
+        np.concatenate([blend_table(factor, fused) for factor, fused in numbers]),
+        np.array([numbers[blend] for blend in blends], np.int32),
     )
 
 
-def _blend(change: Change) -> tuple[float, bool]:
-    """The factor of a blend, and whether it is for sharpness."""
+def _blend(change: Change) -> tuple[float, Literal["base", "value"]]:
+    """The arguments of `blend_table` for a change."""
     if change.name not in BLENDS:
-        return 1.0, False
-    return _factor(change), change.name == "Sharpness"
+        return 1.0, "base"
+    return _factor(change), "value" if change.name == "Sharpness" else "base"
 
 
 def _factor(change: Change) -> float:
@@ -88,14 +76,10 @@ def _factor(change: Change) -> float:
     return float(np.float32(1) + np.float32(change.magnitude))
 
 
-def _blend_table(change: Change) -> np.ndarray:
-    factor, sharpness = _blend(change)
-    return blend_table(factor, "value" if sharpness else "base")
-
-
 def _matrix(change: Change, height: int, width: int) -> np.ndarray:
     """The map from target to source pixels, float64 (2, 3)."""
-    centre, amount = ((width - 1) / 2, (height - 1) / 2), change.magnitude
+    centre = ((width - 1) / 2, (height - 1) / 2)
+    amount = change.magnitude
     match change.name:
         case "ShearX":
             return shear(amount, 0, centre)
@@ -114,13 +98,13 @@ def _levels(change: Change) -> np.ndarray:
     """The table of levels, (256,)."""
     match change.name:
         case "Brightness":
-            return brightened(_factor(change))
+            return brightness_table(_factor(change))
         case "Posterize":
-            return posterized(int(change.magnitude))
+            return posterize_table(int(change.magnitude))
         case "Solarize":
-            return solarized(change.magnitude)
+            return solarize_table(change.magnitude)
         case "Invert":
-            return inverted()
+            return invert_table()
     return np.arange(LEVELS)
 
 
@@ -134,11 +118,11 @@ def make_changes(
 ) -> Any:
     """Change each image of RGB bytes by the row of its number, int32 (batch,)."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
-    values = look_up(xp, values, _chosen_levels(xp, values, changes, numbers))
+    values = look_up(xp, values, _select_levels(xp, values, changes, numbers))
     base = mean_grey(values)
     for name, candidate in (
         ("Color", grey(values)[..., None]),
-        ("Sharpness", smoothed(xp, values)),
+        ("Sharpness", smooth(xp, values)),
     ):
         base = xp.where(_is(xp, changes, numbers, (name,)), candidate, base)
     blend = xp.asarray(changes.blend_numbers)[numbers]
@@ -151,13 +135,95 @@ def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
 
-def _chosen_levels(xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
+def _select_levels(xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
     """The table of levels of each image's channels, int32 (batch, 3, 256)."""
     counts = histograms(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
     for name, table in (
-        ("AutoContrast", stretched(xp, counts)),
-        ("Equalize", equalized(xp, counts)),
+        ("AutoContrast", stretch_table(xp, counts)),
+        ("Equalize", equalize_table(xp, counts)),
     ):
         levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
     return levels
+
+
+LEVELS = 256
+_IDENTITY = np.arange(LEVELS, dtype=np.int32)
+_SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
+_STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
+"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
+
+
+def look_up(xp: Any, values: Any, tables: Any) -> Any:
+    """Map bytes through the tables of each sample's channels, (batch, channels or 1, 256)."""
+    batch, channels = tables.shape[:2]
+    row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
+    places = row[:, None, None, :] * LEVELS + values.astype(np.int32)
+    return xp.take(tables.reshape(-1), places, mode="clip").astype(np.uint8)
+
+
+def histograms(xp: Any, values: Any) -> Any:
+    """Histograms of the levels of each channel, int32 (batch, channels, 256)."""
+    batch, *_, channels = values.shape
+    row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
+    places = (row[:, None, None, :] * LEVELS + values.astype(np.int32)).reshape(-1)
+    size = batch * channels * LEVELS
+    counts = np.bincount(places, minlength=size) if xp is np else xp.bincount(places, length=size)
+    return counts.reshape(batch, channels, LEVELS).astype(np.int32)
+
+
+def stretch_table(xp: Any, counts: Any) -> Any:
+    """Tables that spread the levels of each channel over 0..255, of its histogram."""
+    least = xp.argmax(counts > 0, axis=-1)[..., None]
+    most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
+    scaled = xp.asarray(_STRETCHED)[(most - least)[..., 0]]
+    table = xp.trunc(scaled - xp.take_along_axis(scaled, least, axis=-1)).astype(np.int32)
+    return xp.where(most > least, table.clip(0, 255), _IDENTITY)
+
+
+def equalize_table(xp: Any, counts: Any) -> Any:
+    """Tables that make the levels of each channel equally frequent, of its histogram."""
+    least = xp.argmax(counts > 0, axis=-1)[..., None]
+    first = xp.take_along_axis(counts, least, axis=-1)
+    above = xp.cumsum(counts, axis=-1) - first
+    total = counts.sum(axis=-1, keepdims=True) - first
+    scale = np.float32(255) / xp.maximum(total, 1).astype(np.float32)
+    table = xp.rint(above.clip(0).astype(np.float32) * scale).astype(np.int32)
+    return xp.where(total > 0, table.clip(0, 255), _IDENTITY)
+
+
+def brightness_table(factor: float) -> np.ndarray:
+    """The table of a brightness factor, as `adjust_brightness` computes it."""
+    return np.rint(_IDENTITY.astype(np.float32) * np.float32(factor)).clip(0, 255)
+
+
+def invert_table() -> np.ndarray:
+    """The table that inverts all levels."""
+    return LEVELS - 1 - _IDENTITY
+
+
+def posterize_table(bits: int) -> np.ndarray:
+    """The table that keeps the highest bits of a level."""
+    return _IDENTITY & (LEVELS - (1 << (8 - bits)))
+
+
+def solarize_table(threshold: float) -> np.ndarray:
+    """The table that inverts the levels from a threshold up."""
+    return np.where(threshold <= _IDENTITY, 255 - _IDENTITY, _IDENTITY)
+
+
+def smooth(xp: Any, values: Any) -> Any:
+    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13, the outermost pixels as they are."""
+    height, width = values.shape[1:3]
+    levels = values.astype(np.int32)
+    if min(height, width) < 3:
+        return levels
+    total = 4 * levels[:, 1:-1, 1:-1]
+    for row in range(3):
+        for column in range(3):
+            total = total + levels[:, row : height - 2 + row, column : width - 2 + column]
+    inner = xp.pad((2 * total + 13) // 26, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    rows = np.arange(height)
+    columns = np.arange(width)
+    edge = ((rows == 0) | (rows == height - 1))[:, None] | (columns == 0) | (columns == width - 1)
+    return xp.where(edge[..., None], levels, inner)

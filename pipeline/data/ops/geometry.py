@@ -17,7 +17,7 @@ from pipeline.data.random import integers
 
 @part("op")
 class Pad(GeometricOp):
-    """Surround the image with pixels of the value `fill`, or with its own.
+    """Surround the image with pixels of the value `fill`, or with pixels of the image.
 
     `mode` edge repeats the outermost pixels, symmetric mirrors the image with them and reflect
     without them.
@@ -32,21 +32,18 @@ class Pad(GeometricOp):
         height, width, channels = image_shape(value)
         _check_fill(self.fill, value.dtype)
         if self.mode in ("reflect", "symmetric"):
-            self._check_mirrored(height, width)
-        return replace(value, shape=(*_padded(height, width, self.padding), channels))
+            top, bottom, left, right = self.padding
+            edge = 1 if self.mode == "reflect" else 0
+            if max(top, bottom) > height - edge or max(left, right) > width - edge:
+                raise ValueError(
+                    f"can't mirror {list(self.padding)} pixels of an image of {height}x{width}; "
+                    f"{self.mode} takes {height - edge} rows and {width - edge} columns at most"
+                )
+        return replace(value, shape=(*_padded_size(height, width, self.padding), channels))
 
     @property
     def creates_border(self) -> bool:
         return self.mode == "constant" and any(self.padding)
-
-    def _check_mirrored(self, height: int, width: int) -> None:
-        own = 1 if self.mode == "reflect" else 0
-        top, bottom, left, right = self.padding
-        if max(top, bottom) > height - own or max(left, right) > width - own:
-            raise ValueError(
-                f"can't mirror {list(self.padding)} pixels of an image of {height}x{width}; "
-                f"{self.mode} takes {height - own} rows and {width - own} columns at most"
-            )
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         top, bottom, left, right = self.padding
@@ -70,7 +67,7 @@ def _check_fill(fill: float, dtype: str) -> None:
         )
 
 
-def _padded(height: int, width: int, padding: Padding) -> tuple[int, int]:
+def _padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
     top, bottom, left, right = padding
     return top + height + bottom, left + width + right
 
@@ -93,11 +90,12 @@ class RandomCrop(GeometricOp):
     def output(self, value: ColumnSpec) -> ColumnSpec:
         height, width, channels = image_shape(value)
         _check_fill(self.fill, value.dtype)
-        _check_crop(self.size, _padded(height, width, self.padding))
+        _check_crop(self.size, _padded_size(height, width, self.padding))
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        (height, width), (top, bottom, left, right) = values.shape[1:3], self.padding
+        height, width = values.shape[1:3]
+        top, bottom, left, right = self.padding
         rows, row_in = _cut(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
         columns, column_in = _cut(xp, uniforms[:, 1:], self.size[1], width, (left, right))
         pixels = pixels_at(xp, values, rows, columns)
@@ -125,7 +123,7 @@ def _cut(
 
 @part("op")
 class CenterCrop(GeometricOp):
-    """Cut `size` out of the middle; where the rest is odd, the larger half is dropped last."""
+    """Cut `size` out of the middle; of an odd remainder the larger half is at the end."""
 
     name: Literal["center_crop"] = "center_crop"
     size: Size
@@ -137,7 +135,8 @@ class CenterCrop(GeometricOp):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         height, width = self.size
-        top, left = (values.shape[1] - height) // 2, (values.shape[2] - width) // 2
+        top = (values.shape[1] - height) // 2
+        left = (values.shape[2] - width) // 2
         return values[:, top : top + height, left : left + width]
 
 
@@ -214,12 +213,12 @@ class Cutout(Op):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         _, height, width, _ = values.shape
-        rows = self._covered(xp, uniforms[:, : self.holes], height)
-        columns = self._covered(xp, uniforms[:, self.holes :], width)
+        rows = self._holes_along(xp, uniforms[:, : self.holes], height)
+        columns = self._holes_along(xp, uniforms[:, self.holes :], width)
         hole = (rows[:, :, :, None] & columns[:, :, None, :]).any(axis=1)
         return xp.where(hole[..., None], 0, values)
 
-    def _covered(self, xp: Any, uniforms: Any, length: int) -> Any:
+    def _holes_along(self, xp: Any, uniforms: Any, length: int) -> Any:
         """Mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
             first = integers(xp, uniforms, length)[:, :, None] - self.size // 2

@@ -85,7 +85,7 @@ def opencv_taps(
 
 
 def widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
-    """OpenCV's "area" where a side grows: linear, between the edges of source pixels."""
+    """OpenCV's "area" for a side that grows: linear, between the edges of source pixels."""
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
@@ -96,7 +96,8 @@ def widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
 
 def _cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
     """Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
-    a, x = np.float32(-0.75), fraction
+    a = np.float32(-0.75)
+    x = fraction
     before = ((a * (x + 1) - 5 * a) * (x + 1) + 8 * a) * (x + 1) - 4 * a
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a + 2) * (1 - x) - (a + 3)) * (1 - x) * (1 - x) + 1
@@ -131,19 +132,20 @@ def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
 def _overlaps(source: int, target: int) -> tuple[Taps, int]:
     """The overlap of each target pixel with source pixels, int32, and its total."""
     unit = gcd(source, target)
-    cell, pixel = source // unit, target // unit
+    cell = source // unit
+    pixel = target // unit
     begin = np.arange(target)[:, None] * cell
     taps = int((-(-(begin + cell) // pixel) - begin // pixel).max())
     covered = begin // pixel + np.arange(taps)
     overlap = np.minimum(begin + cell, (covered + 1) * pixel) - np.maximum(begin, covered * pixel)
-    pixels, weights = covered.clip(0, source - 1), overlap.clip(0)
-    return Taps(pixels[None].astype(np.int32), weights[None].astype(np.int32)), cell
+    pixels = covered.clip(0, source - 1)[None].astype(np.int32)
+    return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), cell
 
 
 def _after_lanes(width: int, channels: int) -> np.ndarray:
-    """Mask of the bytes at the end of a row where OpenCV rounds halves up, bool (W, C).
+    """Mask of the bytes at the end of a row, in which OpenCV rounds halves up, bool (W, C).
 
-    Its vectors take eight at a time, and round halves to even.
+    Its vectors take eight bytes at a time, and round halves to even.
     """
     count = width * channels
     return (np.arange(count) >= count // _LANES * _LANES).reshape(width, channels)
@@ -158,7 +160,7 @@ def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:
 
 
 def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
-    """Pillow's kernel, widened where the image shrinks, in fixed point of 22 bits."""
+    """Pillow's kernel, widened if the image shrinks, in fixed point of 22 bits."""
     kernel, radius = _KERNELS[interpolation]
     scale = source / target
     widened = max(scale, 1.0)
@@ -175,7 +177,7 @@ def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
     return Taps(pixels[None, :, used], fixed[None, :, used])
 
 
-def filtered(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
+def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
     """Bytes filtered along one axis and rounded to bytes."""
     if taps.pixels.shape[1] == values.shape[axis]:
         return values
@@ -186,7 +188,8 @@ def filtered(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
 
 def _cubic(distance: np.ndarray) -> np.ndarray:
     """Keys' kernel with a = -0.5."""
-    x, a = np.abs(distance), -0.5
+    x = np.abs(distance)
+    a = -0.5
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1, near, np.where(x < 2, far, 0))

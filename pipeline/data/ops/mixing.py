@@ -12,8 +12,7 @@ from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.ops.color import blend, exact_factors
-from pipeline.data.ops.image import Probability, image_shape
-from pipeline.data.ops.ranges import STEPS, pick
+from pipeline.data.ops.image import STEPS, Probability, image_shape, pick, require_image_dtype
 from pipeline.data.random import integers
 
 
@@ -32,8 +31,7 @@ class MixUp(BatchOp):
 
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, label = values
-        if image.dtype not in ("uint8", "float16", "float32"):
-            raise ValueError(f"takes uint8, float16 or float32 images, not {image.dtype}")
+        require_image_dtype(image.dtype)
         _check_one_hot(label)
         return image, label
 
@@ -48,19 +46,19 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix images and labels with those of the rows `partner`; their own share is shares[number]."""
+    """Mix images and labels with the rows `partner`; the first ones weigh shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     if images.dtype == np.uint8:
-        return blend(xp, images[partner], images, shares, number), _mixed(labels, partner, share)
-    return _mixed(images, partner, share), _mixed(labels, partner, share)
+        return blend(xp, images[partner], images, shares, number), _mix(labels, partner, share)
+    return _mix(images, partner, share), _mix(labels, partner, share)
 
 
-def _mixed(values: Any, partner: Any, share: Any) -> Any:
-    """Mix `share` (batch or 1,) of each sample with the rest of its partner, in the same dtype."""
+def _mix(values: Any, partner: Any, share: Any) -> Any:
+    """Mix `share` (batch or 1,) of each sample with 1 - share of its partner, in the same dtype."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
-    own, other = values.astype(np.float32), values[partner].astype(np.float32)
-    return (own * share + other * (1 - share)).astype(values.dtype)
+    other = values[partner].astype(np.float32)
+    return (values.astype(np.float32) * share + other * (1 - share)).astype(values.dtype)
 
 
 def _check_one_hot(label: ColumnSpec) -> None:
@@ -119,10 +117,10 @@ class CutMix(BatchOp):
         rows = rows & done[:, None]
         box = rows[:, :, None] & columns[:, None, :]
         partner = partners(xp, uniforms[:, 0])
-        own = height * width - rows.sum(axis=1) * columns.sum(axis=1)
-        share = own.astype(np.float32) * np.float32(1 / (height * width))
+        outside = height * width - rows.sum(axis=1) * columns.sum(axis=1)
+        share = outside.astype(np.float32) * np.float32(1 / (height * width))
         mixed = xp.where(box[..., None], images[partner], images)
-        return mixed, _mixed(labels, partner, share)
+        return mixed, _mix(labels, partner, share)
 
 
 def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
@@ -131,7 +129,9 @@ def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
     As in MindSpore, its centre may lie right after the axis, its clipped end excludes the last
     pixel, and it has one pixel at least.
     """
-    centre, half = integers(xp, uniforms, length + 1), cut // 2
-    begin, end = (centre - half).clip(0, length - 1), (centre + half).clip(0, length - 1)
+    centre = integers(xp, uniforms, length + 1)
+    half = cut // 2
+    begin = (centre - half).clip(0, length - 1)
+    end = (centre + half).clip(0, length - 1)
     pixel = np.arange(length, dtype=np.int32)
     return (begin[:, None] <= pixel) & (pixel < xp.maximum(end, begin + 1)[:, None])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -11,13 +13,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.core.registry import part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.affine import Interpolation
+from pipeline.data.ops.affine import Fill, Interpolation, fill_levels
 from pipeline.data.ops.color import check_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
-from pipeline.data.ops.image import Size
-from pipeline.data.ops.loop import repeat_op
-from pipeline.data.ops.policy_tables import POLICIES
-from pipeline.data.ops.rotation import Fill, fill_levels
+from pipeline.data.ops.image import Size, repeat_op
 from pipeline.data.random import integers
 
 _SIGNED = frozenset(
@@ -26,27 +25,17 @@ _SIGNED = frozenset(
 )
 _BINS = 10
 _RANDOM = (
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness"),
+    *("Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
 )
-
+_POLICIES = Path(__file__).with_name("auto_augment.json")
+"""Policies of 25 pairs of (change, probability, magnitude of 10 or None): tables 7 to 9 of Cubuk et
+al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as MindSpore has them."""
 
 Convention = Literal["mindspore", "paper"]
 """MindSpore multiplies a move in pixels by the image's side again, so that most leave only `fill`;
-its RandAugment takes the negative of a magnitude once in three times and draws auto-contrast twice
-as often as the rest. `paper` has moves in pixels and even chances."""
+its RandAugment negates a magnitude once in three times and draws auto-contrast twice as often as
+any other change. `paper` has moves in pixels and even chances."""
 
 
 class Policy(Op):
@@ -75,7 +64,7 @@ class Policy(Op):
 
 @part("op")
 class RandAugment(Policy):
-    """`num_ops` changes drawn of 14, each as strong as `magnitude` of `num_magnitude_bins` says.
+    """`num_ops` changes drawn of 14, each of strength `magnitude` of `num_magnitude_bins`.
 
     Cubuk et al., 2020, with MindSpore's changes and magnitudes.
     """
@@ -100,11 +89,12 @@ class RandAugment(Policy):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
-        changes, rows = _random(self.magnitude, self.num_magnitude_bins, self.convention, size)
+        bins = self.num_magnitude_bins
+        changes, rows = _random_changes(self.magnitude, bins, self.convention, size)
         negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
-        drawn = integers(xp, uniforms[:, : self.num_ops], len(rows))
+        number = integers(xp, uniforms[:, : self.num_ops], len(rows))
         side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
-        return self._change(xp, values, changes, xp.asarray(rows)[drawn, side])
+        return self._change(xp, values, changes, xp.asarray(rows)[number, side])
 
 
 @part("op")
@@ -121,7 +111,7 @@ class AutoAugment(Policy):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
-        changes, rows, probabilities = _learned(self.policy, self.convention, size)
+        changes, rows, probabilities = _policy_changes(self.policy, self.convention, size)
         pair = integers(xp, uniforms[:, 0], len(rows))
         done = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
         side = integers(xp, uniforms[:, 3:5], 2)
@@ -170,7 +160,7 @@ def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
 
 
 @lru_cache
-def _random(
+def _random_changes(
     magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
     """All changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
@@ -184,7 +174,7 @@ def _random(
 
 
 @lru_cache
-def _learned(
+def _policy_changes(
     policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
     """All changes of a policy, after an identity.
@@ -192,10 +182,11 @@ def _learned(
     Also their rows by pair, position and sign, int32 (25, 2, 2), and their probabilities, float32
     (25, 2).
     """
+    pairs = json.loads(_POLICIES.read_bytes())[policy]
     changes = [Change("Identity")]
-    for name, _, bin_ in (step for pair in POLICIES[policy] for step in pair):
+    for name, _, bin_ in (step for pair in pairs for step in pair):
         strengths = magnitudes(name, _BINS, convention, size, 256)
         changes.extend(_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
     rows = np.arange(1, len(changes), dtype=np.int32).reshape(-1, 2, 2)
-    probabilities = [[probability for _, probability, _ in pair] for pair in POLICIES[policy]]
+    probabilities = [[probability for _, probability, _ in pair] for pair in pairs]
     return tabulate(changes, size), rows, np.array(probabilities, np.float32)

@@ -1,27 +1,40 @@
-"""Map ops that scale images."""
+"""Map ops that scale images, or a part of each."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import log
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from pipeline.core.registry import Expected, part
+from pipeline.core.registry import Expected, Seq, part
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
-from pipeline.data.ops.image import Size, image_shape, pixels_along
+from pipeline.data.ops.image import (
+    Axis,
+    Range,
+    Size,
+    image_shape,
+    pick,
+    pixels_along,
+    pixels_at,
+    require_image_dtype,
+    steps,
+)
 from pipeline.data.ops.interpolation import (
-    Pillow,
+    Taps,
     average,
-    filtered,
+    filter_axis,
     mix,
     nearest_pixels,
     opencv_taps,
     pillow_taps,
     widening_taps,
 )
+from pipeline.data.random import integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 
@@ -46,28 +59,23 @@ class Resize(GeometricOp):
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         height, width, channels = image_shape(value)
-        _check_dtype(self.interpolation, value.dtype)
+        if self.interpolation not in ("pil_cubic", "antialias"):
+            require_image_dtype(value.dtype)
+        elif value.dtype != "uint8":
+            raise ValueError(
+                f"{self.interpolation} takes uint8 images, not {value.dtype}; resize before "
+                "rescale, or take linear, nearest, cubic or area"
+            )
         if self.interpolation == "area" and value.dtype == "uint8" and height * width > _AREA_LIMIT:
             raise ValueError(f"can't average over images as large as {height}x{width}; crop first")
         return replace(value, shape=(*target_size(self.size, height, width), channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = target_size(self.size, *values.shape[1:3])
-        return resized(xp, values, size, self.interpolation)
+        return resize_images(xp, values, size, self.interpolation)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        return resized(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
-
-
-def _check_dtype(interpolation: Interpolation, dtype: str) -> None:
-    if interpolation in ("pil_cubic", "antialias"):
-        if dtype != "uint8":
-            raise ValueError(
-                f"{interpolation} takes uint8 images, not {dtype}; resize before rescale, or take "
-                "linear, nearest, cubic or area"
-            )
-    elif dtype not in ("uint8", "float16", "float32"):
-        raise ValueError(f"takes uint8, float16 or float32 images, not {dtype}")
+        return resize_images(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
 
 
 def target_size(size: Size | int, height: int, width: int) -> Size:
@@ -79,15 +87,22 @@ def target_size(size: Size | int, height: int, width: int) -> Size:
     return int(np.float32(height) / np.float32(width) * np.float32(size)), size
 
 
-def resized(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
+def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
     """Images (batch, height, width, channels) scaled to `size`."""
-    (height, width), (rows, columns) = values.shape[1:3], size
+    height, width = values.shape[1:3]
+    rows, columns = size
     fixed = values.dtype == np.uint8
     if interpolation == "nearest":
         values = pixels_along(xp, values, nearest_pixels(height, rows)[None], 1)
         return pixels_along(xp, values, nearest_pixels(width, columns)[None], 2)
     if interpolation == "pil_cubic" or interpolation == "antialias":
-        return _filtered(xp, values, size, interpolation)
+        down = pillow_taps(interpolation, height, rows)
+        across = pillow_taps(interpolation, width, columns)
+        # Bytes are rounded between the axes, so their order matters. Pillow 13 begins with the
+        # columns if that shrinks the image more; MindSpore never does.
+        if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
+            return filter_axis(xp, filter_axis(xp, values, down, 1), across, 2)
+        return filter_axis(xp, filter_axis(xp, values, across, 2), down, 1)
     if interpolation != "area":
         across = opencv_taps(interpolation, width, columns, 2, fixed=fixed)
         return mix(xp, values, across, opencv_taps(interpolation, height, rows, 1, fixed=fixed))
@@ -97,14 +112,179 @@ def resized(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> A
     return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
 
 
-def _filtered(xp: Any, values: Any, size: Size, interpolation: Pillow) -> Any:
-    """Filter along one axis after the other; bytes are rounded between, so the order matters."""
-    (height, width), (rows, columns) = values.shape[1:3], size
-    down, across = (
-        pillow_taps(interpolation, source, target)
-        for source, target in ((height, rows), (width, columns))
+MAX_SIZES = 32
+"""Each size is a branch of the compiled program."""
+
+
+@part("op")
+class RandomSize(GeometricOp):
+    """Scale every image of a batch to one of `sizes`, [height, width], drawn for each step.
+
+    All batches of a size share one branch of the compiled program, so a fixed set of sizes is
+    compiled once, as in YOLOv3's training at several scales. The network must take any size.
+    """
+
+    name: Literal["random_size"] = "random_size"
+    sizes: Annotated[Seq[Size], Field(min_length=2, max_length=MAX_SIZES)]
+    interpolation: Interpolation = "linear"
+
+    @field_validator("sizes")
+    @classmethod
+    def _are_different(cls, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        if len(set(sizes)) < len(sizes):
+            raise ValueError(f"sizes = {[list(size) for size in sizes]}: must be different")
+        return sizes
+
+    @property
+    def choices(self) -> int:
+        return len(self.sizes)
+
+    def chosen(self, number: int) -> Resize:
+        """The op that scales to one of the sizes."""
+        return Resize(size=self.sizes[number], interpolation=self.interpolation, column=self.column)
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        """Spec of an image of the first size."""
+        return self.chosen(0).output(value)
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        """Images of the first size; a step applies the op that `chosen` returns for it."""
+        return self.chosen(0)(xp, values, uniforms)
+
+
+CropInterpolation = Literal["linear", "nearest", "cubic"]
+
+
+def _check_positive(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] <= 0:
+        raise ValueError(f"the range {list(bounds)} must be above 0")
+    return bounds
+
+
+PositiveRange = Annotated[Range, AfterValidator(_check_positive)]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A crop of each image in pixels, all int32 (batch,)."""
+
+    top: Any
+    left: Any
+    height: Any
+    width: Any
+
+
+@part("op")
+class RandomResizedCrop(GeometricOp):
+    """Cut out a box of drawn area and aspect and scale it to `size`, the Inception crop.
+
+    `scale` is the range of the box's share of the area, `ratio` that of width / height, drawn
+    evenly in its logarithm. A box that does not fit is drawn again, `max_attempts` times at most;
+    then the largest central box of a ratio in the range is taken, as in MindSpore.
+    """
+
+    name: Literal["random_resized_crop"] = "random_resized_crop"
+    size: Size
+    scale: PositiveRange = (0.08, 1.0)
+    ratio: PositiveRange = (0.75, 1.3333333333333333)
+    interpolation: CropInterpolation = "linear"
+    max_attempts: PositiveInt = 10
+
+    @property
+    def draws(self) -> int:
+        return 2 * self.max_attempts + 2
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        *_, channels = image_shape(value)
+        require_image_dtype(value.dtype)
+        return replace(value, shape=(*self.size, channels))
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        box = self.box(xp, uniforms, *values.shape[1:3])
+        return crop_and_resize(xp, values, box, self.size, self.interpolation)
+
+    def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
+        box = self.box(xp, uniforms, *labels.shape[1:3])
+        return crop_and_resize(xp, labels, box, self.size, "nearest")
+
+    def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
+        """The box of each sample, within images of height x width."""
+        rows, columns = self._tries(xp, uniforms, height, width)
+        fits = (rows <= height) & (columns <= width)
+        first = xp.argmax(fits, axis=1)[:, None]
+        any_fits = fits.any(axis=1)
+        rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
+        central = self._central(height, width)
+        top, left = (
+            xp.floor(uniforms[:, place] * (length - taken + 1).astype(np.float32)).astype(np.int32)
+            for place, length, taken in ((-2, height, rows), (-1, width, columns))
+        )
+        return Box(
+            *(
+                xp.where(any_fits, attempt, fallback).astype(np.int32)
+                for attempt, fallback in zip((top, left, rows, columns), central, strict=True)
+            )
+        )
+
+    def _tries(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
+        """Height and width of every attempt's box, int32 (batch, attempts)."""
+        tries = self.max_attempts
+        side = np.sqrt(steps(*self.scale) * height * width).astype(np.float32)
+        aspect = np.exp(steps(log(self.ratio[0]), log(self.ratio[1])))
+        root = np.sqrt(aspect).astype(np.float32)
+        inverse = (1 / aspect).astype(np.float32)
+        number = integers(xp, uniforms[:, tries : 2 * tries], len(aspect))
+        columns = xp.rint(pick(xp, uniforms[:, :tries], side) * xp.asarray(root)[number]).clip(1)
+        rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
+        return rows.astype(np.int32), columns.astype(np.int32)
+
+    def _central(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the largest central box of a ratio in the range."""
+        least, most = self.ratio
+        rows = round(width / least) if width / height < least else height
+        columns = round(height * most) if width / height > most else width
+        return (height - rows + 1) // 2, (width - columns) // 2, rows, columns
+
+
+def crop_and_resize(
+    xp: Any, values: Any, box: Box, size: Size, interpolation: CropInterpolation
+) -> Any:
+    """Each image's box scaled to `size`, without the pixels around it."""
+    height, width = values.shape[1:3]
+    if interpolation == "nearest":
+        rows = box.top[:, None] + xp.asarray(_nearest(height, size[0]))[box.height]
+        columns = box.left[:, None] + xp.asarray(_nearest(width, size[1]))[box.width]
+        return pixels_at(xp, values, rows, columns)
+    fixed = values.dtype == np.uint8
+    across = _taps(interpolation, width, size[1], 2, fixed)
+    down = _taps(interpolation, height, size[0], 1, fixed)
+    across = _select_taps(xp, across, box.left, box.width)
+    return mix(xp, values, across, _select_taps(xp, down, box.top, box.height))
+
+
+def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
+    """The taps of a crop that begins at `first` and is `length` pixels long."""
+    pixels = first[:, None, None] + xp.asarray(taps.pixels)[length]
+    return Taps(pixels, xp.asarray(taps.weights)[length])
+
+
+@lru_cache
+def _nearest(longest: int, target: int) -> np.ndarray:
+    """The pixels of crops of every length from 0, which stands for none, to the longest."""
+    lengths = [nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
+    return np.stack(lengths)
+
+
+@lru_cache
+def _taps(
+    interpolation: Literal["linear", "cubic"], longest: int, target: int, axis: Axis, fixed: bool
+) -> Taps:
+    """The taps of crops of every length from 0, which stands for none, to the longest."""
+    lengths = [
+        opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
+        for length in range(longest + 1)
+    ]
+    return Taps(
+        np.concatenate([taps.pixels for taps in lengths]),
+        np.concatenate([taps.weights for taps in lengths]),
     )
-    # Pillow 13 begins with the columns where that shrinks the image more; MindSpore never does.
-    if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
-        return filtered(xp, filtered(xp, values, down, 1), across, 2)
-    return filtered(xp, filtered(xp, values, across, 2), down, 1)

@@ -56,8 +56,9 @@ class Normalize(Op):
         return replace(value, dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        # XLA replaces division by a constant with this product; written out, numpy gives the same.
+        mean = np.array(self.mean, np.float32)
+        std = np.array(self.std, np.float32)
+        # XLA replaces division by a constant with this product, and numpy doesn't.
         return (values.astype(np.float32) - mean) * (1 / std)
 
 
@@ -116,7 +117,30 @@ class OneHot(Op):
         hot = values[..., None] == np.arange(self.classes)
         if self.smoothing == 0:
             return hot.astype(np.float32)
-        known = hot.any(axis=-1, keepdims=True)
+        valid = hot.any(axis=-1, keepdims=True)
         off = np.float32(self.smoothing / self.classes)
         on = np.float32(1 - self.smoothing + self.smoothing / self.classes)
-        return xp.where(hot, on, xp.where(known, off, np.float32(0)))
+        return xp.where(hot, on, xp.where(valid, off, np.float32(0)))
+
+
+@part("op")
+class Whiten(Op):
+    """(image - m) / max(s, 1 / sqrt(n)): the mean m and deviation s of its n values.
+
+    The bound keeps an image of one colour finite. It is what TensorFlow called
+    `per_image_whitening` and now calls `per_image_standardization`: pixels stay correlated, which
+    ZCA would change. Computed in float32; last digits depend on the device.
+    """
+
+    name: Literal["whiten"] = "whiten"
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        image_shape(value)
+        return replace(value, dtype="float32")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        values = values.astype(np.float32)
+        count = float(np.prod(values.shape[1:]))
+        centred = values - values.mean(axis=(1, 2, 3), keepdims=True)
+        variance = (centred * centred).mean(axis=(1, 2, 3), keepdims=True)
+        return centred / xp.maximum(xp.sqrt(variance), np.float32(count**-0.5))

@@ -20,8 +20,10 @@ SIZE = "size"
 
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
-    """A column whose values differ in their leading dimensions; indexed, it pads them with zeros
-    to a size that holds the largest."""
+    """A column whose values differ in their leading dimensions.
+
+    When it is indexed, it pads them with zeros to a size that holds the largest.
+    """
 
     @property
     def sizes(self) -> np.ndarray:
@@ -32,7 +34,7 @@ class RaggedColumn(Column, Protocol):
         """The dimensions after them, which all values share."""
 
     def value(self, index: int) -> np.ndarray:
-        """One value, (*sizes[index], *trailing). Raises DataError where it can't be read."""
+        """One value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
         """Name of the sample for the user."""
@@ -96,16 +98,11 @@ def ragged_array(
 
 
 @dataclass(frozen=True)
-class UniformColumn:
+class UniformColumn(Ragged):
     """A column of one shape as a ragged column, all of whose sizes are equal."""
 
     column: Column
     dimensions: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one value)."""
-        return self.column.shape
 
     @property
     def sizes(self) -> np.ndarray:
@@ -123,12 +120,8 @@ class UniformColumn:
         """The dtype of the values."""
         return self.column.dtype
 
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice."""
-        return self.column[indices]
-
     def value(self, index: int) -> np.ndarray:
-        """One value. Raises DataError where it can't be read."""
+        """One value. Raises DataError if it can't be read."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample(index)
         return self.column[np.array([index])][0]
@@ -163,24 +156,21 @@ class PaddedColumn:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The values at an integer array of sample indices, or at a slice."""
-        chosen = rows_at(indices, len(self.values.sizes)).tolist()
-        padded = np.full((len(chosen), *self.shape[1:]), self.fill, self.dtype)
-        for position, index in enumerate(chosen):
-            self._put(self.values.value(index), padded[position])
+        rows = rows_at(indices, len(self.values.sizes)).tolist()
+        padded = np.full((len(rows), *self.shape[1:]), self.fill, self.dtype)
+        for position, index in enumerate(rows):
+            value = self.values.value(index)
+            leading = value.shape[: len(self.bucket)]
+            padded[position][tuple(slice(length) for length in leading)] = value
         return padded
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError where it can't be read."""
-        padded = np.full(self.shape[1:], self.fill, self.dtype)
-        self._put(self.values.value(index), padded)
-        return padded
+        """One value. Raises DataError if it can't be read."""
+        return self[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
         """Name of the sample for the user."""
         return self.values.sample_name(index)
-
-    def _put(self, value: np.ndarray, padded: np.ndarray) -> None:
-        padded[tuple(slice(size) for size in value.shape[: len(self.bucket)])] = value
 
 
 def in_ascending_order(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
@@ -205,8 +195,8 @@ def assign_buckets(
             f"{uncovered.sum():,} of {len(sizes):,} samples are larger than every bucket; "
             f"one of {largest} would hold them, and dataset.oversized=crop uses a part of each"
         )
-    kept = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
-    return np.where(uncovered, kept.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
+    areas = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
+    return np.where(uncovered, areas.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
 
 
 def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:

@@ -22,7 +22,7 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import integers, uniforms
 
 UNCUT_SIZE = "uncut_size"
-"""The column of the sizes of images as read, int32 (dimensions,); present where some are cut to a
+"""The column of the sizes of images as read, int32 (dimensions,); present if some are cut to a
 bucket."""
 
 CROP_OP = 1 << 30
@@ -38,15 +38,18 @@ def pad_split(
 ) -> Split:
     """Pad images to a size that holds all buckets, and add a column of their sizes.
 
-    Labels of positions are padded with `ignore_index`. Where some samples are larger than every
-    bucket and `crop` is set, all are padded to a size that holds the largest of them too, and the
-    sizes are those after the cut, which `cut_to` makes. Raises ValueError where an image is
-    larger than every bucket and may not be cut, or has other dimensions than they, and where labels
-    can't be padded.
+    Labels of positions are padded with `ignore_index`. If some samples are larger than every bucket
+    and `crop` is set, all are padded to a size that holds the largest too, and the column has the
+    sizes after the cut, which `cut_to` makes. Raises ValueError if an image is larger than every
+    bucket and may not be cut, or has other dimensions, and if labels can't be padded.
     """
-    images = _of_several_sizes(split.columns["image"], len(buckets[0]))
+    images = _as_ragged(split.columns["image"], len(buckets[0]))
     uncut = images.sizes
-    sizes = _sizes_in(buckets, uncut, crop=crop)
+    if uncut.shape[1] != len(buckets[0]):
+        listed = [list(bucket) for bucket in buckets]
+        raise ValueError(f"{listed}: must have {uncut.shape[1]} numbers each for these images")
+    numbers = assign_buckets(uncut, buckets, crop=crop)
+    sizes = np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
     columns: dict[str, Column] = {**split.columns, SIZE: sizes}
     holds = canvas(buckets)
     if not np.array_equal(sizes, uncut):
@@ -57,17 +60,8 @@ def pad_split(
     return Split(columns)
 
 
-def _of_several_sizes(column: Column, dimensions: int) -> RaggedColumn:
+def _as_ragged(column: Column, dimensions: int) -> RaggedColumn:
     return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
-
-
-def _sizes_in(buckets: Sequence[Bucket], uncut: np.ndarray, *, crop: bool) -> np.ndarray:
-    """The size of each image in its bucket, int32 (samples, dimensions)."""
-    if uncut.shape[1] != len(buckets[0]):
-        shown = [list(bucket) for bucket in buckets]
-        raise ValueError(f"{shown}: must have {uncut.shape[1]} numbers each for these images")
-    numbers = assign_buckets(uncut, buckets, crop=crop)
-    return np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
 
 
 def _padded_labels(
@@ -77,17 +71,12 @@ def _padded_labels(
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
-    positions = _of_several_sizes(labels, dimensions)
+    positions = _as_ragged(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
             f"labels of shape {labels.shape[1:]} are not of the places of the images, so that "
             "they can't be padded with them"
         )
-    return PaddedColumn(positions, holds, _label_of_padding(labels, ignore_index))
-
-
-def _label_of_padding(labels: Column, ignore_index: int | None) -> int:
-    """The label of padding. Raises ValueError where there is none, or labels can't hold it."""
     if ignore_index is None:
         raise ValueError(
             f"labels of shape {labels.shape[1:]} need padding too; set dataset.ignore_index to "
@@ -99,14 +88,14 @@ def _label_of_padding(labels: Column, ignore_index: int | None) -> int:
             f"labels are {labels.dtype}, which can't hold dataset.ignore_index = "
             f"{ignore_index}; must be {bounds.min} to {bounds.max}"
         )
-    return ignore_index
+    return PaddedColumn(positions, holds, ignore_index)
 
 
 def cut_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
     """Cut the images and labels of positions of a batch of `pad_split`'s columns to one bucket.
 
-    A sample that is larger is cropped: at a place drawn from (seed, pass, sample), or in
-    the middle. `xp` is numpy or jax.numpy, and both return the same.
+    A larger sample is cropped: at a place drawn from (seed, pass, sample), or in the middle. `xp`
+    is numpy or jax.numpy, and both return the same.
     """
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
@@ -120,14 +109,12 @@ def cut_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
         corner = integers(xp, places, (room + 1).astype(np.float32))
     else:
         corner = room // 2
-    rows = np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))
-    index = (rows, *(_along(axis, corner, bucket) for axis in range(len(bucket))))
-    return replace(batch, columns={**columns, **{name: columns[name][index] for name in names}})
-
-
-def _along(axis: int, corner: Any, bucket: Bucket) -> Any:
-    """The places along one axis of the crops at these corners: int32 (batch, 1.., length, ..1)."""
-    places = corner[:, axis : axis + 1] + np.arange(bucket[axis], dtype=np.int32)
-    shape = [1] * len(bucket)
-    shape[axis] = bucket[axis]
-    return places.reshape([-1, *shape])
+    # int32 (batch, 1, 1), (batch, height, 1) and (batch, 1, width) for buckets of two dimensions.
+    index = [np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))]
+    for axis, length in enumerate(bucket):
+        places = corner[:, axis : axis + 1] + np.arange(length, dtype=np.int32)
+        shape = [1] * len(bucket)
+        shape[axis] = length
+        index.append(places.reshape([-1, *shape]))
+    cropped = {name: columns[name][tuple(index)] for name in names}
+    return replace(batch, columns={**columns, **cropped})

@@ -1,10 +1,9 @@
-"""Images and labels of TFRecord files: what each tf.train.Example holds, and its pixels."""
+"""Images and labels of TFRecord files: the features of each tf.train.Example, and its pixels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
-from pipeline.data.columns import DECODING_THREADS, rows_at
+from pipeline.data.columns import read_samples
+from pipeline.data.file_errors import name_file
 from pipeline.data.image_file import (
     FORMATS,
     KINDS,
@@ -37,7 +37,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """Settings of a recipe for examples; what is None is found in the first of them."""
+    """Settings of a recipe for examples; None is inferred from the first example."""
 
     image_key: str | None = None
     label_key: str | None = None
@@ -49,7 +49,7 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class ExampleImages:
-    """A column of the images of examples, read and decoded whenever they are indexed."""
+    """A column of the images of examples, read and decoded when they are indexed."""
 
     files: Sequence[RecordSpans]
     rows: np.ndarray
@@ -68,12 +68,7 @@ class ExampleImages:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """The images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
-        chosen = rows_at(indices, len(self.rows))
-        images = np.empty((len(chosen), *self.value_shape), np.uint8)
-        with ThreadPoolExecutor(DECODING_THREADS) as pool:
-            for position, image in enumerate(pool.map(self.sample, chosen)):
-                images[position] = image
-        return images
+        return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
         """One image, uint8 (H, W, C). Raises DataError that names a bad record."""
@@ -108,38 +103,35 @@ class Examples:
     label_key: str
 
     def at(self, rows: np.ndarray) -> Examples:
-        """Some of them."""
+        """The examples of these rows."""
         images = replace(self.images, rows=self.images.rows[rows])
         return replace(self, images=images, labels=self.labels[rows])
 
 
 def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
-    """Read files from their starts to their ends: labels, sizes, and where each record is.
+    """Read files from start to end: labels, sizes, and the position of each record.
 
-    Raises DataError that names the file, the record and what is wrong with it.
+    Raises DataError that names the file, the record and the problem.
     """
-    spans, rows = [], []
+    spans = []
+    rows = []
     labels: list[int | np.ndarray] = []
     layout: _Layout | None = None
     for number, path in enumerate(paths):
         starts: list[int] = []
         lengths: list[int] = []
-        try:
+        with name_file(path):
             for start, content in scan(path):
                 record = len(starts)
                 try:
                     features = parse_example(content)
-                    layout = layout or _Layout.found(features, settings)
+                    layout = layout or _find_layout(features, settings)
                     layout.require(features)
                     labels.append(layout.label(features))
                 except UNREADABLE_IMAGE as error:
                     raise ValueError(f"record {record}: {error}") from error
                 starts.append(start)
                 lengths.append(len(content))
-        except OSError as error:
-            raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise DataError(f"{path}: {error}") from error
         spans.append(RecordSpans(path, np.array(starts, np.int64), np.array(lengths, np.int64)))
         rows.append(np.stack([np.full(len(starts), number), np.arange(len(starts))], axis=1))
     if layout is None:
@@ -159,31 +151,11 @@ class _Layout:
     shape: Shape
     encoded: bool
     resized: bool
-    numbers: int | None
-    """How many floats a label has; None where it is a class."""
-
-    @staticmethod
-    def found(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
-        """The layout of an example. Raises ValueError that names what is missing."""
-        image_key = _key(features, settings.image_key, IMAGE_KEYS, "image_key")
-        label_key = _key(features, settings.label_key, LABEL_KEYS, "label_key")
-        content, label = _image_bytes(features, image_key), features[label_key]
-        if isinstance(label, tuple):
-            raise ValueError(f"{shown(label_key)} holds bytes; a label is a number")
-        encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
-        if settings.image_shape is not None:
-            height, width, channels = settings.image_shape
-            shape = height, width, channels
-        elif encoded:
-            shape = _encoded_shape(content, settings.image_size)
-        else:
-            shape = _plain_shape(features, image_key)
-        numbers = len(label) if label.dtype == np.float32 else None
-        resized = encoded and settings.image_size is not None
-        return _Layout(image_key, label_key, shape, encoded, resized, numbers)
+    num_floats: int | None
+    """Floats of a label; None for a class."""
 
     def require(self, features: Mapping[str, Feature]) -> None:
-        """Raise an error of `UNREADABLE_IMAGE` where an image is not like the first one."""
+        """Raise an error of `UNREADABLE_IMAGE` if an image is not like the first one."""
         content = _image_bytes(features, self.image_key)
         if not self.encoded:
             if len(content) != math.prod(self.shape):
@@ -194,7 +166,7 @@ class _Layout:
                     "says otherwise"
                 )
         elif not self.resized:
-            height, width, _ = _encoded_shape(content)
+            height, width = _encoded_size(content)
             if (height, width) != self.shape[:2]:
                 raise ValueError(
                     f"is {height}x{width} where the first is {self.shape[0]}x{self.shape[1]}; "
@@ -202,29 +174,55 @@ class _Layout:
                 )
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
-        """The label of an example. Raises ValueError where it is not like that of the first."""
+        """The label of an example. Raises ValueError for another dtype or length than the first."""
         label = features.get(self.label_key)
-        wanted = "one integer" if self.numbers is None else f"{self.numbers} floats"
-        kind = np.int64 if self.numbers is None else np.float32
-        if not isinstance(label, np.ndarray) or label.dtype != kind:
-            raise ValueError(f"{shown(self.label_key)} must hold {wanted}")
-        if len(label) != (self.numbers or 1):
-            raise ValueError(f"{shown(self.label_key)} holds {len(label)} values, not {wanted}")
-        if self.numbers is None:
+        right = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
+        dtype = np.int64 if self.num_floats is None else np.float32
+        if not isinstance(label, np.ndarray) or label.dtype != dtype:
+            raise ValueError(f"{shown(self.label_key)} must hold {right}")
+        if len(label) != (self.num_floats or 1):
+            raise ValueError(f"{shown(self.label_key)} holds {len(label)} values, not {right}")
+        if self.num_floats is None:
             return int(label[0])
         if not np.isfinite(label).all():
             raise ValueError(f"{shown(self.label_key)} holds {label.tolist()}; must be finite")
         return label
 
 
-def _key(
-    features: Mapping[str, Feature], wanted: str | None, known: Sequence[str], setting: str
+def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
+    """The layout of the first example. Raises ValueError that names a missing feature."""
+    image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
+    label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
+    content = _image_bytes(features, image_key)
+    label = features[label_key]
+    if isinstance(label, tuple):
+        raise ValueError(f"{shown(label_key)} holds bytes; a label is a number")
+    encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
+    if settings.image_shape is not None:
+        height, width, channels = settings.image_shape
+    elif encoded:
+        height, width = settings.image_size or _encoded_size(content)
+        channels = 3
+    else:
+        height, width, channels = _plain_shape(features, image_key)
+    return _Layout(
+        image_key,
+        label_key,
+        shape=(height, width, channels),
+        encoded=encoded,
+        resized=encoded and settings.image_size is not None,
+        num_floats=len(label) if label.dtype == np.float32 else None,
+    )
+
+
+def _find_key(
+    features: Mapping[str, Feature], name: str | None, defaults: Sequence[str], setting: str
 ) -> str:
-    for key in known if wanted is None else (wanted,):
+    for key in defaults if name is None else (name,):
         if key in features:
             return key
-    there = ", ".join(shown(name) for name in sorted(features)[:10]) or "nothing"
-    looked = " or ".join(known) if wanted is None else shown(wanted)
+    there = ", ".join(shown(key) for key in sorted(features)[:10]) or "nothing"
+    looked = " or ".join(defaults) if name is None else shown(name)
     raise ValueError(f"has no feature {looked}, but {there}; dataset.{setting} names one")
 
 
@@ -235,13 +233,9 @@ def _image_bytes(features: Mapping[str, Feature], key: str) -> bytes:
     return values[0]
 
 
-def _encoded_shape(content: bytes, size: Sequence[int] | None = None) -> Shape:
-    if size is not None:
-        height, width = size
-        return height, width, 3
+def _encoded_size(content: bytes) -> tuple[int, int]:
     with open_image(content, FORMATS) as image:
-        height, width = upright_size(image)
-    return height, width, 3
+        return upright_size(image)
 
 
 def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -14,16 +13,17 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Column, rows_at
+from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
 from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_many
 
 BULK = 4096
-"""Records that are read at once, where many are requested."""
+"""The most records of one request to grain."""
 
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A whole file as grain takes it: with its length given, grain need not open it."""
+    """A whole file as grain takes it: with its length, grain need not open it."""
 
     filename: str
     skip: int
@@ -31,173 +31,128 @@ class FileSpan:
     examples_in_shard: int
 
 
-class RecordFiles:
-    """The records of a column's files, numbered through."""
+class RecordColumn:
+    """A column of record files, read when it is indexed: `records`, and one sample in each.
+
+    `read` also reads records of many samples, and with `sizes`, samples of several sizes.
+    """
 
     def __init__(
         self, folder: Path, spec: RecordColumnSpec, sizes: np.ndarray | None = None
     ) -> None:
-        # Importing it takes 0.1 s, which runs on other data are spared.
+        # Importing it takes 0.1 s, and few runs need it.
         from grain.sources import ArrayRecordDataSource
 
-        self._folder, self._spec, self._sizes = folder, spec, sizes
+        self._folder = folder
+        self._spec = spec
+        self._sizes = sizes
+        self.dtype = np.dtype(spec.dtype)
         counts = [spec.records(file) for file in spec.files]
         self._ends = list(accumulate(counts))
+        self.records = self._ends[-1]
         spans = [
             FileSpan(str(folder / file.name), 0, count, count)
             for file, count in zip(spec.files, counts, strict=True)
         ]
         self._source = ArrayRecordDataSource(spans)
 
-    def __len__(self) -> int:
-        return self._ends[-1]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *shape of one value)."""
+        return (self._spec.samples, *self._spec.trailing)
 
-    def place(self, record: int) -> tuple[int, int]:
-        """The number of the file that has a record, and the record's number in it."""
-        number = bisect.bisect_right(self._ends, record)
-        return number, record - (self._ends[number - 1] if number else 0)
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """The values at an integer array of sample indices, or at a slice."""
+        rows = rows_at(indices, self._spec.samples)
+        values = np.empty((len(rows), *self._spec.trailing), self.dtype)
+        self.read_into(rows, values)
+        return values
 
-    def name(self, record: int) -> str:
-        """Name of a record for the user: its file and number."""
-        number, inside = self.place(record)
+    def sample(self, index: int) -> np.ndarray:
+        """One value. Raises DataError that names the record."""
+        return self.read(index)[0]
+
+    def sample_name(self, index: int) -> str:
+        """The file and the number of a record."""
+        number, inside = self._place(index)
         return f"{self._folder / self._spec.files[number].name}, record {inside}"
 
     def read(self, record: int) -> np.ndarray:
         """The samples of a record. Raises DataError that names it."""
+        number, inside = self._place(record)
+        file = self._spec.files[number]
+        per_record = self._spec.samples_per_record
+        samples = min(per_record, file.samples - inside * per_record)
+        sizes = () if self._sizes is None else self._sizes[record].tolist()
+        shape = (samples, *sizes, *self._spec.trailing)
         try:
-            return self._decoded(record, self._source[record])
-        except DataError:
-            raise
-        except Exception as error:  # the library has no error of its own
-            raise self._unreadable(record, error) from error
-
-    def read_many(self, records: Sequence[int]) -> Iterator[np.ndarray]:
-        """The samples of records, in the order requested. Raises DataError that names one."""
-        for first in range(0, len(records), BULK):
-            requested = records[first : first + BULK]
-            try:
-                contents = self._source.__getitems__(requested)
-            except Exception:
-                # Read them one by one to find the damaged one.
-                yield from map(self.read, requested)
-                continue
-            yield from map(self._decoded, requested, contents)
-
-    def read_into(self, records: np.ndarray, out: np.ndarray) -> None:
-        """Read records of a sample each, int (n,), into `out`. Raises DataError naming one."""
-        numbers = np.searchsorted(self._ends, records, side="right")
-        firsts = np.array([0, *self._ends[:-1]], np.int64)
-        checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
-        seeds = records - firsts[numbers] + checksums[numbers]
-        for first in range(0, len(records), BULK):
-            some = slice(first, first + BULK)
-            requested = records[some].tolist()
-            try:
-                contents = self._source.__getitems__(requested)
-                decoded = decode_many(contents, out.dtype, out.shape[1:], seeds[some].tolist())
-            except Exception:
-                # Read them one by one to find the damaged one.
-                decoded = np.stack([self.read(record)[0] for record in requested])
-            out[some] = decoded
-
-    def _decoded(self, record: int, content: bytes) -> np.ndarray:
-        spec, (number, inside) = self._spec, self.place(record)
-        file = spec.files[number]
-        samples = min(spec.samples_per_record, file.samples - inside * spec.samples_per_record)
-        own = () if self._sizes is None else self._sizes[record].tolist()
-        shape = (samples, *own, *spec.trailing)
-        try:
-            return decode(content, spec.dtype, shape, file.first_crc32, inside)
-        except ValueError as error:
-            raise self._unreadable(record, error) from error
-
-    def _unreadable(self, record: int, error: Exception) -> DataError:
-        return DataError(f"{self.name(record)}: is damaged or of another dataset: {error}")
-
-
-@dataclass(frozen=True)
-class RecordColumn:
-    """A column with one record a sample, read when it is indexed."""
-
-    files: RecordFiles
-    samples: int
-    value_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one value)."""
-        return (self.samples, *self.value_shape)
-
-    def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice."""
-        chosen = rows_at(indices, self.samples)
-        values = np.empty((len(chosen), *self.value_shape), self.dtype)
-        self.read_into(chosen, values)
-        return values
+            content = self._source[record]
+            return decode(content, self.dtype, shape, file.first_crc32, inside)
+        except Exception as error:  # grain has no error class
+            raise DataError(
+                f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
+            ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
         """Read the samples at int (n,) into `out`. Raises DataError that names a record."""
-        self.files.read_into(indices, out)
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        firsts = np.array([0, *self._ends[:-1]], np.int64)
+        checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
+        seeds = indices - firsts[numbers] + checksums[numbers]
+        for first in range(0, len(indices), BULK):
+            some = slice(first, first + BULK)
+            requested = indices[some].tolist()
+            try:
+                contents = self._source.__getitems__(requested)
+                out[some] = decode_many(contents, out.dtype, out.shape[1:], seeds[some].tolist())
+            except Exception:
+                # Read them one by one to find the damaged one.
+                out[some] = np.stack([self.sample(index) for index in requested])
 
-    def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError that names the record."""
-        return self.files.read(index)[0]
-
-    def sample_name(self, index: int) -> str:
-        """The sample's file and record."""
-        return self.files.name(index)
+    def _place(self, record: int) -> tuple[int, int]:
+        """The number of the file that has a record, and the record's number in it."""
+        number = bisect.bisect_right(self._ends, record)
+        return number, record - (self._ends[number - 1] if number else 0)
 
 
 @dataclass(frozen=True)
 class RaggedRecordColumn(Ragged):
     """A column of values of several sizes (`RaggedColumn`), read one by one."""
 
-    files: RecordFiles
+    records: RecordColumn
     sizes: np.ndarray
     trailing: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def value(self, index: int) -> np.ndarray:
         """One value, (*sizes[index], *trailing). Raises DataError that names the record."""
-        return self.files.read(index)[0]
+        return self.records.sample(index)
 
     def sample_name(self, index: int) -> str:
         """The sample's file and record."""
-        return self.files.name(index)
+        return self.records.sample_name(index)
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """A column of a folder: in memory where a record holds many samples, else read on demand.
+    """A column of a folder: in memory if a record holds many samples, else read on demand.
 
-    Raises DataError that names the file which is missing, cut short or damaged.
+    Raises DataError that names a missing, cut or damaged file.
     """
     for file in spec.files:
-        _check_size(folder / file.name, file.size_bytes)
+        with name_file(folder / file.name):
+            size_bytes = (folder / file.name).stat().st_size
+            if size_bytes != file.size_bytes:
+                raise ValueError(f"has {size_bytes:,} bytes instead of {file.size_bytes:,}")
     dtype = np.dtype(spec.dtype)
     if spec.sizes is not None:
         sizes = open_column(folder, spec.sizes)[:]
-        _check_sizes(folder, spec, sizes)
-        return RaggedRecordColumn(RecordFiles(folder, spec, sizes), sizes, spec.trailing, dtype)
-    files = RecordFiles(folder, spec)
+        lengths = sizes.astype(np.float64).prod(axis=1)
+        value_bytes = math.prod(spec.trailing) * dtype.itemsize
+        files_bytes = sum(file.size_bytes for file in spec.files)
+        if sizes.min() < 1 or lengths.sum() * value_bytes > files_bytes:
+            raise DataError(f"{folder}: has values of sizes that its files can't hold")
+        return RaggedRecordColumn(RecordColumn(folder, spec, sizes), sizes, spec.trailing, dtype)
+    column = RecordColumn(folder, spec)
     if spec.samples_per_record == 1:
-        return RecordColumn(files, spec.samples, spec.trailing, dtype)
-    return np.concatenate(list(files.read_many(range(len(files)))))
-
-
-def _check_sizes(folder: Path, spec: RecordColumnSpec, sizes: np.ndarray) -> None:
-    """Raise DataError where values would be larger than the files that hold them."""
-    lengths = sizes.astype(np.float64).prod(axis=1)
-    value_bytes = math.prod(spec.trailing) * np.dtype(spec.dtype).itemsize
-    held_bytes = sum(file.size_bytes for file in spec.files)
-    if sizes.min() < 1 or lengths.sum() * value_bytes > held_bytes:
-        raise DataError(f"{folder}: has values of sizes that its files can't hold")
-
-
-def _check_size(file: Path, right_bytes: int) -> None:
-    try:
-        size_bytes = file.stat().st_size
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}") from error
-    if size_bytes != right_bytes:
-        raise DataError(f"{file}: has {size_bytes:,} bytes instead of {right_bytes:,}")
+        return column
+    return np.concatenate([column.read(record) for record in range(column.records)])

@@ -48,11 +48,11 @@ class RecordColumnSpec(Spec):
 
     dtype: Dtype
     shape: Seq[PositiveInt | None]
-    """Of one value; null where values differ."""
+    """Shape of one value; null for a dimension that differs from value to value."""
     samples_per_record: PositiveInt
     files: Seq[RecordFile]
     sizes: RecordColumnSpec | None = None
-    """A column of the leading dimensions of values, int32, where these differ."""
+    """A column of the leading dimensions of values, int32, if these differ."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
@@ -130,11 +130,11 @@ class RecordsSpec(Spec):
 
     @model_validator(mode="after")
     def _has_units_of_numbers(self) -> RecordsSpec:
-        wanted = len(self.classes) if self.task == "regression" else 0
-        if not len(self.mean) == len(self.std) == wanted:
+        right = len(self.classes) if self.task == "regression" else 0
+        if not len(self.mean) == len(self.std) == right:
             raise ValueError(
                 f"mean and std have {len(self.mean)} and {len(self.std)} values; {self.task} of "
-                f"{len(self.classes)} names takes {wanted}"
+                f"{len(self.classes)} names takes {right}"
             )
         return self
 
@@ -153,7 +153,7 @@ class RecordsSpec(Spec):
 
 
 def read_description(folder: Path) -> RecordsSpec:
-    """The description in a folder. Raises DataError where there is none, or it is not valid."""
+    """The description in a folder. Raises DataError if it is missing or not valid."""
     file = folder / DESCRIPTION
     try:
         tree = read_json(file)
@@ -186,7 +186,7 @@ def body_of(values: np.ndarray) -> bytes:
 def decode(
     record: bytes, dtype: Any, shape: tuple[int, ...], first_crc32: int, number: int
 ) -> np.ndarray:
-    """The values of a record, read-only. Raises ValueError where it was changed."""
+    """The values of a record, read-only. Raises ValueError if it was changed."""
     dtype = np.dtype(dtype)
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if len(record) != right_bytes:
@@ -210,9 +210,9 @@ def decode_many(
     if any(len(record) != right_bytes for record in records):
         raise ValueError("a record has another size")
     rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), right_bytes)
-    kept = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
+    checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
     bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)
-    if [_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)] != kept:
+    if [_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)] != checksums:
         raise ValueError("a checksum is wrong")
     values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
     return values.reshape((len(records), *shape)).astype(dtype, copy=False)

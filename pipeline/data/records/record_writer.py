@@ -31,7 +31,7 @@ FILE_BYTES = 256 << 20
 """A column is cut into files of about this size."""
 
 NARROW_BYTES = 64
-"""Columns whose samples are no larger have many of them in a record, and are read whole."""
+"""Limit of a sample to be stored with many others in a record; such columns stay in memory."""
 
 SAMPLES_PER_NARROW_RECORD = 4096
 
@@ -53,7 +53,7 @@ def write_records(
     Raises RunError where the folder exists already, unless it holds records that may be
     overwritten, and where it can't be written; DataError where a sample can't be read.
     """
-    with _appearing(folder, overwrite) as scratch:
+    with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
             source=source,
             classes=data.classes,
@@ -71,8 +71,8 @@ def write_records(
 
 
 @contextmanager
-def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `folder` to write into, which replaces it in the end."""
+def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """A scratch folder to write into, which replaces `folder` in the end."""
     check_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
@@ -85,12 +85,12 @@ def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error}") from error
     finally:
-        for left in (scratch, replaced):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
-    """Raise RunError where `folder` must not be written to."""
+    """Raise RunError if `folder` must not be written to."""
     if not os.path.lexists(folder):
         return
     if not (folder / DESCRIPTION).is_file():
@@ -100,30 +100,27 @@ def check_free(folder: Path, overwrite: bool) -> None:
 
 
 def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) -> RecordSplitSpec:
-    samples = len(split)
-    columns = {}
-    for name, column in split.columns.items():
-        stem = f"{split_name}-{name}"
-
-        def report(written: int, stem: str = stem) -> None:
-            notify(stem, written, samples)
-
-        columns[name] = _write_column(folder, stem, column, samples, report)
-    return RecordSplitSpec(samples=samples, columns=columns)
+    columns = {
+        name: _write_column(folder, f"{split_name}-{name}", column, len(split), notify)
+        for name, column in split.columns.items()
+    }
+    return RecordSplitSpec(samples=len(split), columns=columns)
 
 
 def _write_column(
-    folder: Path, stem: str, column: Column, samples: int, report: Callable[[int], None]
+    folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
-    dtype, shape = np.dtype(column.dtype), tuple(column.shape[1:])
-    stored: tuple[int | None, ...] = shape
-    value_bytes = math.prod(shape) * dtype.itemsize
-    per_record, size_bytes, sizes = 1, samples * value_bytes, None
+    dtype = np.dtype(column.dtype)
+    shape: tuple[int | None, ...] = tuple(column.shape[1:])
+    value_bytes = math.prod(column.shape[1:]) * dtype.itemsize
+    size_bytes = samples * value_bytes
+    per_record = 1
+    sizes = None
     if isinstance(column, RaggedColumn):
         lengths = column.sizes.astype(np.int64).prod(axis=1)
         size_bytes = int(lengths.sum()) * math.prod(column.trailing) * dtype.itemsize
-        stored = (*[None] * column.sizes.shape[1], *column.trailing)
-        sizes = _write_column(folder, f"{stem}.sizes", column.sizes, samples, lambda _: None)
+        shape = (*[None] * column.sizes.shape[1], *column.trailing)
+        sizes = _write_column(folder, f"{stem}.sizes", column.sizes, samples, None)
     elif value_bytes <= NARROW_BYTES:
         per_record = SAMPLES_PER_NARROW_RECORD
     count = max(1, -(-size_bytes // FILE_BYTES))
@@ -135,10 +132,11 @@ def _write_column(
         name = f"{stem}-{number:05}-of-{count:05}.array_record"
         rows = range(ends[number], ends[number + 1])
         files.append(_write_file(folder / name, column, rows, per_record))
-        report(rows.stop)
+        if notify is not None:
+            notify(stem, rows.stop, samples)
     return RecordColumnSpec(
         dtype=dtype.name,
-        shape=stored,
+        shape=shape,
         samples_per_record=per_record,
         files=tuple(files),
         sizes=sizes,
@@ -146,7 +144,7 @@ def _write_column(
 
 
 def _write_file(path: Path, column: Column, rows: range, per_record: int) -> RecordFile:
-    """One file with the samples `rows` of a column. Raises RunError where it can't be written."""
+    """One file with the samples `rows` of a column. Raises RunError if it can't be written."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     first_crc32 = 0

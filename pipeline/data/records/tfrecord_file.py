@@ -1,4 +1,4 @@
-"""TFRecord files: where their records are, and their bytes, checked against their checksums.
+"""TFRecord files: the positions of their records, and their bytes, checked by checksums.
 
 A record is its length as uint64, the length's checksum, the bytes, and their checksum, all little
 endian; a checksum is a masked CRC-32C
@@ -37,12 +37,13 @@ class RecordSpans:
         return len(self.starts)
 
     def read(self, record: int) -> bytes:
-        """The bytes of a record. Raises OSError, and ValueError where they have changed."""
-        start, length = int(self.starts[record]), int(self.lengths[record])
+        """The bytes of a record. Raises OSError, and ValueError if they have changed."""
+        length = int(self.lengths[record])
         with self.path.open("rb") as file:
-            file.seek(start)
-            content, checksum = file.read(length), file.read(_CHECKSUM.size)
-        _require_whole(record, content, length, checksum)
+            file.seek(int(self.starts[record]))
+            content = file.read(length)
+            checksum = file.read(_CHECKSUM.size)
+        _require_intact(record, content, length, checksum)
         return content
 
 
@@ -59,7 +60,9 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
             if record == 0 and header.startswith(_GZIP):
                 raise ValueError("is compressed; decompress it with gzip -d")
             if len(header) < _HEADER.size:
-                raise ValueError(f"record {record} is cut short: {_bytes(header)} of its length")
+                raise ValueError(
+                    f"record {record} is cut short: {len(header):,} bytes of its length"
+                )
             length, checksum = _HEADER.unpack(header)
             if masked_checksum(header[:8]) != checksum:
                 raise ValueError(
@@ -77,7 +80,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
                     f"{max(size - start, 0):,}"
                 )
             content = file.read(length)
-            _require_whole(record, content, length, file.read(_CHECKSUM.size))
+            _require_intact(record, content, length, file.read(_CHECKSUM.size))
             yield start, content
             record += 1
 
@@ -97,12 +100,8 @@ def masked_checksum(content: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def _require_whole(record: int, content: bytes, length: int, checksum: bytes) -> None:
+def _require_intact(record: int, content: bytes, length: int, checksum: bytes) -> None:
     if len(content) < length or len(checksum) < _CHECKSUM.size:
-        raise ValueError(f"record {record} is cut short: {_bytes(content)} of {length:,}")
+        raise ValueError(f"record {record} is cut short: {len(content):,} bytes of {length:,}")
     if masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
         raise ValueError(f"record {record} is damaged: its {length:,} bytes have another checksum")
-
-
-def _bytes(content: bytes) -> str:
-    return f"{len(content):,} bytes"

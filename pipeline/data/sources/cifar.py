@@ -20,12 +20,11 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import part
-from pipeline.data.blank_data import blank_data
-from pipeline.data.checksums import SUMS, checksum, is_as_written, list_sums
-from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.checksums import SUMS, RemoteFile, checksum, is_as_written, list_sums
+from pipeline.data.columns import Facts, RawData, Split, blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import exclusive, fetch_all, require_published
-from pipeline.data.remote_file import RemoteFile
+from pipeline.data.file_errors import name_file
 from pipeline.data.targets import Targets
 
 _SIDE = 32
@@ -39,7 +38,7 @@ _OPENERS: Mapping[str, Callable[..., Any]] = {
 }
 _CHUNK_BYTES = 1 << 20
 _OTHER_BYTES = 16 << 20
-"""Bytes of an archive besides the files to read: a readme, the names of classes, headers."""
+"""Limit of an archive's other content: a readme, the names of classes, headers."""
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -75,6 +74,11 @@ class Release:
         record_bytes = self.label_bytes + _IMAGE_BYTES
         return {name: n * record_bytes for name, n in {**self.train, **self.eval}.items()}
 
+    @property
+    def max_archive_bytes(self) -> int:
+        """Limit of an archive's size, packed and unpacked."""
+        return sum(self.file_bytes.values()) + _OTHER_BYTES
+
 
 class CifarDataset(DatasetSpec):
     """Colour images of 32x32, as a folder of .bin files or the archive that they come in."""
@@ -94,8 +98,9 @@ class CifarDataset(DatasetSpec):
 
     def declare(self, cache: Path) -> RawData | None:
         """Blank data, if the release is neither in the cache nor in a folder of the user's."""
-        there = self.root is not None or find_release(cache / self.name, self.release) is not None
-        return None if there else blank_data(self.facts(), self.class_names)
+        if self.root is not None or find_release(cache / self.name, self.release) is not None:
+            return None
+        return blank_data(self.facts(), self.class_names)
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 (n, 32, 32, 3), labels int32 (n,)."""
@@ -106,17 +111,14 @@ class CifarDataset(DatasetSpec):
             path = downloads / self.archive.name
         if path is None:
             raise DataError(_missing_text(self.root or downloads, self.release))
-        folder = self._unpacked(path, downloads) if path.is_file() else path
+        if path.is_file():
+            is_download = self.root is None and path.name == self.archive.name
+            path = unpack(path, self.release, downloads, self.archive if is_download else None)
         return RawData(
-            train=read_split(folder, self.release.train, self.release),
-            eval=read_split(folder, self.release.eval, self.release),
+            train=read_split(path, self.release.train, self.release),
+            eval=read_split(path, self.release.eval, self.release),
             targets=Targets(self.class_names),
         )
-
-    def _unpacked(self, archive: Path, downloads: Path) -> Path:
-        """The folder of an archive's files: the user's, or the one that was downloaded."""
-        downloaded = self.root is None and archive.name == self.archive.name
-        return unpack(archive, self.release, downloads, self.archive if downloaded else None)
 
 
 @part("dataset")
@@ -167,13 +169,13 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """The folder below `cache` with the archive's .bin files, unpacked where it is missing.
+    """The folder below `cache` with the archive's .bin files, unpacked if it is missing or changed.
 
-    The folder is named after the archive's content, so a changed archive is unpacked again. One
-    that was `published` is identified by that checksum, and read only to unpack it. Files that
-    were changed since are unpacked again too. Raises DataError that names the archive.
+    The folder is named after the archive's content, so a changed archive is unpacked again. A
+    `published` archive is identified by its published checksum, and read only to unpack it. Raises
+    DataError that names the archive.
     """
-    digest = published.md5 if published is not None else _sha256(archive, release)
+    digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
     with exclusive(cache):
         if not is_as_written(folder, release.file_bytes):
@@ -181,34 +183,31 @@ def unpack(
                 require_published(archive, published)
             if (folder / SUMS).exists():
                 log.warning("%s: was changed since; unpacking %s again", folder, archive)
-            _unpack(archive, release.file_bytes, folder)
+            _unpack(archive, release, folder)
     return folder
 
 
-def _sha256(archive: Path, release: Release) -> str:
-    at_most_bytes = sum(release.file_bytes.values()) + _OTHER_BYTES
-    try:
+def _hash_archive(archive: Path, release: Release) -> str:
+    with name_file(archive):
         size_bytes = archive.stat().st_size
-        if size_bytes > at_most_bytes:
-            raise DataError(
-                f"{archive}: has {size_bytes:,} bytes; it can't be {release.stem}, which has "
-                f"{at_most_bytes:,} at most"
+        if size_bytes > release.max_archive_bytes:
+            raise ValueError(
+                f"has {size_bytes:,} bytes; it can't be {release.stem}, which has "
+                f"{release.max_archive_bytes:,} at most"
             )
         return checksum(archive)
-    except OSError as error:
-        raise DataError(f"{archive}: can't be read: {error.strerror}") from error
 
 
-def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
+def _unpack(archive: Path, release: Release, folder: Path) -> None:
     scratch = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         make_private(scratch)
-        _copy_members(archive, file_bytes, scratch)
-        (scratch / SUMS).write_text(list_sums(scratch, file_bytes))
+        _copy_members(archive, release, scratch)
+        (scratch / SUMS).write_text(list_sums(scratch, release.file_bytes))
         make_private(folder)
-        # One by one: another process may be reading what is there. The list comes last.
-        for name in (*file_bytes, SUMS):
+        # One by one: another process may be reading the folder. The list comes last.
+        for name in (*release.file_bytes, SUMS):
             commit(scratch / name, folder / name)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
         raise DataError(f"{archive}: can't be unpacked into {folder}: {error}") from error
@@ -216,19 +215,26 @@ def _unpack(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) -> None:
-    """Copy the files to read into `folder`; the paths in the archive are not used."""
-    missing = set(file_bytes)
-    at_most_bytes = sum(file_bytes.values()) + _OTHER_BYTES
-    with _opener(archive)(archive, "rb") as unbounded:
-        stream = _Bounded(unbounded, at_most_bytes)
+def _copy_members(archive: Path, release: Release, folder: Path) -> None:
+    """Copy the .bin files into `folder`; the paths in the archive are not used."""
+    missing = dict(release.file_bytes)
+    openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
+    opener = next(openers, None)
+    if opener is None:
+        raise ValueError(f"it must be one of {', '.join(_OPENERS)}")
+    with opener(archive, "rb") as unbounded:
+        stream = _Bounded(unbounded, release.max_archive_bytes)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
                 content = tar.extractfile(member) if member.isfile() else None
-                if content is not None and name in missing:
-                    missing.remove(name)
-                    _copy(content, member.size, folder / name, file_bytes[name])
+                if content is None or name not in missing:
+                    continue
+                right_bytes = missing.pop(name)
+                if member.size != right_bytes:
+                    raise ValueError(f"{name} has {member.size:,} bytes instead of {right_bytes:,}")
+                with (folder / name).open("wb") as target:
+                    shutil.copyfileobj(content, target, _CHUNK_BYTES)
         # The checksum of the content is at the very end.
         while stream.read(_CHUNK_BYTES):
             pass
@@ -237,40 +243,27 @@ def _copy_members(archive: Path, file_bytes: Mapping[str, int], folder: Path) ->
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that raises an error beyond a number of bytes."""
+    """A stream that raises ValueError beyond a number of bytes."""
 
-    def __init__(self, stream: IO[bytes], at_most_bytes: int) -> None:
-        self._stream, self._left_bytes, self._at_most_bytes = stream, at_most_bytes, at_most_bytes
+    def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._left_bytes = max_bytes
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, `size` at most. Raises ValueError beyond the bound."""
         most = self._left_bytes + 1
         content = self._stream.read(most if size < 0 else min(size, most))
         self._left_bytes -= len(content)
         if self._left_bytes < 0:
-            raise ValueError(f"it unpacks to more than {self._at_most_bytes:,} bytes")
+            raise ValueError(f"it unpacks to more than {self._max_bytes:,} bytes")
         return content
-
-
-def _copy(content: IO[bytes], size_bytes: int, path: Path, right_bytes: int) -> None:
-    if size_bytes != right_bytes:
-        raise ValueError(f"{path.name} has {size_bytes:,} bytes instead of {right_bytes:,}")
-    with path.open("wb") as target:
-        shutil.copyfileobj(content, target, _CHUNK_BYTES)
-
-
-def _opener(archive: Path) -> Callable[..., Any]:
-    for suffix, opener in _OPENERS.items():
-        if archive.name.endswith(suffix):
-            return opener
-    raise ValueError(f"it must be one of {', '.join(_OPENERS)}")
 
 
 def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Split:
     """Read the records of the files, one after the other. Raises DataError that names the file."""
-    parts = [read_records(folder / name, count, release) for name, count in files.items()]
-    images = np.concatenate([images for images, _ in parts])
-    labels = np.concatenate([labels for _, labels in parts])
+    pieces = [read_records(folder / name, count, release) for name, count in files.items()]
+    images = np.concatenate([images for images, _ in pieces])
+    labels = np.concatenate([labels for _, labels in pieces])
     return Split({"image": images, "label": labels})
 
 
@@ -281,21 +274,21 @@ def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, 
     """
     record_bytes = release.label_bytes + _IMAGE_BYTES
     right_bytes = count * record_bytes
-    try:
+    with name_file(path):
         size_bytes = path.stat().st_size
         content = np.fromfile(path, np.uint8, right_bytes)
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from error
-    if size_bytes != right_bytes:
-        raise DataError(
-            f"{path}: has {size_bytes:,} bytes instead of {right_bytes:,} "
-            f"({count:,} records of {record_bytes:,} bytes)"
-        )
-    records = content.reshape(count, record_bytes)
-    labels = records[:, release.label_bytes - 1].astype(np.int32)
-    if labels.max() >= release.classes:
-        record, last = int(labels.argmax()), release.classes - 1
-        raise DataError(f"{path}: label {labels[record]} of record {record:,} must be 0 to {last}")
+        if size_bytes != right_bytes:
+            raise ValueError(
+                f"has {size_bytes:,} bytes instead of {right_bytes:,} "
+                f"({count:,} records of {record_bytes:,} bytes)"
+            )
+        records = content.reshape(count, record_bytes)
+        labels = records[:, release.label_bytes - 1].astype(np.int32)
+        if labels.max() >= release.classes:
+            record = int(labels.argmax())
+            raise ValueError(
+                f"label {labels[record]} of record {record:,} must be 0 to {release.classes - 1}"
+            )
     planes = records[:, release.label_bytes :].reshape(count, _CHANNELS, _SIDE, _SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
 

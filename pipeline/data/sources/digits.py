@@ -41,9 +41,9 @@ class Digits(DatasetSpec):
         with np.load(_ARRAYS, allow_pickle=False) as arrays:
             images = arrays["image"][..., np.newaxis]
             labels = arrays["label"].astype(np.int32)
-        held_out = np.arange(len(labels)) % 5 == 4
+        evaluated = np.arange(len(labels)) % 5 == 4
         return RawData(
-            train=Split({"image": images[~held_out], "label": labels[~held_out]}),
-            eval=Split({"image": images[held_out], "label": labels[held_out]}),
+            train=Split({"image": images[~evaluated], "label": labels[~evaluated]}),
+            eval=Split({"image": images[evaluated], "label": labels[evaluated]}),
             targets=Targets(tuple("0123456789")),
         )

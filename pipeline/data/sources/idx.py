@@ -13,11 +13,10 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.registry import part
-from pipeline.data.blank_data import blank_data
-from pipeline.data.columns import Facts, RawData, Split
+from pipeline.data.checksums import RemoteFile
+from pipeline.data.columns import Facts, RawData, Split, blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, require_published
-from pipeline.data.remote_file import RemoteFile
 from pipeline.data.targets import Targets
 
 _UINT8 = 0x08
@@ -36,8 +35,9 @@ class IdxDataset(DatasetSpec):
 
     def declare(self, cache: Path) -> RawData | None:
         """Blank data, if a file is neither in the cache nor in a folder of the user's."""
-        there = self.root is not None or not self._missing(cache / self.name)
-        return None if there else blank_data(self.facts(), self.class_names)
+        if self.root is not None or not self._missing(cache / self.name):
+            return None
+        return blank_data(self.facts(), self.class_names)
 
     def _missing(self, folder: Path) -> list[RemoteFile]:
         return [file for file in self.files if not find_idx(folder, file.name).is_file()]
@@ -48,7 +48,11 @@ class IdxDataset(DatasetSpec):
         missing = self._missing(folder)
         if self.root is None:
             fetch_all(self.name, missing, self.mirrors, folder)
-            self._require_published(folder)
+            for file in self.files:
+                path = find_idx(folder, file.name)
+                # No checksum was published for unpacked files.
+                if path.name == file.name:
+                    require_published(path, file)
         elif missing:
             names = ", ".join(file.name for file in missing)
             raise DataError(
@@ -61,13 +65,6 @@ class IdxDataset(DatasetSpec):
             eval=read_split(folder, "t10k", sizes.eval_size),
             targets=Targets(self.class_names),
         )
-
-    def _require_published(self, folder: Path) -> None:
-        """Check downloaded files; for files that are not packed no checksum was published."""
-        for file in self.files:
-            path = find_idx(folder, file.name)
-            if path.name == file.name:
-                require_published(path, file)
 
 
 @part("dataset")
@@ -96,16 +93,8 @@ class FashionMnist(IdxDataset):
         RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     )
     class_names = (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     )
 
 
@@ -138,7 +127,12 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
     # One byte more than expected detects a longer file, and bounds the decompression.
-    content = _read(path, header.size + values_bytes + 1)
+    at_most_bytes = header.size + values_bytes + 1
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            content = file.read(at_most_bytes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: can't be read: {error}") from error
     if len(content) < header.size:
         raise DataError(f"{path}: {len(content)} bytes are too short for an IDX header")
     zero, dtype, dimensions, *sizes = header.unpack_from(content)
@@ -153,12 +147,3 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
             f"{path}: has {relation} bytes than the {values_bytes:,} values it announces"
         )
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(shape)
-
-
-def _read(path: Path, at_most_bytes: int) -> bytes:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rb") as file:
-            return file.read(at_most_bytes)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: can't be read: {error}") from error

@@ -1,8 +1,9 @@
-"""A user's own image files, in a folder for each class or named in a CSV file."""
+"""Image files of the user, in a folder for each class or named in a CSV file."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,15 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
+from pipeline.data.image_file import KINDS, SUFFIXES
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
 from pipeline.data.sources.image_columns import image_columns
-from pipeline.data.sources.image_listing import (
-    files_beside_folders,
-    left_out_notes,
-    list_images,
-)
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
@@ -35,7 +34,7 @@ class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
     With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
-    table says where the images are and what is to be predicted of them. PNG, JPEG, BMP, GIF (its
+    table has the paths of the images and their targets. PNG, JPEG, BMP, GIF (its
     first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
     alphabetical order; images in deeper folders belong to the first.
     """
@@ -46,15 +45,14 @@ class ImageFolder(LocalDatasetSpec):
     )
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
-    """The folder that holds train and eval, or the classes, or what the paths of a table begin
-    in."""
+    """The folder of train and eval, of the classes, or of the paths of a table."""
     split: Share | None = None
-    """The share of the images, of each class, to evaluate and not to train on; null: they lie in
-    folders of their own."""
+    """The share of the images, of each class, to evaluate and not to train on; null: they are in
+    other folders."""
     split_seed: NonNegativeInt = 0
     """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
     labels_csv: FilePath | None = None
-    """A CSV file that names images, relative to `root`, and says what is to be predicted."""
+    """A CSV file of the paths of images, relative to `root`, and of their targets."""
     eval_csv: FilePath | None = None
     """A CSV file of the images to evaluate, with the same columns; null: a `split`."""
     path_column: str | None = None
@@ -124,12 +122,10 @@ class ImageFolder(LocalDatasetSpec):
             )
         classes = class_names(self.root)
         images = list_classes(self.root, classes, self._within)
-        paths, labels = images.paths, images.labels
-        try:
+        labels = images.labels
+        with name_file(self.root):
             train, evaluated = hold_out(labels, classes, share, self.split_seed)
-        except ValueError as error:
-            raise DataError(f"{self.root}: {error}") from error
-        columns = self._images([[paths[row] for row in rows] for rows in (train, evaluated)])
+        columns = self._images([[images.paths[n] for n in rows] for rows in (train, evaluated)])
         return RawData(
             train=Split({"image": columns[0], "label": labels[train]}),
             eval=Split({"image": columns[1], "label": labels[evaluated]}),
@@ -152,7 +148,7 @@ class ImageFolder(LocalDatasetSpec):
             name: [value for table in tables for value in table.labels[name]]
             for name in tables[0].labels
         }
-        try:
+        with name_file(labels_csv):
             parsed = parse_labels(columns, self.task)
             if self.split is not None:
                 train_rows, eval_rows = hold_out(
@@ -163,8 +159,6 @@ class ImageFolder(LocalDatasetSpec):
                 train_rows = np.arange(count)
                 eval_rows = np.arange(count, len(paths))
             train_labels, eval_labels, targets = parsed.split(train_rows, eval_rows)
-        except ValueError as error:
-            raise DataError(f"{labels_csv}: {error}") from error
         untrained = set(parsed.groups.tolist()) - set(parsed.groups[train_rows].tolist())
         if untrained:
             name = targets.names[min(untrained)]
@@ -178,7 +172,7 @@ class ImageFolder(LocalDatasetSpec):
         )
 
     def _read_table(self, file: Path) -> ImageTable:
-        try:
+        with name_file(file):
             return read_image_table(
                 file,
                 self.root,
@@ -186,27 +180,24 @@ class ImageFolder(LocalDatasetSpec):
                 self.label_columns,
                 follow_links=self.follow_links,
             )
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file}: {_reason(error)}") from error
 
     def _images(self, paths: Sequence[Sequence[str]]) -> list[Column]:
         """The images of each list, of one size unless they are to be padded."""
         return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
+    """The training and the evaluation folder of `root`; `content` is what each must hold, in words.
 
-
-def find_splits(root: Path) -> tuple[Path, Path]:
-    """The training and the evaluation folder of `root`. Raises DataError where one is missing."""
+    Raises DataError if one is missing.
+    """
     train = root / "train"
     candidates = [root / name for name in EVAL_FOLDERS]
     evaluation = next((folder for folder in candidates if folder.is_dir()), None)
     if not train.is_dir() or evaluation is None:
         raise DataError(
-            f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}; of images "
-            "in one folder, dataset.split=0.2 holds out a part"
+            f"{root}: must have the folders train and one of {', '.join(EVAL_FOLDERS)}{content}; "
+            "of images in one folder, dataset.split=0.2 holds out a part"
         )
     return train, evaluation
 
@@ -248,3 +239,86 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
         *(path for listing in listings for path in listing.left_out),
     ]
     return ClassImages(paths, labels, tuple(left_out))
+
+
+_LISTED_KINDS = 5
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files below a folder. Hidden ones don't count."""
+
+    images: tuple[str, ...]
+    """The files of a folder by name, then the files of the folders in it."""
+    left_out: tuple[str, ...]
+    """Files of other kinds, and what isn't a file: a pipe of such a name would never end."""
+
+
+def list_images(
+    folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
+) -> Listing:
+    """List a folder and all folders in it.
+
+    Raises DataError if there is no image, for a link that leads out of `within`, and for a folder
+    that can't be read.
+    """
+    require_within(folder, within)
+    images = []
+    left_out = []
+    waiting: list[tuple[Path, frozenset[Path]]] = [(folder, frozenset())]
+    while waiting:
+        current, ancestors = waiting.pop()
+        real = current.resolve()
+        if real in ancestors:
+            continue  # A link to a folder that it lies in.
+        folders = []
+        for entry in _scan_folder(current):
+            if entry.is_symlink():
+                require_within(Path(entry.path), within)
+            if entry.is_dir():
+                folders.append((Path(entry.path), ancestors | {real}))
+            elif entry.is_file() and entry.name.lower().endswith(tuple(suffixes)):
+                images.append(entry.path)
+            else:
+                left_out.append(entry.path)
+        waiting += reversed(folders)
+    if not images:
+        raise DataError(f"{folder}: holds no image ({', '.join(suffixes)})")
+    return Listing(tuple(images), tuple(left_out))
+
+
+def files_beside_folders(folder: Path) -> tuple[str, ...]:
+    """The entries of a folder that aren't folders, sorted by name."""
+    return tuple(entry.path for entry in _scan_folder(folder) if not entry.is_dir())
+
+
+def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
+    """A line about files that aren't read, unlike images in `folders`; none if there are none."""
+    if not left_out:
+        return ()
+    kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
+    listed = ", ".join(f"{count:,} of {shown(kind)}" for kind, count in kinds[:_LISTED_KINDS])
+    more = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
+    count = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
+    example = shown(left_out[0])
+    return (
+        f"left out: {count} ({listed}{more}), such as {example}; {KINDS} in {folders} are read",
+    )
+
+
+def require_within(path: Path, folder: Path | None) -> None:
+    """Raise DataError for a path that leads out of a folder; None allows every path."""
+    if folder is not None and not path.resolve().is_relative_to(folder):
+        raise DataError(
+            f"{path}: leads out of {folder}, to {path.resolve()}; copy what is there, or give "
+            "dataset.follow_links=true on the command line"
+        )
+
+
+def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder}: can't be read: {error.strerror or error}") from error
+    return sorted(visible, key=lambda entry: entry.name)

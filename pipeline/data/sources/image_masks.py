@@ -1,4 +1,4 @@
-"""A user's own images and their masks, which give the class of every pixel."""
+"""Images of the user and their masks, the class of every pixel."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pipeline.core.errors import DataError
 from pipeline.core.registry import Seq, part
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.sources.image_columns import (
-    MaskFiles,
-    MasksOfSeveralSizes,
+    ImageFiles,
     MaskValues,
+    RaggedImageFiles,
     decode_mask,
     image_columns,
     read_sizes,
-    require_readable_masks,
+    require_readable,
 )
-from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
-from pipeline.data.sources.image_listing import left_out_notes, list_images
+from pipeline.data.sources.image_folder import ImageSize, find_splits, left_out_notes, list_images
 from pipeline.data.targets import Targets
 
 MASK_SUFFIXES = (".png", ".bmp")
@@ -54,13 +54,12 @@ class ImageMasks(LocalDatasetSpec):
     masks: FolderName = "masks"
     """The names of the folders of images and of masks."""
     split: Share | None = None
-    """The share of the images to evaluate and not to train on; null: they lie in folders of their
-    own."""
+    """The share of the images to evaluate and not to train on; null: they are in other folders."""
     split_seed: NonNegativeInt = 0
     """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of their values; null: one more than the
-    largest value, for which all masks are read first."""
+    largest value of all masks, which are read first."""
     follow_links: bool = False
     """Read links to files and folders outside of `root` too."""
     image_size: ImageSize | None = None
@@ -71,7 +70,11 @@ class ImageMasks(LocalDatasetSpec):
         """Images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
         halves, left_out = self._halves()
         masks = [mask for half in halves for _, mask in half]
-        names = self._class_names(masks)
+        if isinstance(self.classes, tuple):
+            names = self.classes
+        else:
+            count = self.classes or 1 + largest_value(masks, self.ignore_index)
+            names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
         images = image_columns(
             [[image for image, _ in half] for half in halves],
@@ -79,7 +82,7 @@ class ImageMasks(LocalDatasetSpec):
             several_sizes=self.buckets is not None,
         )
         train, evaluated = (
-            Split({"image": column, "label": self._masks([mask for _, mask in half], values)})
+            Split({"image": column, "label": self._mask_column([mask for _, mask in half], values)})
             for column, half in zip(images, halves, strict=True)
         )
         notes = left_out_notes(left_out, f"{self.images} and {self.masks}")
@@ -88,21 +91,12 @@ class ImageMasks(LocalDatasetSpec):
     def _halves(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
         """Pairs of image and mask to train on and to evaluate, and the files left out."""
         if self.split is None:
-            evaluated = [self.root / name for name in EVAL_FOLDERS]
-            folders = [self.root / "train", *[f for f in evaluated if f.is_dir()][:1]]
-            if len(folders) < 2 or not folders[0].is_dir():
-                raise DataError(
-                    f"{self.root}: must have the folders train and one of "
-                    f"{', '.join(EVAL_FOLDERS)}, each with {self.images} and {self.masks}; of "
-                    "images in one folder, dataset.split=0.2 holds out a part"
-                )
+            folders = find_splits(self.root, f", each with {self.images} and {self.masks}")
             halves = [self._pairs(folder) for folder in folders]
             return [pairs for pairs, _ in halves], [path for _, out in halves for path in out]
         pairs, left_out = self._pairs(self.root)
-        try:
+        with name_file(self.root):
             rows = hold_out(np.zeros(len(pairs), int), [self.images], self.split, self.split_seed)
-        except ValueError as error:
-            raise DataError(f"{self.root}: {error}") from error
         return [[pairs[row] for row in half] for half in rows], left_out
 
     def _pairs(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
@@ -120,35 +114,26 @@ class ImageMasks(LocalDatasetSpec):
         ]
         images = _name_without_suffix(listings[0].images, folder / self.images)
         masks = _name_without_suffix(listings[1].images, folder / self.masks)
-        for missing, what, where in (
+        for alone, partner, partners in (
             ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
         ):
-            if missing:
+            if alone:
+                count = f"; nor have {len(alone) - 1:,} others" if len(alone) > 1 else ""
                 raise DataError(
-                    f"{min(missing)}: has no {what} of its name in {folder / where}; nor have "
-                    f"{len(missing) - 1:,} others"
-                    if len(missing) > 1
-                    else f"{missing[0]}: has no {what} of its name in {folder / where}"
+                    f"{min(alone)}: has no {partner} of its name in {folder / partners}{count}"
                 )
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)
-        require_readable_masks([mask for _, mask in pairs])
+        require_readable([mask for _, mask in pairs], masks=True)
         return pairs, [path for listing in listings for path in listing.left_out]
 
-    def _class_names(self, masks: Sequence[str]) -> tuple[str, ...]:
-        """The names of the classes: those given, or numbers."""
-        if isinstance(self.classes, tuple):
-            return self.classes
-        count = self.classes or 1 + largest_value(masks, self.ignore_index)
-        return tuple(str(label) for label in range(count))
-
-    def _masks(self, paths: Sequence[str], values: MaskValues) -> Column:
+    def _mask_column(self, paths: Sequence[str], values: MaskValues) -> Column:
         """The masks, of one size unless they are to be padded."""
         if self.buckets is not None and self.image_size is None:
-            return MasksOfSeveralSizes(paths, read_sizes(paths), values)
+            return RaggedImageFiles(paths, read_sizes(paths), values)
         height, width = self.image_size or read_sizes(paths[:1])[0].tolist()
-        return MaskFiles(paths, height, width, values)
+        return ImageFiles(paths, height, width, values)
 
 
 def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:
@@ -162,12 +147,14 @@ def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:
 
 
 def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError for masks of other sizes than their images: their number, and the first."""
-    sizes = [read_sizes([path for path, *_ in pairs]), read_sizes([mask for _, mask in pairs])]
-    odd = np.flatnonzero((sizes[0] != sizes[1]).any(axis=1))
+    """Raise DataError that names the first mask of another size than its image."""
+    image_sizes = read_sizes([image for image, _ in pairs])
+    mask_sizes = read_sizes([mask for _, mask in pairs])
+    odd = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
     if odd.size:
         image, mask = pairs[odd[0]]
-        (height, width), (rows, columns) = (own[odd[0]].tolist() for own in sizes)
+        height, width = image_sizes[odd[0]].tolist()
+        rows, columns = mask_sizes[odd[0]].tolist()
         raise DataError(
             f"{mask}: is {rows}x{columns}, and its image {image} {height}x{width}; masks must have "
             f"the size of their images, and {odd.size:,} of {len(pairs):,} have not"
@@ -175,8 +162,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """The largest value of masks, but for the one to ignore. Raises DataError where there is none
-    but that."""
+    """The largest value of masks except the one to ignore. Raises DataError if there is none."""
 
     def largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()
@@ -184,7 +170,7 @@ def largest_value(masks: Sequence[str], ignored: int | None) -> int:
         return int(values[values != ignored].max(initial=-1))
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        found = max(pool.map(largest, masks))
-    if found < 0:
+        maximum = max(pool.map(largest, masks))
+    if maximum < 0:
         raise DataError(f"{masks[0]}: this and all other masks have no value but {ignored}")
-    return found
+    return maximum

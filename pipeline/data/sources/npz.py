@@ -1,4 +1,4 @@
-"""A user's own arrays in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
+"""Arrays of the user in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
-from pipeline.data.targets import Targets, Task, standardised
+from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """With these, images of several sizes and their labels are stored one after the other."""
 
 MAX_INFERRED_CLASSES = 10_000
-"""The most classes that are inferred from labels; larger labels may be no classes but prices, or
-times, so that the recipe has to give the number."""
+"""The most classes that are inferred from labels; larger labels may be prices or times, so the
+recipe has to give the number."""
 
 MAX_CLASSES = 1 << 20
 
@@ -35,7 +35,7 @@ CHECKED_VALUES = 1 << 20
 
 @part("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and what is to be predicted of them.
+    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
 
     Numbers are floats, (n,) or (n, K). Classes are whole numbers, (n,) or (n, 1), one a sample, or
     (n, ...), one for each of its positions: (n, tokens) or (n, height, width). Images of several
@@ -49,21 +49,22 @@ class NumpyArchive(LocalDatasetSpec):
     root: GivenRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of y. auto: classes where it has whole numbers, else numbers to predict
+    """The meaning of y. auto: classes if it has whole numbers, else numbers to predict
     (regression); multi_label: 0 or 1 for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """null: one more than the largest label, 10,000 at most."""
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
-        try:
+        with name_file(self.root):
             arrays = load_arrays(self.root)
-            task = _task_of(arrays) if self.task == "auto" else self.task
+            task = self.task
+            if task == "auto":
+                kinds = {arrays[name].dtype.kind for name in ("y_train", "y_test")}
+                task = "regression" if "f" in kinds else "classification"
             if task != "classification":
                 return split_numbers(arrays, task)
             return split_arrays(arrays, self.classes, self.ignore_index)
-        except (OSError, ValueError, MemoryError) as error:
-            raise DataError(f"{self.root}: {error}") from error
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -86,22 +87,26 @@ def split_arrays(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
     """Both splits, checked. Raises ValueError that names the array and what is expected."""
-    images = {
-        name: _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
-        for name in ("x_train", "x_test")
-    }
+    images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
         for name in ("y_train", "y_test")
     }
-    _require_alike(images)
-    _require_as_many(images, labels)
-    shapes = {name: _shape(values) for name, values in labels.items()}
+    _require_equal_lengths(images, labels)
+    shapes = {
+        # Of ragged labels only the number of dimensions must agree.
+        name: ("any",) * values.sizes.shape[1]
+        if isinstance(values, RaggedArray)
+        else values.shape[1:]
+        for name, values in labels.items()
+    }
     if len(set(shapes.values())) > 1:
         raise ValueError(f"y_train and y_test must have as many labels a sample, not {shapes}")
-    names = _classes(
-        {name: _flat(values) for name, values in labels.items()}, classes, ignore_index
-    )
+    flat = {
+        name: values.flat if isinstance(values, RaggedArray) else values.ravel()
+        for name, values in labels.items()
+    }
+    names = _class_names(flat, classes, ignore_index)
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
@@ -109,49 +114,35 @@ def split_arrays(
     )
 
 
-def _require_alike(images: Mapping[str, Column]) -> None:
-    """Raise ValueError where the splits have images of several shapes or dtypes."""
-    kinds = {name: _kind(value) for name, value in images.items()}
-    if len(set(kinds.values())) > 1:
-        raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
-
-
-def _require_as_many(images: Mapping[str, Column], labels: Mapping[str, Column]) -> None:
-    """Raise ValueError where a split has more or fewer labels than images."""
-    for split in ("train", "test"):
-        samples, answers = images[f"x_{split}"].shape[0], labels[f"y_{split}"].shape[0]
-        if samples != answers:
-            raise ValueError(f"x_{split} has {samples:,} images, y_{split} {answers:,} labels")
-
-
-def _task_of(arrays: Mapping[str, np.ndarray]) -> Task:
-    kinds = {arrays[name].dtype.kind for name in ("y_train", "y_test")}
-    return "regression" if "f" in kinds else "classification"
-
-
 def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     """Both splits with numbers or several labels a sample, float32 (n, K), checked.
 
     Numbers are standardised by the training split. Raises ValueError that names the array.
     """
-    images = {
-        name: _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
-        for name in ("x_train", "x_test")
-    }
-    _require_alike(images)
-    numbers = {name: _as_numbers(name, arrays[name]) for name in ("y_train", "y_test")}
-    _require_as_many(images, numbers)
+    images = _read_images(arrays)
+    numbers = {}
+    for name in ("y_train", "y_test"):
+        values = arrays[name]
+        if values.dtype.kind not in "iufb":
+            raise ValueError(f"{name} is {values.dtype}; must be numbers")
+        if values.ndim not in (1, 2) or 0 in values.shape:
+            raise ValueError(f"{name} has shape {values.shape}; must be (n,) or (n, numbers)")
+        numbers[name] = values.reshape(len(values), -1)
+    _require_equal_lengths(images, numbers)
     columns = {name: values.shape[1] for name, values in numbers.items()}
     if len(set(columns.values())) > 1:
         raise ValueError(f"y_train and y_test must have as many columns, not {columns}")
-    train, evaluated = numbers["y_train"], numbers["y_test"]
+    train = numbers["y_train"]
+    evaluated = numbers["y_test"]
     count = train.shape[1]
     names = ("y",) if count == 1 else tuple(f"y{number}" for number in range(count))
     targets = Targets(names, task)
     if task == "regression":
-        train, evaluated, targets = standardised(train, evaluated, names)
+        train, evaluated, targets = standardise_targets(train, evaluated, names)
     else:
-        _require_flags(numbers)
+        for name, values in numbers.items():
+            if not np.isin(values, (0, 1)).all():
+                raise ValueError(f"{name} has other values than 0 and 1, which multi_label takes")
     return RawData(
         train=Split({"image": images["x_train"], "label": train.astype(np.float32)}),
         eval=Split({"image": images["x_test"], "label": evaluated.astype(np.float32)}),
@@ -159,40 +150,50 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     )
 
 
-def _as_numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """Numbers (n, K). Raises ValueError for another shape or type."""
-    if values.dtype.kind not in "iufb":
-        raise ValueError(f"{name} is {values.dtype}; must be numbers")
-    if values.ndim not in (1, 2) or 0 in values.shape:
-        raise ValueError(f"{name} has shape {values.shape}; must be (n,) or (n, numbers)")
-    return values.reshape(len(values), -1)
+def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
+    """The images of both splits. Raises ValueError if they have several shapes or dtypes."""
+    images = {}
+    kinds = {}
+    for name in ("x_train", "x_test"):
+        images[name] = column = _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
+        if isinstance(column, RaggedColumn):
+            kinds[name] = f"{column.sizes.shape[1]} sizes, {column.trailing} {column.dtype}"
+        else:
+            kinds[name] = f"{column.shape[1:]} {column.dtype}"
+    if len(set(kinds.values())) > 1:
+        raise ValueError(f"x_train and x_test must have images of one shape and dtype, not {kinds}")
+    return images
 
 
-def _require_flags(numbers: Mapping[str, np.ndarray]) -> None:
-    for name, values in numbers.items():
-        if not np.isin(values, (0, 1)).all():
-            raise ValueError(f"{name} has other values than 0 and 1, which multi_label takes")
+def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Column]) -> None:
+    for split in ("train", "test"):
+        num_images = images[f"x_{split}"].shape[0]
+        num_labels = labels[f"y_{split}"].shape[0]
+        if num_images != num_labels:
+            raise ValueError(
+                f"x_{split} has {num_images:,} images, y_{split} {num_labels:,} labels"
+            )
 
 
-def _classes(
+def _class_names(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
     """The names of the classes: their numbers. Raises ValueError for other labels."""
-    known = {name: values[values != ignore_index] for name, values in labels.items()}
-    for name, values in known.items():
+    valid = {name: values[values != ignore_index] for name, values in labels.items()}
+    for name, values in valid.items():
         if not values.size:
             raise ValueError(f"{name} has no label but {ignore_index}, the one that is not counted")
-    inferred = 1 + max(int(values.max()) for values in known.values())
+    inferred = 1 + max(int(values.max()) for values in valid.values())
     if classes is None and inferred > MAX_INFERRED_CLASSES:
         raise ValueError(
             f"labels go up to {inferred - 1}; set dataset.classes where they are more than "
             f"{MAX_INFERRED_CLASSES:,} classes indeed"
         )
     if classes is None and inferred < 1:
-        lowest = min(int(values.min()) for values in known.values())
+        lowest = min(int(values.min()) for values in valid.values())
         raise ValueError(f"has labels from {lowest} to {inferred - 1}; must have labels from 0 on")
     classes = classes or inferred
-    for name, values in known.items():
+    for name, values in valid.items():
         if values.min() < 0 or values.max() >= classes:
             but = "" if ignore_index is None else f", or {ignore_index}"
             raise ValueError(
@@ -202,64 +203,42 @@ def _classes(
     return tuple(str(label) for label in range(classes))
 
 
-def _flat(labels: np.ndarray | RaggedArray) -> np.ndarray:
-    return labels.flat if isinstance(labels, RaggedArray) else labels.ravel()
-
-
-def _shape(labels: np.ndarray | RaggedArray) -> tuple[int | str, ...]:
-    """The shape that labels of all samples must share; of ragged labels, their dimensions."""
-    if isinstance(labels, RaggedArray):
-        return ("any",) * labels.sizes.shape[1]
-    return labels.shape[1:]
-
-
 def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
     if isinstance(labels, RaggedArray):
         return replace(labels, flat=labels.flat.astype(np.int32))
     return labels.astype(np.int32)
 
 
-def _kind(images: Column) -> str:
-    """The dtype that all images must share, and their shape where they have one."""
-    if isinstance(images, RaggedColumn):
-        return f"{images.sizes.shape[1]} sizes, {images.trailing} {images.dtype}"
-    return f"{images.shape[1:]} {images.dtype}"
-
-
 def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
     if values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
-    if sizes is not None:
-        return _as_images_of_several_sizes(name, values, sizes)
-    if values.ndim in (3, 4) and not len(values):
-        raise ValueError(f"{name} has no images; must have one at least")
-    if values.ndim not in (3, 4) or 0 in values.shape:
-        raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
-    if not _is_finite(values):
-        raise ValueError(f"{name} has values that are not finite")
-    return values if values.ndim == 4 else values[..., np.newaxis]
-
-
-def _is_finite(values: np.ndarray) -> bool:
-    """Whether all values are finite, found in parts: a mask of all would be as large as bytes."""
-    if values.dtype.kind != "f":
-        return True
-    step = max(1, CHECKED_VALUES * len(values) // max(1, values.size))
-    parts = (values[first : first + step] for first in range(0, len(values), step))
-    return all(np.isfinite(part).all() for part in parts)
-
-
-def _as_images_of_several_sizes(name: str, values: np.ndarray, sizes: np.ndarray) -> RaggedArray:
-    if sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
+    if sizes is None:
+        if values.ndim in (3, 4) and not len(values):
+            raise ValueError(f"{name} has no images; must have one at least")
+        if values.ndim not in (3, 4) or 0 in values.shape:
+            raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
+    elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
         raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1), (n, 2) or (n, 3)")
     if not _is_finite(values):
         raise ValueError(f"{name} has values that are not finite")
+    if sizes is None:
+        return values if values.ndim == 4 else values[..., np.newaxis]
     trailing: tuple[int, ...] = (1, 1) if sizes.shape[1] == 1 else (1,)
     if sizes.shape[1] == 3:
         if len(set(sizes[:, 2].tolist())) > 1:
             raise ValueError(f"{name}_sizes has images of several numbers of channels")
-        trailing, sizes = (int(sizes[0, 2]),), sizes[:, :2]
-    return _stored_apart(name, values, sizes, trailing)
+        trailing = (int(sizes[0, 2]),)
+        sizes = sizes[:, :2]
+    return _make_ragged(name, values, sizes, trailing)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    # In chunks: a mask of all values would be as large as bytes.
+    if values.dtype.kind != "f":
+        return True
+    step = max(1, CHECKED_VALUES * len(values) // max(1, values.size))
+    chunks = (values[first : first + step] for first in range(0, len(values), step))
+    return all(np.isfinite(chunk).all() for chunk in chunks)
 
 
 def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.ndarray | RaggedArray:
@@ -268,13 +247,13 @@ def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.nd
     if sizes is not None:
         if sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 2:
             raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1) or (n, 2)")
-        return _stored_apart(name, values, sizes, ())
+        return _make_ragged(name, values, sizes, ())
     if values.ndim == 0 or 0 in values.shape:
         raise ValueError(f"{name} has shape {values.shape}; labels must be (n,) or (n, positions)")
     return values.reshape(-1) if values.shape == (len(values), 1) else values
 
 
-def _stored_apart(
+def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
     try:

@@ -41,12 +41,13 @@ class Records(LocalDatasetSpec):
 def open_split(
     folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
 ) -> Split:
-    """The columns of a split. Raises DataError that names the file and what is wrong with it."""
+    """The columns of a split. Raises DataError that names the file and the problem."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
-        known = label[label != ignore_index]
-        lowest, highest = int(known.min(initial=0)), int(known.max(initial=0))
+        valid = label[label != ignore_index]
+        lowest = int(valid.min(initial=0))
+        highest = int(valid.max(initial=0))
         if lowest < 0 or highest >= classes:
             raise DataError(
                 f"{folder}: has labels from {lowest} to {highest}; they must be 0 to "

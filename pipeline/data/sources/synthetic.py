@@ -1,4 +1,4 @@
-"""Synthetic images with the sizes of another source, so that no data is needed."""
+"""Synthetic images with the sizes of another source, which need no data."""
 
 from __future__ import annotations
 
@@ -8,35 +8,19 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import PositiveInt, ValidationError, field_validator
+from pydantic import PositiveInt, field_validator
 
-from pipeline.core.errors import DataError
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import part, parts
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.file_errors import name_file
 from pipeline.data.targets import Targets
 
-_PATTERN_SEED, _TRAIN_SEED, _EVAL_SEED = 0, 1, 2
+_PATTERN_SEED = 0
+_TRAIN_SEED = 1
+_EVAL_SEED = 2
 _PATTERN_CELLS = 4
-_UNREAD = {
-    "root": None,
-    "mirrors": (),
-    "buckets": None,
-    "padding_mask": False,
-    "oversized": "refuse",
-    "ignore_index": None,
-    "train": {
-        "ops": (),
-        "shuffle": True,
-        "buffer_size": None,
-        "drop_remainder": True,
-        "repeat": 1,
-        "num_shards": None,
-        "shard_id": None,
-    },
-    "eval": {"ops": (), "batch_size": None},
-}
 
 
 @part("dataset")
@@ -52,7 +36,7 @@ class Synthetic(DatasetSpec):
     """The source whose sizes to take."""
     train_size: PositiveInt | None = None
     eval_size: PositiveInt | None = None
-    """null takes as many as the twin has."""
+    """null: the sizes of the twin."""
 
     @field_validator("like")
     @classmethod
@@ -73,10 +57,8 @@ class Synthetic(DatasetSpec):
         """Images uint8 (n, H, W, C), labels int32 (n,); the same ones every time."""
         sizes = self.facts()
         samples = sizes.train_size + sizes.eval_size
-        try:
+        with name_file("dataset.train_size, dataset.eval_size"):
             require_room(samples * (math.prod(sizes.image) + 8), f"{samples:,} images")
-        except ValueError as error:
-            raise DataError(f"dataset.train_size, dataset.eval_size: {error}") from error
         patterns = draw_patterns(sizes.classes, sizes.image)
         return RawData(
             train=draw_split(patterns, sizes.train_size, _TRAIN_SEED),
@@ -109,18 +91,18 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def facts_of(source: str) -> Facts:
-    """The sizes of a source by name. Raises ValueError where they are known only from its files."""
-    facts = _known_facts(source)
+    """The sizes of a source by name. Raises ValueError if only its files have them."""
+    facts = _find_facts(source)
     if facts is None:
-        known = ", ".join(name for name in parts("dataset") if _known_facts(name))
-        raise ValueError(f"{source}: must be a source whose sizes are known: {known}")
+        names = ", ".join(name for name in parts("dataset") if _find_facts(name))
+        raise ValueError(f"{source}: must be a source whose sizes are known: {names}")
     return facts
 
 
-def _known_facts(source: str) -> Facts | None:
+def _find_facts(source: str) -> Facts | None:
     cls = parts("dataset").get(source)
+    unread = cls.model_construct() if cls else None
     try:
-        unread = cls.model_validate(_UNREAD) if cls else None
-    except ValidationError:  # it can't do without a root, or has sizes of its own to be given
+        return unread.facts() if isinstance(unread, DatasetSpec) else None
+    except AttributeError:  # its sizes are fields of the recipe
         return None
-    return unread.facts() if isinstance(unread, DatasetSpec) else None

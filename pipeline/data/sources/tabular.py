@@ -1,10 +1,9 @@
-"""A user's own table, CSV or Parquet: some columns to predict, others to predict them from."""
+"""A user's table, CSV or Parquet: some columns to predict, others to predict them from."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,19 +24,25 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
+from pipeline.data.file_errors import name_file
+from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
-from pipeline.data.tables.column_notes import column_notes
 from pipeline.data.tables.dates import date_example
-from pipeline.data.tables.fit_table import FitOptions, encode_rows, fit_table, read_table
+from pipeline.data.tables.fit_table import (
+    FitOptions,
+    column_notes,
+    encode_rows,
+    fit_table,
+    read_table,
+)
 from pipeline.data.tables.raw_table import RawTable, missing_column
-from pipeline.data.tables.split_rows import split_rows
 from pipeline.data.tables.table_targets import (
     read_labels,
     require_varied,
     target_classes,
     task_of,
 )
-from pipeline.data.targets import Targets, Task, standardised
+from pipeline.data.targets import Targets, Task, standardise_targets
 
 _SHIPPED = Path(__file__).parent
 ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
@@ -58,15 +63,13 @@ Targeted = Annotated[
 ]
 """A name or several; null in conf/, and a recipe must not have it."""
 
-
 DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
     """Base of the tables: rows are samples, float32 (columns,), standardised and encoded.
 
-    What is fitted, means, deviations and categories, is of the training split, and kept with the
-    run.
+    Means, deviations and categories are fitted on the training split, and saved with the run.
     """
 
     root_must_be: ClassVar[str]
@@ -80,14 +83,14 @@ class TableDataset(DatasetSpec):
     eval_path: FilePath | None = None
     """A second file, for evaluation; null: a part of `root`."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the rows for evaluation; of each class as many, where there are classes."""
+    """The share of the rows for evaluation, in equal parts of each class if there are classes."""
     split_seed: NonNegativeInt = 0
     """Rows are drawn by this seed alone, so that runs with different seeds share the split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
-    """Columns of numbers. One that is in none of these lists is numeric where all values that are
-    there are numbers, else a category."""
+    """Columns of numbers. A column in none of these lists is numeric if all its values are numbers
+    or missing, else a category."""
     categories: Seq[str] = ()
     """Columns of categories, numbers among them, such as a year or a postcode."""
     dates: Seq[str] = ()
@@ -96,13 +99,13 @@ class TableDataset(DatasetSpec):
     date_format: DateFormat | None = None
     """The format of dates, as `datetime.strptime` has it, such as %d/%m/%Y; null: found."""
     ignored: Seq[str] = ()
-    """Columns that are not read, such as a number of the row."""
+    """Columns that are not read, such as row numbers."""
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether each column with missing numbers gets one more, 1 where one is missing."""
+    """Whether a column with missing numbers gets an indicator column, 1 if one is missing."""
     max_categories: PositiveInt = 1_000
-    """Of a category the most frequent values to tell apart; others are one that is not known."""
+    """The most values of a category, the most frequent ones; all others count as unknown."""
 
     @field_validator("target", mode="before")
     @classmethod
@@ -113,16 +116,16 @@ class TableDataset(DatasetSpec):
 
     @model_validator(mode="after")
     def _has_no_images(self) -> Self:
-        for key, given in (("buckets", self.buckets), ("ignore_index", self.ignore_index)):
-            if given is not None:
+        for key, value in (("buckets", self.buckets), ("ignore_index", self.ignore_index)):
+            if value is not None:
                 raise ValueError(f"{key}: must be null; the rows of a table have one shape")
         return self
 
     @model_validator(mode="after")
     def _names_a_column_once(self) -> Self:
         lists = self.target, self.numeric, self.categories, self.dates, self.ignored
-        named = Counter(name for names in lists for name in names)
-        doubled = [name for name, count in named.items() if count > 1]
+        counts = Counter(name for names in lists for name in names)
+        doubled = [name for name, count in counts.items() if count > 1]
         if doubled:
             problem = "is named more than once by target, numeric, categories, dates and ignored"
             raise ValueError(f"{shown(doubled[0])} {problem}")
@@ -143,8 +146,8 @@ class TableDataset(DatasetSpec):
 
         Numbers to predict are standardised by the training split.
         """
-        raw = self._read_whole()
-        try:
+        raw = self._read_train_file()
+        with name_file(self.file):
             targets = self._targets(raw)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._split(raw, targets, labels)
@@ -155,20 +158,36 @@ class TableDataset(DatasetSpec):
                 self.max_categories,
                 self.date_format,
             )
-            names = self._features(raw)
-            table = fit_table(raw, names, train_rows, self.form, options)
+            features = [name for name in raw.columns if name not in self.target]
+            if not features:
+                raise ValueError("has no column but targets; a network needs one to predict from")
+            table = fit_table(raw, features, train_rows, self.form, options)
             rows = encode_rows(table, raw)
             notes = column_notes(raw, train_rows, table, self._kind_of)
-        except (ValueError, MemoryError) as error:
-            raise DataError(f"{self.file}: {error}") from error
-        train = Split({"image": rows[train_rows], "label": labels[train_rows]})
-        if self.eval_path is None:
-            evaluation = Split({"image": rows[eval_rows], "label": labels[eval_rows]})
-        else:
-            evaluation = self._read_eval(self.eval_path, table, targets)
-        return replace(self._raw_data(table, targets, train, evaluation), notes=notes)
+        train_labels = labels[train_rows]
+        eval_inputs = rows[eval_rows]
+        eval_labels = labels[eval_rows]
+        if self.eval_path is not None:
+            eval_inputs, eval_labels = self._read_eval(self.eval_path, table, targets)
+        with name_file(self.file):
+            if targets.task == "regression":
+                train_labels, eval_labels, targets = standardise_targets(
+                    train_labels, eval_labels, self.target
+                )
+            elif targets.task == "multi_label":
+                require_varied(train_labels)
+                train_labels = train_labels.astype(np.float32)
+                eval_labels = eval_labels.astype(np.float32)
+        return RawData(
+            train=Split({"image": rows[train_rows], "label": train_labels}),
+            eval=Split({"image": eval_inputs, "label": eval_labels}),
+            targets=targets,
+            table=table,
+            unit=SampleUnit("rows", "rows", size=f"of {table.width} columns"),
+            notes=notes,
+        )
 
-    def _read_whole(self) -> RawTable:
+    def _read_train_file(self) -> RawTable:
         raw = read_table(self.file, self.form, self._kind_of)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
         named = {"target": self.target, "columns": features}
@@ -191,13 +210,6 @@ class TableDataset(DatasetSpec):
             return "date"
         return "category" if name in self.categories else "auto"
 
-    def _features(self, raw: RawTable) -> list[str]:
-        """The columns to predict from. Raises ValueError where there is none."""
-        names = [name for name in raw.columns if name not in self.target]
-        if not names:
-            raise ValueError("has no column but targets; a network needs one to predict from")
-        return names
-
     def _targets(self, raw: RawTable) -> Targets:
         task = task_of(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
@@ -211,10 +223,9 @@ class TableDataset(DatasetSpec):
     def _split(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of both splits. Raises ValueError where one has none."""
-        everything = np.arange(raw.rows)
+        """The rows of both splits. Raises ValueError if one is empty."""
         if self.eval_path is not None:
-            return everything, everything[:0]
+            return np.arange(raw.rows), np.arange(0)
         strata = None
         if targets.task == "classification":
             strata = labels
@@ -228,44 +239,18 @@ class TableDataset(DatasetSpec):
             )
         return train, evaluated
 
-    def _read_eval(self, path: Path, table: FittedTable, targets: Targets) -> Split:
+    def _read_eval(
+        self, path: Path, table: FittedTable, targets: Targets
+    ) -> tuple[np.ndarray, np.ndarray]:
         kinds = table.kinds
         kinds |= dict.fromkeys(self.target, "auto")
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
-        try:
+        with name_file(path):
             if not raw.rows:
                 raise ValueError("has no rows")
-            rows, labels = encode_rows(table, raw), read_labels(raw, targets, self.target)
-        except (ValueError, MemoryError) as error:
-            raise DataError(f"{path}: {error}") from error
-        return Split({"image": rows, "label": labels})
-
-    def _raw_data(
-        self,
-        table: FittedTable,
-        targets: Targets,
-        train: Split,
-        evaluation: Split,
-    ) -> RawData:
-        train_labels = train.columns["label"][:]
-        eval_labels = evaluation.columns["label"][:]
-        try:
-            if targets.task == "regression":
-                names = targets.names
-                train_labels, eval_labels, targets = standardised(train_labels, eval_labels, names)
-            elif targets.task == "multi_label":
-                require_varied(train_labels)
-                train_labels = train_labels.astype(np.float32)
-                eval_labels = eval_labels.astype(np.float32)
-        except ValueError as error:
-            raise DataError(f"{self.file}: {error}") from error
-        return RawData(
-            train=Split({"image": train.columns["image"], "label": train_labels}),
-            eval=Split({"image": evaluation.columns["image"], "label": eval_labels}),
-            targets=targets,
-            table=table,
-            unit=SampleUnit("rows", "rows", size=f"of {table.width} columns"),
-        )
+            rows = encode_rows(table, raw)
+            labels = read_labels(raw, targets, self.target)
+        return rows, labels
 
 
 @part("dataset")

@@ -1,35 +1,35 @@
-"""Texts as they lie in files, cut into windows: of every token the one after it is predicted."""
+"""Texts of files, cut into windows: the token after each one is predicted."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import PositiveInt, field_validator, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import FilePath, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.file_errors import name_file
+from pipeline.data.held_out import Share
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import list_text_files, read_files
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decoded
+from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decode_utf8
 from pipeline.data.text.windows import narrow, window_columns
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
-
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 @part("dataset")
 class Text(DatasetSpec):
     """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
 
-    Files follow one another in the order of their paths. The end of the text is for evaluation,
-    whose windows don't overlap; what fills no window is left out.
+    Files are joined in the order of their paths. The end of the text is for evaluation, whose
+    windows don't overlap; an incomplete window is left out.
     """
 
     name: Literal["text"] = "text"
@@ -44,7 +44,7 @@ class Text(DatasetSpec):
     length: PositiveInt
     """Tokens of a window."""
     stride: PositiveInt | None
-    """Tokens from one training window to the next; null: as many as a window has."""
+    """Tokens from one training window to the next; null: `length`."""
     eval_fraction: Share
     """Share of the tokens, at the end of the text, for evaluation."""
 
@@ -71,8 +71,8 @@ class Text(DatasetSpec):
         where = files[0] if len(files) == 1 else self.root
         if not any(contents):
             raise DataError(f"{where}: holds no text, so that there is no vocabulary")
-        tokenizer = self._tokenizer(files, contents)
-        tokens = self._tokens(tokenizer, files, contents)
+        tokenizer = self._make_tokenizer(files, contents)
+        tokens = self._encode_files(tokenizer, files, contents)
         train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
         splits = []
         for split, part_of_text, stride in (
@@ -95,31 +95,26 @@ class Text(DatasetSpec):
             text=TextFormat(tokenizer, "next_token"),
         )
 
-    def _tokenizer(self, files: list[Path], contents: list[bytes]) -> Tokenizer:
-        """The tokenizer, with the vocabulary of the text where it has one of its own."""
+    def _make_tokenizer(self, files: list[Path], contents: list[bytes]) -> Tokenizer:
         match self.tokenizer:
             case "bytes":
                 return ByteTokenizer()
             case "characters":
-                texts = map(_text_of, files, contents)
-                return characters_of([*texts, self.separator])
+                texts = [self.separator]
+                for file, content in zip(files, contents, strict=True):
+                    with name_file(file):
+                        texts.append(decode_utf8(content))
+                return characters_of(texts)
         return read_tokenizer(Path(self.tokenizer).expanduser())
 
-    def _tokens(self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]) -> np.ndarray:
+    def _encode_files(
+        self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]
+    ) -> np.ndarray:
         """The tokens of all files, uint8 or int32 (tokens,)."""
-        between = self.separator.encode()
+        separator = self.separator.encode()
         pieces = []
         for number, (file, content) in enumerate(zip(files, contents, strict=True), start=1):
-            try:
-                whole = content + between if number < len(files) else content
-                pieces.append(narrow(tokenizer.encode_file(whole), tokenizer.vocabulary))
-            except ValueError as error:
-                raise DataError(f"{file}: {error}") from error
+            text = content + separator if number < len(files) else content
+            with name_file(file):
+                pieces.append(narrow(tokenizer.encode_file(text), tokenizer.vocabulary))
         return np.concatenate(pieces)
-
-
-def _text_of(file: Path, content: bytes) -> str:
-    try:
-        return decoded(content)
-    except ValueError as error:
-        raise DataError(f"{file}: {error}") from error

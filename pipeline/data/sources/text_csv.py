@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
-from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import FilePath, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.padding.buckets import RaggedArray, ragged_array
+from pipeline.data.file_errors import name_file
+from pipeline.data.held_out import Share
+from pipeline.data.padding.buckets import ragged_array
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_rows
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
@@ -44,7 +45,7 @@ class TextCsv(DatasetSpec):
     """words, characters, bytes or the path of a tokenizer.json of the library `tokenizers`."""
     max_words: PositiveInt
     """Words of the vocabulary, the most frequent ones of the training split."""
-    eval_fraction: Annotated[float, Field(gt=0, lt=1)]
+    eval_fraction: Share
     """Share of the rows of each class for evaluation."""
 
     @model_validator(mode="after")
@@ -64,33 +65,28 @@ class TextCsv(DatasetSpec):
         """Tokens int32 (tokens, 1, 1) of several lengths, and classes int32 (n,)."""
         file = self.root or SHIPPED
         rows = read_rows(file, (self.text_column, self.class_column))
-        try:
-            require_room(8 * len(rows) * self.longest, f"{len(rows):,} texts")
-            classes = _class_names([name for _, name in rows])
-            held_out = _spread_evenly([name for _, name in rows], self.eval_fraction)
-        except ValueError as error:
-            raise DataError(f"{file}: {error}") from error
-        numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.array([numbers[name] for _, name in rows], np.int32)
         texts = [text for text, _ in rows]
-        train_texts = [text for text, is_out in zip(texts, held_out, strict=True) if not is_out]
-        text = TextFormat(self._tokenizer(train_texts), "class")
-        try:
-            train, evaluated = (
-                Split(
-                    {
-                        "image": _tokens(text, [texts[row] for row in chosen], self.longest),
-                        "label": labels[chosen],
-                    }
-                )
-                for chosen in (np.flatnonzero(~held_out), np.flatnonzero(held_out))
-            )
-        except ValueError as error:
-            raise DataError(f"{file}: {error}") from error
+        names = [name for _, name in rows]
+        with name_file(file):
+            require_room(8 * len(rows) * self.longest, f"{len(rows):,} texts")
+            classes = _class_names(names)
+            is_eval = _spread_evenly(names, self.eval_fraction)
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = np.array([numbers[name] for name in names], np.int32)
+        train_rows = np.flatnonzero(~is_eval)
+        text = TextFormat(self._make_tokenizer([texts[row] for row in train_rows]), "class")
+        splits = []
+        for split_rows in (train_rows, np.flatnonzero(is_eval)):
+            with name_file(file):
+                encoded = [text.encode(texts[row], self.longest) for row in split_rows]
+                sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
+                images = ragged_array(np.concatenate(encoded), sizes, (1, 1))
+            splits.append(Split({"image": images, "label": labels[split_rows]}))
+        train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text)
 
-    def _tokenizer(self, texts: Sequence[str]) -> Tokenizer:
+    def _make_tokenizer(self, texts: Sequence[str]) -> Tokenizer:
         match self.tokenizer:
             case "bytes":
                 return ByteTokenizer()
@@ -99,13 +95,6 @@ class TextCsv(DatasetSpec):
             case "words":
                 return frequent_words(texts, self.max_words)
         return read_tokenizer(Path(self.tokenizer).expanduser(), special_tokens=True)
-
-
-def _tokens(text: TextFormat, texts: Sequence[str], longest: int) -> RaggedArray:
-    """The tokens of each text, int32 (tokens, 1, 1)."""
-    encoded = [text.encode(one, longest) for one in texts]
-    sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
-    return ragged_array(np.concatenate(encoded), sizes, (1, 1))
 
 
 def _class_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -127,14 +116,14 @@ def _spread_evenly(names: Sequence[str], share: float) -> np.ndarray:
     Raises ValueError where a split would be empty.
     """
     seen: Counter[str] = Counter()
-    held_out = np.zeros(len(names), bool)
+    is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):
         before = seen[name]
         seen[name] += 1
-        held_out[row] = int((before + 1) * share) > int(before * share)
-    if not held_out.any() or held_out.all():
+        is_eval[row] = int((before + 1) * share) > int(before * share)
+    if not is_eval.any() or is_eval.all():
         raise ValueError(
             f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; give "
             "more rows, or another share"
         )
-    return held_out
+    return is_eval

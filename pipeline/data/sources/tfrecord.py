@@ -12,11 +12,11 @@ from pipeline.core.errors import DataError
 from pipeline.core.registry import Seq, part
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
-from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize
-from pipeline.data.sources.image_listing import require_within
-from pipeline.data.targets import Targets, standardised
+from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
+from pipeline.data.targets import Targets, standardise_targets
 
 MAX_CLASSES = 1 << 20
 
@@ -39,17 +39,17 @@ class TFRecord(LocalDatasetSpec):
     train_files: Pattern = "train*"
     """The names of the training files, with * for any letters."""
     eval_files: Pattern | None = None
-    """Those of the files to evaluate; null: eval*, val* or test*, or a `split`."""
+    """The names of the files to evaluate; null: eval*, val* or test*, or a `split`."""
     split: Share | None = None
     """The share of the training files' images, of each class, to evaluate instead."""
     split_seed: NonNegativeInt = 0
     image_key: str | None = None
     """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
     label_key: str | None = None
-    """The feature with the label: a class, or numbers to predict where it holds floats; null:
+    """The feature with the label: a class, or numbers to predict if it holds floats; null:
     image/class/label or label."""
     first_label: NonNegativeInt = 0
-    """The label of the first class: 1 where 0 stands for the background, as in ImageNet's files."""
+    """The label of the first class: 1 if 0 stands for the background, as in ImageNet's files."""
     classes: Seq[str] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
@@ -72,15 +72,15 @@ class TFRecord(LocalDatasetSpec):
         train = self._examples(self.train_files)
         if self.split is None:
             evaluated = self._examples(self._eval_pattern())
-            both = {one.path for one in train.images.files}
-            both &= {one.path for one in evaluated.images.files}
+            both = {file.path for file in train.images.files}
+            both &= {file.path for file in evaluated.images.files}
             if both:
                 raise DataError(
                     f"{min(both)}: is both trained on and evaluated; dataset.train_files and "
                     "dataset.eval_files must name different files"
                 )
         else:
-            train, evaluated = self._held_out(train, self.split)
+            train, evaluated = self._hold_out(train, self.split)
         if train.images.value_shape != evaluated.images.value_shape:
             raise DataError(
                 f"{self.root}: images to train on have shape {train.images.value_shape}, those to "
@@ -92,10 +92,8 @@ class TFRecord(LocalDatasetSpec):
                 f"{self.root}: a label to train on has shape {train.labels.shape[1:]}, one to "
                 f"evaluate {evaluated.labels.shape[1:]}"
             )
-        try:
+        with name_file(self.root):
             labels, eval_labels, targets = self._targets(train, evaluated)
-        except ValueError as error:
-            raise DataError(f"{self.root}: {error}") from error
         return RawData(
             train=Split({"image": train.images, "label": labels}, train.images.files_samples()),
             eval=Split({"image": evaluated.images, "label": eval_labels}),
@@ -125,29 +123,28 @@ class TFRecord(LocalDatasetSpec):
             "hold out a part of the training files by dataset.split=0.2"
         )
 
-    def _held_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
+    def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
         labels = examples.labels
-        try:
+        with name_file(self.root):
+            groups = np.zeros(len(labels), np.int64)
             if labels.ndim == 1:
                 self._require_classes(labels, examples.label_key)
                 groups = labels - self.first_label
-            else:
-                groups = np.zeros(len(labels), np.int64)
             names = [str(n) for n in range(self.first_label, self.first_label + MAX_CLASSES)]
             train, evaluated = hold_out(groups, names, share, self.split_seed)
-        except ValueError as error:
-            raise DataError(f"{self.root}: {error}") from error
         return examples.at(train), examples.at(evaluated)
 
     def _targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of both splits and what they mean. Raises ValueError for classes out of range."""
+        """Labels of both splits and their targets. Raises ValueError for classes out of range."""
         if train.labels.ndim > 1:
-            count, key = train.labels.shape[1], train.label_key
+            count = train.labels.shape[1]
+            key = train.label_key
             names = (key,) if count == 1 else tuple(f"{key}_{k}" for k in range(count))
-            return standardised(train.labels, evaluated.labels, names)
-        both, first = np.concatenate([train.labels, evaluated.labels]), self.first_label
+            return standardise_targets(train.labels, evaluated.labels, names)
+        both = np.concatenate([train.labels, evaluated.labels])
+        first = self.first_label
         self._require_classes(both, train.label_key)
         names = self.classes or tuple(str(n) for n in range(first, int(both.max()) + 1))
         labels = [(half.labels - first).astype(np.int32) for half in (train, evaluated)]
@@ -157,7 +154,8 @@ class TFRecord(LocalDatasetSpec):
         """Raise ValueError for labels that no class has."""
         first = self.first_label
         last = first + (MAX_CLASSES if self.classes is None else len(self.classes)) - 1
-        lowest, highest = int(labels.min()), int(labels.max())
+        lowest = int(labels.min())
+        highest = int(labels.max())
         if lowest < first or highest > last:
             raise ValueError(
                 f"{key} goes from {lowest} to {highest}; must be {first} to {last}, by "

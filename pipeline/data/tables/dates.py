@@ -44,7 +44,7 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Days since 1970, float64 (texts,), with the time as a fraction; NaN for what is no date."""
+    """Days since 1970, float64 (texts,), with the time as a fraction; NaN for other texts."""
     dates = (_parse(text, date_format) for text in texts)
     days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
     return np.fromiter(days, np.float64, len(texts))
@@ -64,7 +64,7 @@ def date_example(date_format: str) -> str:
 
 
 def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """The parts of dates; those of the day only if there are hours."""
+    """The parts of dates; sine and cosine of the day only if there are hours."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
@@ -80,7 +80,7 @@ def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """How much of a cycle is over, from 0 to 1; 1970 began on a Thursday."""
+    """The fraction of a cycle that is over, 0 to 1; 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1
     if cycle == "week":

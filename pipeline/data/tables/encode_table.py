@@ -59,14 +59,13 @@ class EncodeTable(Op):
         sizes = np.array([1] * self.numbers + list(self.categories))
         first = (np.cumsum(sizes) - sizes).astype(np.float32)
         is_category = np.arange(len(sizes)) >= self.numbers
-        known = xp.where(is_category, (values > 0).astype(np.float32), values)
+        weights = xp.where(is_category, (values > 0).astype(np.float32), values)
         inside = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
-        return xp.stack([first + inside, known], axis=-1)[:, :, None, :].astype(np.float32)
+        return xp.stack([first + inside, weights], axis=-1)[:, :, None, :].astype(np.float32)
 
 
 def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """The op for the rows of a table, and for a network that reads features or fields; none where
-    there is no table."""
+    """The op for the rows of a table and a network of features or fields; none without a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)

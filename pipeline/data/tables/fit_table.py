@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
+from pipeline.data.file_errors import name_file
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
     date_example,
@@ -30,7 +30,7 @@ from pipeline.data.tables.read_parquet import read_parquet
 from pipeline.data.tables.table_targets import require_one_type
 
 PARQUET = (".parquet", ".pq")
-MAX_KEPT_BYTES = 4 << 20
+MAX_SAVED_BYTES = 4 << 20
 """Of a table as JSON, so that the summary of the run can be read again."""
 MISSING = ""
 """The category of a missing value."""
@@ -53,17 +53,13 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 
     Raises DataError that names the file and what is wrong with it.
     """
-    try:
+    with name_file(path):
         if path.suffix.lower() in PARQUET:
             return read_parquet(path, kind_of)
         # Few runs read tables, and importing pyarrow takes a while.
         from pipeline.data.tables.read_csv import read_csv
 
         return read_csv(path, form, kind_of)
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror}") from error
-    except (ValueError, MemoryError) as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def fit_table(
@@ -76,15 +72,15 @@ def fit_table(
     columns = [column for name in names for column in _fit(raw, name, rows, options)]
     if not columns:
         raise ValueError("has no column but targets that holds a value; a network needs one")
-    kept = {column.name for column in columns}
-    left_out = tuple(name for name in names if name not in kept)
+    fitted = {column.name for column in columns}
+    left_out = tuple(name for name in names if name not in fitted)
     ordered = sorted(columns, key=lambda column: column.kind, reverse=True)
     table = FittedTable(columns=tuple(ordered), format=form, left_out=left_out)
-    kept_bytes = len(table.model_dump_json())
-    if kept_bytes > MAX_KEPT_BYTES:
+    saved_bytes = len(table.model_dump_json())
+    if saved_bytes > MAX_SAVED_BYTES:
         raise ValueError(
-            f"has names and categories of {kept_bytes:,} bytes, and a run keeps "
-            f"{MAX_KEPT_BYTES:,}; set dataset.max_categories, or add columns to dataset.ignored"
+            f"has names and categories of {saved_bytes:,} bytes, and a run keeps "
+            f"{MAX_SAVED_BYTES:,}; set dataset.max_categories, or add columns to dataset.ignored"
         )
     return table
 
@@ -109,7 +105,14 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             if column.standardised:
                 scaled = (scaled - column.mean) / column.std
             encoded[:, position] = scaled
-        _require_representable(column, encoded[:, position], values, raw.place)
+        overflowed = ~np.isfinite(encoded[:, position])
+        if overflowed.any():
+            row = int(np.argmax(overflowed))
+            raise ValueError(
+                f"{raw.place(row)}: {shown(column.name)} = {values[row]:g} is too far from the "
+                f"mean {column.mean:g} of the training split, of which one standard deviation is "
+                f"{column.std:g}"
+            )
         if column.indicator:
             encoded[:, indicators] = missing
             indicators += 1
@@ -128,15 +131,13 @@ def read_rows(path: Path, table: FittedTable) -> np.ndarray:
     """
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
-    try:
+    with name_file(path):
         for name in kinds:
             if name not in raw.columns:
                 raise ValueError(missing_column(name, raw.names))
         if not raw.rows:
             raise ValueError("has no rows")
         return encode_rows(table, raw)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def as_texts(column: Numbers | Texts) -> Texts:
@@ -153,7 +154,8 @@ def _fit(
 ) -> tuple[TableColumn, ...]:
     """A column as the training rows have it: one for each part of a date; none if they have no
     value of it."""
-    column, kind = raw.column(name), options.kind_of(name)
+    column = raw.column(name)
+    kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
         date_format = _date_format(raw, name, rows, options)
         if date_format is not None:
@@ -194,7 +196,8 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 
     Raises ValueError for a column that must be of dates and has another value.
     """
-    column, must_be = as_texts(raw.column(name)), options.kind_of(name) == "date"
+    column = as_texts(raw.column(name))
+    must_be = options.kind_of(name) == "date"
     counts = column.counts(rows)
     texts = [text for text, count in zip(column.texts, counts, strict=True) if count]
     if options.date_format is not None:
@@ -204,9 +207,9 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
     if len(formats) == 1:
         return formats[0]
     if must_be and texts:
-        found = f"fit the formats {' and '.join(formats)}" if formats else "are of no one format"
+        problem = f"fit the formats {' and '.join(formats)}" if formats else "are of no one format"
         raise ValueError(
-            f"{shown(name)} = {texts[0]!r:.60}: must be dates, and the values {found}; "
+            f"{shown(name)} = {texts[0]!r:.60}: must be dates, and the values {problem}; "
             "dataset.date_format names one, such as %d/%m/%Y"
         )
     return None
@@ -248,23 +251,70 @@ def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
     counts = column.counts(rows)
-    known = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
-    if not known:
+    frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
+    if not frequencies:
         return ()
-    frequent = sorted(known, key=lambda text: (-known[text], text))[: options.max_categories]
+    ranked = sorted(frequencies, key=lambda text: (-frequencies[text], text))
+    frequent = ranked[: options.max_categories]
     missing = [MISSING] if (column.codes[rows] < 0).any() else []
     return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
 
 
-def _require_representable(
-    column: TableColumn, scaled: np.ndarray, values: np.ndarray, place: Callable[[int], str]
-) -> None:
-    """Raise ValueError for a number that is beyond float32 in standard deviations."""
-    wrong = ~np.isfinite(scaled)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise ValueError(
-            f"{place(row)}: {shown(column.name)} = {values[row]:g} is too far from the mean "
-            f"{column.mean:g} of the training split, of which one standard deviation is "
-            f"{column.std:g}"
+FEWEST_ROWS = 20
+"""In a smaller table values may all differ by chance."""
+
+
+def column_notes(
+    raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
+) -> tuple[str, ...]:
+    """Lines about columns that number the rows, have too many categories, or dates of which two
+    formats are true. `rows` are those of the training split."""
+    return tuple(
+        f"column {shown(column.name)}: {note}"
+        for column in table.columns
+        if column.date is None
+        for note in _notes(raw.column(column.name), rows, column, kind_of(column.name) == "auto")
+    )
+
+
+def _notes(
+    values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
+) -> Iterator[str]:
+    """Notes on a column, whose type is inferred (`is_found`) or set by the recipe."""
+    name = shown(column.name)
+    if is_found and _numbers_rows(values):
+        yield (
+            "every value differs, as a row's number does; leave it out by "
+            f"dataset.ignored=[{name}] if it is one"
         )
+    if column.kind == "numeric" or isinstance(values, Numbers):
+        return
+    counts = values.counts(rows)
+    count = np.count_nonzero(counts)
+    encoded = sum(map(bool, column.categories))
+    if encoded < count:
+        categories = set(column.categories)
+        missed = [n for text, n in zip(values.texts, counts, strict=True) if text not in categories]
+        yield (
+            f"the {encoded:,} most frequent of {count:,} categories are told apart, others are not "
+            f"known ({sum(missed):,} training rows); dataset.max_categories sets how many"
+        )
+    formats = find_date_formats(values.texts) if is_found else []
+    if len(formats) > 1:
+        yield (
+            f"{shown(values.texts[0])} is a date of the formats {' and '.join(formats)}, so it is "
+            f"read as a category; dataset.date_format={formats[0]!r} reads it as a date"
+        )
+
+
+def _numbers_rows(values: Numbers | Texts) -> bool:
+    """Whether all values differ and are texts, or whole numbers in sequence."""
+    if isinstance(values, Texts):
+        return len(values.texts) == len(values.codes) >= FEWEST_ROWS
+    numbers = values.values
+    if len(numbers) < FEWEST_ROWS or np.isnan(numbers).any():
+        return False
+    if numbers.max() - numbers.min() != len(numbers) - 1:
+        return False
+    ordered = np.sort(numbers)
+    return bool((np.diff(ordered) == 1).all() and ordered[0] == np.rint(ordered[0]))

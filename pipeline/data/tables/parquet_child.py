@@ -13,7 +13,8 @@ import numpy as np
 from pipeline.core.files.error_text import shown
 from pipeline.core.host.limited_child import serve
 
-OPEN, READ = b"o", b"r"
+OPEN = b"o"
+READ = b"r"
 LENGTH = struct.Struct("<Q")
 
 
@@ -76,13 +77,13 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     """
     import pyarrow as pa
 
-    of = values.type
-    is_number = pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of)
-    if is_number and not as_text:
+    dtype = values.type
+    is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if any(is_kind(dtype) for is_kind in is_number) and not as_text:
         numbers = values.cast(pa.float64(), safe=False).to_numpy()
         return [b"n", *_with_length(np.ascontiguousarray(numbers, np.float64))]
     try:
-        if not pa.types.is_dictionary(of):
+        if not pa.types.is_dictionary(dtype):
             values = values.cast(pa.string()).dictionary_encode()
         chunks = values.unify_dictionaries().chunks or [values.combine_chunks()]
         # A dictionary may repeat a text, and have some that no row has.
@@ -97,7 +98,7 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
         used = used[np.argsort(first_rows)]
         names = texts.dictionary.take(pa.array(used, pa.int32())).to_pylist()
     except pa.ArrowException:
-        raise ValueError(f"{shown(name)} is {of}; must be numbers or texts") from None
+        raise ValueError(f"{shown(name)} is {dtype}; must be numbers or texts") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{shown(name)} has a text that is not UTF-8") from error
     numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)

@@ -19,14 +19,14 @@ KindOf = Callable[[str], Kind]
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers: float64 (rows,), NaN where one is missing."""
+    """A column of numbers: float64 (rows,), NaN if one is missing."""
 
     values: np.ndarray
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A column of texts: the number of each row's, int32 (rows,), -1 where it is missing."""
+    """A column of texts: the number of each row's text, int32 (rows,), -1 if it is missing."""
 
     codes: np.ndarray
     texts: tuple[str, ...]
@@ -39,26 +39,26 @@ class Texts:
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file by name, and what its rows are called."""
+    """The columns of a file by name, and the names of its rows in messages."""
 
     columns: Mapping[str, Numbers | Texts]
-    """Those that were read."""
+    """The columns that were read."""
     names: tuple[str, ...]
-    """Of all columns of the file."""
+    """The names of all columns of the file."""
     rows: int
     place: Callable[[int], str]
-    """The name of a row, counted from 0, for the user: the line or the row of the file."""
+    """The line or the row of the file, in words, for a row counted from 0."""
 
     def column(self, name: str) -> Numbers | Texts:
-        """A column. Raises ValueError with the nearest name where there is none."""
+        """A column. Raises ValueError with the nearest name if there is none."""
         if name not in self.columns:
             raise ValueError(missing_column(name, self.names))
         return self.columns[name]
 
 
-def missing_column(name: str, known: Iterable[str]) -> str:
+def missing_column(name: str, names: Iterable[str]) -> str:
     """The message that a table lacks a column."""
-    names = list(known)
+    names = list(names)
     guess = nearest(name, names)
     question = f"; did you mean {shown(guess)}?" if guess else ";"
     more = ", ..." if len(names) > 20 else ""
@@ -77,7 +77,7 @@ def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -
 
 
 def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], str]) -> Numbers:
-    """The numbers of a column. Raises ValueError with the first row that has none, and its text."""
+    """The numbers of a column. Raises ValueError with the first row that has another text."""
     if isinstance(column, Numbers):
         return column
     rows = np.flatnonzero(column.codes >= 0)

@@ -1,4 +1,4 @@
-"""CSV files: split by pyarrow, and by Python's reader where that one is stricter."""
+"""CSV files: split by pyarrow, and by Python's stricter reader if they may be damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from itertools import chain, islice
 from math import nan
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,15 +40,14 @@ MAX_LINE = 1 << 24
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
 _BYTES_PER_FIELD = 24
-"""Memory for each field besides its text: where it begins, its trimmed copy, its number."""
+"""Memory for each field besides its text: its start, its trimmed copy, its number."""
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """Read a CSV file. Blank lines are no rows.
 
-    A column is read as numbers where `kind_of` its name says numeric, or auto and every value that
-    is not missing is a number; as texts where it says category or auto. Raises OSError, and
-    ValueError that gives the line and what is wrong with it.
+    A column is read as numbers if `kind_of` its name is numeric or auto and every value that isn't
+    missing is a number, else as texts. Raises OSError, and ValueError with the line.
     """
     if not path.is_file():
         raise ValueError("is no regular file" if path.exists() else "there is no such file")
@@ -57,8 +56,9 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     def place(row: int) -> str:
         return f"line {_line_of(path, form, row):,}"
 
-    with _opened(path, form) as opened:
-        names, delimiter = opened.names, opened.delimiter
+    with _open_rows(path, form) as opened:
+        names = opened.names
+        delimiter = opened.delimiter
     if len(names) > MAX_COLUMNS:
         raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
     fields = _split_by_arrow(path, form, delimiter, len(names)) or _split_strictly(path, form)
@@ -67,7 +67,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     fields.reverse()
     for name in names:
         values = fields.pop()  # each is freed before the next one is converted
-        # An index that was written without a name tells the order of the rows, and is not read.
+        # A column without a name is an index, the order of the rows, and is not read.
         if name and (kind := kind_of(name)) != "ignore":
             read[name] = column = _column(values, kind, form)
             if isinstance(column, Numbers):
@@ -117,7 +117,7 @@ def _split_by_arrow(
 def _utf8(path: Path, form: TableFormat) -> bytes:
     """Return the text of a file in UTF-8."""
     pieces = []
-    with _opened_text(path, form) as file:
+    with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
             pieces.append(piece.encode())
             require_room(len(pieces[-1]), "its table")
@@ -129,18 +129,18 @@ def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
 
     Raises ValueError for what is no table.
     """
-    with _opened(path, form) as opened:
+    with _open_rows(path, form) as opened:
         chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
         chunks: list[list[pa.Array]] = [[] for _ in opened.names]
-        while rows := list(islice(_whole_rows(opened), chunk)):
-            for column, values in zip(chunks, zip(*rows, strict=True), strict=True):
-                column.append(pa.array(values, pa.large_string()))
+        while rows := list(islice(_complete_rows(opened), chunk)):
+            for number, column in enumerate(chunks):
+                column.append(pa.array([row[number] for row in rows], pa.large_string()))
             require_room(sum(column[-1].nbytes for column in chunks), "its table")
     return [pa.chunked_array(column, pa.large_string()) for column in chunks]
 
 
-def _whole_rows(opened: _Rows) -> Iterator[list[str]]:
-    """Yield the rows. Raises ValueError for one whose fields are more or fewer than the columns."""
+def _complete_rows(opened: _Rows) -> Iterator[list[str]]:
+    """Yield the rows. Raises ValueError for one with more or fewer fields than columns."""
     for row in opened.rows:
         if len(row) != len(opened.names):
             raise ValueError(
@@ -164,22 +164,22 @@ def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers |
 
 
 def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
-    """Return float64 (rows,), NaN where a value is missing; None if one isn't a number."""
+    """Return float64 (rows,), NaN if a value is missing; None if one isn't a number."""
     missing = pa.array(["", *form.missing_values], pa.large_string())
     bare = compute.utf8_trim_whitespace(values)
-    known = compute.if_else(compute.is_in(bare, missing), None, bare)
+    texts = compute.if_else(compute.is_in(bare, missing), None, bare)
     if form.decimal == ",":
-        if compute.any(compute.match_substring(known, ".")).as_py():
+        if compute.any(compute.match_substring(texts, ".")).as_py():
             # A point between thousands would be read as one before decimals.
             return None
-        known = compute.replace_substring(known, ",", ".")
+        texts = compute.replace_substring(texts, ",", ".")
     try:
-        numbers = compute.cast(known, pa.float64()).to_numpy()
+        numbers = compute.cast(texts, pa.float64()).to_numpy()
     except pa.ArrowInvalid:
         numbers = None
     # Python has more numbers, such as digits of other scripts, and Arrow more texts for NaN.
-    if numbers is None or np.isnan(numbers).sum() > known.null_count:
-        encoded = known.combine_chunks().dictionary_encode()
+    if numbers is None or np.isnan(numbers).sum() > texts.null_count:
+        encoded = texts.combine_chunks().dictionary_encode()
         parsed = [nan]
         for text in encoded.dictionary.to_pylist():
             if "_" in text or (value := _number(text)) is None:
@@ -208,53 +208,50 @@ class _Rows:
 
 
 @contextmanager
-def _opened(path: Path, form: TableFormat) -> Iterator[_Rows]:
-    """The names and rows of a file. Raises ValueError for what is no CSV."""
-    last = 0
-
-    def line() -> int:
-        return last
-
-    def counted(lines: Iterator[str]) -> Iterator[str]:
-        nonlocal last
-        for last, text in enumerate(lines, start=1):  # noqa: B007
-            yield text
-
+def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
+    """The names and rows of a file. Raises ValueError for a file that isn't a CSV."""
+    line = 0
     try:
-        with _opened_text(path, form) as file:
-            delimiter = form.delimiter or _delimiter(_lines(file))
-        with _opened_text(path, form) as file:
-            reader = _split(counted(_lines(file)), delimiter)
-            rows: Iterator[list[str]] = filter(None, reader)
-            first = next(rows, None)
-            if first is None:
-                raise ValueError("has no rows")
-            if form.header:
-                names = _names(first)
-            else:
+        with _open_text(path, form) as file:
+            delimiter = form.delimiter or _find_delimiter(_read_lines(file))
+        with _open_text(path, form) as file:
+            reader = _split(_read_lines(file), delimiter)
+            try:
+                rows: Iterator[list[str]] = filter(None, reader)
+                first = next(rows, None)
+                if first is None:
+                    raise ValueError("has no rows")
                 names = tuple(f"column {n}" for n in range(1, len(first) + 1))
-                rows = chain([first], rows)
-            yield _Rows(names, delimiter, rows, line)
+                if form.header:
+                    names = _column_names(first)
+                else:
+                    rows = chain([first], rows)
+                yield _Rows(names, delimiter, rows, lambda: reader.line_num)
+            finally:
+                line = reader.line_num
     except csv.Error as error:
-        raise ValueError(f"line {max(1, last):,}: {error}") from error
+        raise ValueError(f"line {max(1, line):,}: {error}") from error
     except UnicodeError as error:
         byte = ""
         if isinstance(error, UnicodeDecodeError):
             byte = f" has the byte 0x{error.object[error.start]:02x} and"
-        where = f"after line {last:,}" if last else "among its first lines"
+        where = f"after line {line:,}" if line else "among its first lines"
         raise ValueError(
             f"{where}{byte} is not {form.encoding}; give dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 
 
-def _encoding(form: TableFormat) -> str:
-    # A mark that Windows writes in front is none of the first name's characters.
-    return "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
+@contextmanager
+def _open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
+    # The byte order mark that Windows writes doesn't belong to the first name.
+    is_utf8 = form.encoding.lower() in ("utf-8", "utf8")
+    with open_unpacked(path) as file:
+        yield TextIOWrapper(file, "utf-8-sig" if is_utf8 else form.encoding, newline="")
 
 
-def _lines(file: IO[str]) -> Iterator[str]:
-    """The lines of a file. Raises csv.Error for what no CSV has."""
+def _read_lines(file: IO[str]) -> Iterator[str]:
+    """The lines of a file. Raises csv.Error for a line that no CSV has."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:
             raise csv.Error("has a NUL character; it is no CSV, or is in another encoding")
@@ -263,14 +260,8 @@ def _lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-@contextmanager
-def _opened_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
-    with open_unpacked(path) as file:
-        yield TextIOWrapper(file, encoding=_encoding(form), newline="")
-
-
-def _split(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
-    """The fields of each line."""
+def _split(lines: Iterator[str], delimiter: str) -> Any:
+    """A reader of the fields of each line."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
     # Spaces before a field are skipped; those at the end would be one more field.
@@ -278,9 +269,11 @@ def _split(lines: Iterator[str], delimiter: str) -> Iterator[list[str]]:
     return csv.reader(bare, delimiter=" ", skipinitialspace=True, strict=True)
 
 
-def _delimiter(lines: Iterator[str]) -> str:
-    """The delimiter of which the first line has most, else spaces if all lines have as many fields
-    between them, several."""
+def _find_delimiter(lines: Iterator[str]) -> str:
+    """The most frequent delimiter of the first line.
+
+    If it has none: spaces, if they divide each line into the same number of fields, else comma.
+    """
     first = next(lines, "")
     if not any(delimiter in first for delimiter in DELIMITERS):
         rows = _split(chain([first], lines), " ")
@@ -292,7 +285,7 @@ def _delimiter(lines: Iterator[str]) -> str:
     return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
 
 
-def _names(header: list[str]) -> tuple[str, ...]:
+def _column_names(header: list[str]) -> tuple[str, ...]:
     """The names of the columns; the empty text for one without."""
     names = tuple(text.strip() for text in header)
     doubled = [name for name, count in Counter(names).items() if name and count > 1]
@@ -303,6 +296,6 @@ def _names(header: list[str]) -> tuple[str, ...]:
 
 def _line_of(path: Path, form: TableFormat, row: int) -> int:
     """The line of the file that a row, counted from 0, ends in."""
-    with _opened(path, form) as opened:
+    with _open_rows(path, form) as opened:
         next(islice(opened.rows, row, None), None)
         return opened.line()

@@ -55,13 +55,14 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     size_bytes = path.stat().st_size
     process = LimitedProcess("pipeline.data.tables.parquet_child")
     request = json.dumps(str(path.resolve())).encode()
-    about = json.loads(process.ask(OPEN, request, _limits(size_bytes, 0, 0)))
-    names, rows = about["names"], about["rows"]
-    wanted = [name for name in names if kind_of(name) != "ignore"]
-    _require_bounds(names, wanted, rows, size_bytes)
+    metadata = json.loads(process.ask(OPEN, request, _limits(size_bytes, 0, 0)))
+    names = metadata["names"]
+    rows = metadata["rows"]
+    read_names = [name for name in names if kind_of(name) != "ignore"]
+    _require_bounds(names, read_names, rows, size_bytes)
     columns: dict[str, Numbers | Texts] = {}
-    for start in range(0, len(wanted), _COLUMNS_AT_ONCE):
-        some = wanted[start : start + _COLUMNS_AT_ONCE]
+    for start in range(0, len(read_names), _COLUMNS_AT_ONCE):
+        some = read_names[start : start + _COLUMNS_AT_ONCE]
         request = json.dumps(
             {name: kind_of(name) in ("category", "date") for name in some}
         ).encode()
@@ -88,20 +89,20 @@ def _limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
 
 
 def _require_bounds(
-    names: Sequence[str], wanted: Sequence[str], rows: int, size_bytes: int
+    names: Sequence[str], read_names: Sequence[str], rows: int, size_bytes: int
 ) -> None:
     """Raise ValueError for a file with too many columns or values, or one column twice."""
     if len(names) > MAX_COLUMNS:
         raise ValueError(f"has {len(names):,} columns; must have {MAX_COLUMNS:,} at most")
-    doubled = sorted({name for name in wanted if wanted.count(name) > 1})
+    doubled = sorted({name for name in read_names if read_names.count(name) > 1})
     if doubled:
         raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
-    values = rows * len(wanted)
+    values = rows * len(read_names)
     most = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
     if values > most:
         raise ValueError(
-            f"claims {rows:,} rows of {len(wanted):,} columns in {size_bytes:,} bytes; must have "
-            f"{most:,} values at most"
+            f"claims {rows:,} rows of {len(read_names):,} columns in {size_bytes:,} bytes; must "
+            f"have {most:,} values at most"
         )
     require_room(_BYTES_A_VALUE * values, "its table")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -35,14 +34,16 @@ def task_of(table: RawTable, names: Sequence[str]) -> Task:
         require_one_type(names[0], column, table)
         return "classification"
     values = column.values[~np.isnan(column.values)]
-    whole = np.array_equal(values, np.rint(values))
-    few = whole and len(np.unique(values)) <= FEW_CLASSES
+    is_integer = np.array_equal(values, np.rint(values))
+    few = is_integer and len(np.unique(values)) <= FEW_CLASSES
     return "classification" if few else "regression"
 
 
 def odd_text(column: Texts) -> tuple[int, str, float] | None:
-    """Of texts more than half of which are numbers: the first row that has none, its text, and the
-    share of numbers. None for other columns."""
+    """The first row without a number, its text, and the share of numbers, if that is over half.
+
+    None for other columns.
+    """
     counts = column.counts()
     numbers = np.array([is_number(text) for text in column.texts], bool)
     share = float(counts[numbers].sum() / max(1, counts.sum()))
@@ -96,20 +97,21 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
 
 
 def require_varied(labels: np.ndarray) -> None:
-    """Raise ValueError where labels (rows, K) of 0 and 1 are the same in all rows."""
+    """Raise ValueError if labels (rows, K) of 0 and 1 are the same in all rows."""
     if len(labels) and (labels == labels[0]).all():
         raise ValueError("the labels are the same in all rows; nothing can be learned of them")
 
 
 def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
-    column, position = table.column(name), {text: n for n, text in enumerate(classes)}
+    column = table.column(name)
+    position = {text: n for n, text in enumerate(classes)}
     if isinstance(column, Numbers):
         values, codes = np.unique(column.values, return_inverse=True)
         texts = tuple("" if value != value else _number_name(value) for value in values)
         column = Texts(np.where(np.isnan(column.values), -1, codes), texts)
     labels = np.array([*(position.get(text, -1) for text in column.texts), -1], np.int32)
-    found = labels[column.codes]
-    wrong = np.flatnonzero(found < 0)
+    labels = labels[column.codes]
+    wrong = np.flatnonzero(labels < 0)
     if wrong.size:
         row = int(wrong[0])
         _require_there(table, name, column.codes < 0)
@@ -118,7 +120,7 @@ def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
             f"{table.place(row)}: {shown(name)} = {text!r:.60}: no row of the training split has "
             "this class"
         )
-    return found
+    return labels
 
 
 def _numbers(table: RawTable, name: str) -> np.ndarray:
@@ -138,15 +140,14 @@ def _labels(table: RawTable, name: str) -> np.ndarray:
 
 
 def _flags(column: Numbers | Texts) -> np.ndarray | None:
-    """0 and 1 of each row, float64; None where it has other values. A missing one is NaN."""
+    """0 or 1 of each row, float64, NaN if it is missing; None for a column of other values."""
     if isinstance(column, Numbers):
         values = column.values
         return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None
     flags = [_FLAGS.get(text.lower()) for text in column.texts]
     if None in flags:
         return None
-    table: Any = np.array([*flags, np.nan], np.float64)
-    return table[column.codes]
+    return np.array([*flags, np.nan], np.float64)[column.codes]
 
 
 def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:

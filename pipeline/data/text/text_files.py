@@ -1,17 +1,17 @@
-"""Files of texts: one, or those of a folder that match a pattern, read in the order of names."""
+"""Files of texts: one, or the files of a folder that match a pattern, in the order of names."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import shown
 from pipeline.core.host.memory import require_room
-from pipeline.data.text.tokenizer import decoded
+from pipeline.data.file_errors import name_file
+from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24
@@ -23,7 +23,7 @@ MAX_FIELD = 2**20
 def list_text_files(root: Path, pattern: str) -> list[Path]:
     """The file `root`, or the files of the folder that match, sorted by path.
 
-    Raises DataError where there is none, and for one outside of the folder, as a link can be.
+    Raises DataError if there is none, and for a link out of the folder.
     """
     if root.is_file():
         return [root]
@@ -41,20 +41,16 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 def read_files(files: list[Path]) -> list[bytes]:
     """The contents of files. Raises DataError for one that can't be read, or has no room."""
-    try:
+    with name_file(files[0].parent):
         sizes = sum(file.stat().st_size for file in files)
         require_room(ROOM_PER_BYTE * sizes, f"{len(files):,} files of {sizes / 1e6:,.1f} MB")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{files[0].parent}: {error}") from error
     return [_read(file) for file in files]
 
 
 def read_lines_of_text(file: Path) -> list[str]:
-    """The lines of a text file that are not empty. Raises DataError where there is none."""
-    try:
-        lines = [line.strip() for line in decoded(_read(file)).splitlines()]
-    except ValueError as error:
-        raise DataError(f"{file}: {error}") from error
+    """The lines of a text file that are not empty. Raises DataError if there is none."""
+    with name_file(file):
+        lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
     texts = [line for line in lines if line]
     if not texts:
         raise DataError(f"{file}: holds no text; must have one on each line")
@@ -64,47 +60,43 @@ def read_lines_of_text(file: Path) -> list[str]:
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
     """Two columns of a CSV whose first line names them, row by row.
 
-    Raises DataError for a file that is no CSV, lacks a column or a field, or has no rows.
+    Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
     """
-    try:
+    with name_file(file):
         # Excel begins a file with a mark of its encoding.
-        rows = list(_rows(decoded(_read(file)).removeprefix("\ufeff"), columns))
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"{file}: {error}") from error
+        text = decode_utf8(_read(file)).removeprefix("\ufeff")
+        if "\0" in text:
+            raise ValueError("is no CSV: it holds zero bytes")
+        limit = csv.field_size_limit(MAX_FIELD)
+        try:
+            return _parse_rows(text, columns)
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    names = reader.fieldnames or []
+    missing = [column for column in columns if column not in names]
+    if missing:
+        has = ", ".join(map(shown, names[:20])) or "nothing"
+        raise ValueError(f"has no column {', '.join(map(shown, missing))}; it has {has}")
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(
+                f"line {reader.line_num} has other than {len(names)} fields; a field with a "
+                "comma must be quoted"
+            )
+        rows.append((row[columns[0]], row[columns[1]]))
     if not rows:
-        raise DataError(f"{file}: has no rows")
+        raise ValueError("has no rows")
     return rows
 
 
-def _rows(text: str, columns: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield two columns of each row. Raises ValueError that names the line."""
-    if "\0" in text:
-        raise ValueError("is no CSV: it holds zero bytes")
-    before = csv.field_size_limit(MAX_FIELD)
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        names = reader.fieldnames or []
-        missing = [column for column in columns if column not in names]
-        if missing:
-            has = ", ".join(map(shown, names[:20])) or "nothing"
-            raise ValueError(f"has no column {', '.join(map(shown, missing))}; it has {has}")
-        for row in reader:
-            first, second = (row[column] for column in columns)
-            if None in row or None in row.values():
-                raise ValueError(
-                    f"line {reader.line_num} has other than {len(names)} fields; a field with a "
-                    "comma must be quoted"
-                )
-            yield first, second
-    finally:
-        csv.field_size_limit(before)
-
-
 def _read(file: Path) -> bytes:
-    try:
+    with name_file(file):
         require_room(ROOM_PER_BYTE * file.stat().st_size, f"the text of {file.name}")
         return read_bytes(file, MAX_TEXT_BYTES)
-    except OSError as error:
-        raise DataError(f"{file}: can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{file}: {error}") from error

@@ -1,4 +1,4 @@
-"""The format of a network's texts: its tokenizer, and what is predicted of them."""
+"""The format of a network's texts: its tokenizer, and the target of its predictions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from pipeline.core.files.error_text import shown
 from pipeline.data.text.tokenizer import UNKNOWN, LibraryTokenizer, Tokenizer, parse_tokenizer
 
 TOKENIZER = "tokenizer.json"
-"""The file of a run, or of an export, that keeps the tokenizer."""
+"""The tokenizer's file in a run or an export."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
 
 SPECIAL = ("<padding>", "<unknown>", "<start>")
 """The first three tokens of texts that are classified with a tokenizer of this package."""
-UNKNOWN_TOKEN, START_TOKEN = 1, 2
+UNKNOWN_TOKEN = 1
+START_TOKEN = 2
 
 NO_TOKEN = -1
-"""Filler of texts up to the length of the longest, where no sizes go with them."""
+"""Padding of texts up to the length of the longest, in requests that have no sizes."""
 
 Predicts = Literal["next_token", "class"]
 
@@ -33,8 +34,8 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    Texts to be classified begin with a token of their own, as in BERT: the first of `SPECIAL`, or
-    what a tokenizer.json puts around a text.
+    Texts to be classified begin with a special token, as in BERT: the last of `SPECIAL`, or what a
+    tokenizer.json puts around a text.
     """
 
     tokenizer: Tokenizer
@@ -55,7 +56,9 @@ class TextFormat:
         if not self.adds_special:
             tokens = self.tokenizer.encode(text)[:most]
             return tokens if len(tokens) else np.zeros(1, np.int32)
-        tokens = self.tokenizer.encode(text[: _enough(self.tokenizer, most)])
+        if self.tokenizer.kind in ("bytes", "characters"):
+            text = text[:most]  # each character has a token at least
+        tokens = self.tokenizer.encode(text)
         numbers = np.where(tokens == UNKNOWN, UNKNOWN_TOKEN, tokens + len(SPECIAL))
         return np.concatenate([[START_TOKEN], numbers])[:most].astype(np.int32)
 
@@ -70,20 +73,20 @@ class TextFormat:
     def encode_prompt(self, prompt: str) -> np.ndarray:
         """The tokens of a text to be continued, int32 (n,).
 
-        Raises DataError for one without tokens, and where the vocabulary lacks one.
+        Raises DataError for a text without tokens, and for one that the vocabulary lacks.
         """
         if not prompt:
             raise DataError("the prompt is empty; must have one token at least to be continued")
         try:
             tokens = self.tokenizer.encode(prompt)
-        except Exception as error:  # of the library, which has none of its own
+        except Exception as error:  # the library has no error class
             raise DataError(f"the prompt can't be read by the tokenizer: {error}") from error
         unknown = np.flatnonzero(tokens == UNKNOWN)
         if len(unknown):
-            # Only characters are one to one with tokens, and only of these some are unknown.
-            found = ", ".join(repr(c) for c in dict.fromkeys(prompt[i] for i in unknown.tolist()))
+            # Only a tokenizer of characters has unknown tokens, and they are one to one.
+            missing = ", ".join(map(repr, dict.fromkeys(prompt[n] for n in unknown.tolist())))
             raise DataError(
-                f"the prompt has {shown(found)}, not among the {self.tokenizer.vocabulary:,} "
+                f"the prompt has {shown(missing)}, not among the {self.tokenizer.vocabulary:,} "
                 f"{self.tokenizer.kind} that the network was trained on"
             )
         if not len(tokens):
@@ -91,22 +94,17 @@ class TextFormat:
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is predicted, as JSON; the tokenizer is in a file of its own."""
+        """Return what is predicted, as JSON; the tokenizer has a separate file."""
         return {"predicts": self.predicts}
 
 
-def _enough(tokenizer: Tokenizer, tokens: int) -> int | None:
-    """The number of characters that hold `tokens` tokens; None where it is not known."""
-    return tokens if tokenizer.kind in ("bytes", "characters") else None
-
-
 def write_tokenizer(folder: Path, text: TextFormat) -> None:
-    """Keep the tokenizer in a folder. Raises OSError where the system refuses."""
+    """Write the tokenizer into a folder. Raises OSError if the system refuses."""
     write_whole(folder / TOKENIZER, text.tokenizer.to_bytes())
 
 
 def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
-    """Read a tokenizer.json. Raises DataError where it can't be read or is none."""
+    """Read a tokenizer.json. Raises DataError if it can't be read or isn't one."""
     try:
         content = read_bytes(path, MAX_TOKENIZER_BYTES)
         return parse_tokenizer(content, special_tokens=special_tokens)
@@ -117,15 +115,15 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
 
 
 def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:
-    """The format of texts of a run or an export, which `about` describes; None of other samples.
+    """The format of texts of a run or an export, which `about` describes; None for other samples.
 
-    Raises DataError where the tokenizer is missing or damaged, ValueError for another description.
+    Raises DataError if the tokenizer is missing or damaged, ValueError for another description.
     """
     match about.get("text"):
         case None:
             return None
         case {"predicts": ("next_token" | "class") as predicts}:
-            special = predicts == "class"
-            tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=special)
+            path = folder / TOKENIZER
+            tokenizer = read_tokenizer(path, special_tokens=predicts == "class")
             return TextFormat(tokenizer, cast(Predicts, predicts))
     raise ValueError("text is not described as a run describes it")

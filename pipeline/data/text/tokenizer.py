@@ -1,4 +1,4 @@
-"""Tokenizers: texts to numbers of tokens and back, and the file `tokenizer.json` that keeps one."""
+"""Tokenizers: texts to numbers of tokens and back, and their file `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.data.text.tokenizer_process import TokenizerProcess
 
 UNKNOWN = -1
-"""Number of a part of a text that is no token of the vocabulary."""
+"""Number of a character or word that the vocabulary lacks."""
 MAX_VOCABULARY = 1 << 20
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
@@ -37,11 +37,11 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The tokens in the order of their numbers, each of another name."""
+        """The tokens in the order of their numbers, all different."""
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int32 (n,); `UNKNOWN` where the vocabulary lacks one."""
+        """The tokens of a text, int32 (n,); `UNKNOWN` for one that the vocabulary lacks."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -49,11 +49,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """The content of the file that `parse_tokenizer` makes this tokenizer of."""
+        """The content of a file that `parse_tokenizer` reads as this tokenizer."""
 
     def encode_file(self, content: bytes) -> np.ndarray:
-        """The tokens of a file, int32 (n,). Raises ValueError where it is not UTF-8."""
-        return self.encode(decoded(content))
+        """The tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
+        return self.encode(decode_utf8(content))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(content, np.uint8).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text, with the replacement character for bytes that are no UTF-8."""
+        """The text, with the replacement character for bytes that aren't UTF-8."""
         return bytes(map(int, tokens)).decode("utf-8", "replace")
 
     def to_bytes(self) -> bytes:
@@ -86,7 +86,7 @@ class ByteTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class CharacterTokenizer(Tokenizer):
-    """The characters of a text, of those in `characters`, which are sorted."""
+    """The characters of a text; `characters` is the vocabulary, sorted."""
 
     characters: str
     kind = "characters"
@@ -117,7 +117,7 @@ class CharacterTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class WordTokenizer(Tokenizer):
-    """Words in lower case, and each character that is neither part of a word nor white space."""
+    """Words in lower case, and each character that is neither in a word nor white space."""
 
     words: tuple[str, ...]
     kind = "words"
@@ -133,8 +133,8 @@ class WordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """One token a word."""
-        found = [self._numbers.get(word, UNKNOWN) for word in words_of(text)]
-        return np.array(found, np.int32)
+        numbers = [self._numbers.get(word, UNKNOWN) for word in words_of(text)]
+        return np.array(numbers, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The words, with a space between any two."""
@@ -169,7 +169,7 @@ class LibraryTokenizer(Tokenizer):
         Raises ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens of one number, of
         which the library chooses another each time.
         """
-        numbers: Mapping[str, int] = self._process.about["vocabulary"]
+        numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
             raise ValueError(
@@ -185,14 +185,16 @@ class LibraryTokenizer(Tokenizer):
             by_number[number] = name
         return tuple(by_number.get(number, f"unused {number}") for number in range(count))
 
-    def require_fixed(self) -> None:
-        """Raise ValueError for a file that draws tokens: data would differ from run to run."""
-        dropout = self._process.about["dropout"]
+    def require_usable(self) -> None:
+        """Raise ValueError for a file without tokens, or one whose tokens are drawn at random."""
+        dropout = self._process.metadata["dropout"]
         if dropout:
             raise ValueError(
                 f"has model.dropout = {dropout:.6g}, by which tokens are drawn at random; must be "
                 "null"
             )
+        if not self.names:
+            raise ValueError("has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
         """The library's tokens."""
@@ -208,12 +210,12 @@ class LibraryTokenizer(Tokenizer):
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
-    """The tokenizer that a file keeps: one of this package's kinds, or the library's.
+    """The tokenizer of a file: one of this package's kinds, or the library's.
 
     Raises ValueError for anything else.
     """
     try:
-        tree = json.loads(decoded(content))
+        tree = json.loads(decode_utf8(content))
     except RecursionError:
         raise ValueError("is no tokenizer.json: it is nested too deeply") from None
     except ValueError as error:
@@ -229,17 +231,9 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
             return WordTokenizer(tuple(dict.fromkeys(words)))
         case {"model": _}:
             library = LibraryTokenizer(content, special_tokens)
-            # Read now, so that a file which is none is refused here.
-            library.require_fixed()
-            require_tokens(library)
+            library.require_usable()
             return library
     raise ValueError("is no tokenizer.json: it has no model")
-
-
-def require_tokens(tokenizer: Tokenizer) -> None:
-    """Raise ValueError for a tokenizer that can't be used."""
-    if not tokenizer.names:
-        raise ValueError("has no tokens")
 
 
 def characters_of(texts: Iterable[str]) -> CharacterTokenizer:
@@ -259,7 +253,7 @@ def words_of(text: str) -> Sequence[str]:
     return _WORDS.findall(text.lower())
 
 
-def decoded(content: bytes) -> str:
+def decode_utf8(content: bytes) -> str:
     """The text of a file. Raises ValueError that names the first byte which is not UTF-8."""
     try:
         return content.decode("utf-8")

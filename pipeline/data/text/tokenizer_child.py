@@ -8,7 +8,10 @@ from typing import Any
 
 from pipeline.core.host.limited_child import serve
 
-FILE, ENCODE, ENCODE_SPECIAL, DECODE = b"f", b"e", b"s", b"d"
+FILE = b"f"
+ENCODE = b"e"
+ENCODE_SPECIAL = b"s"
+DECODE = b"d"
 
 
 class _Library:

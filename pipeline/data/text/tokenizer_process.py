@@ -1,7 +1,7 @@
 """A tokenizer.json of the library `tokenizers`, computed by a process of limited memory and time.
 
-The file may be a stranger's: its replacements can grow a text without end, and its expressions can
-take hours.
+The file may be a stranger's: its replacements can grow a text without end, and its regular
+expressions can take hours.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class TokenizerProcess:
     Raises ValueError when the library isn't installed, can't read the file, or exceeds the limits.
     """
 
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     """`vocabulary`, numbers by token, and `dropout`, the share of merges left out at random."""
 
     def __init__(self, content: bytes) -> None:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
         self._total_bytes = 0
         try:
-            self.about = json.loads(self._ask(FILE, content))
+            self.metadata = json.loads(self._ask(FILE, content))
         except ImportError as error:
             raise ValueError(
                 f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"

@@ -12,7 +12,7 @@ import numpy as np
 class TokenWindows:
     """A column of windows of consecutive tokens; window n begins at token `first + n * stride`.
 
-    The text is kept once, however much windows overlap.
+    Windows share one text, however much they overlap.
     """
 
     tokens: np.ndarray
@@ -21,7 +21,7 @@ class TokenWindows:
     length: int
     stride: int
     first: int
-    """0 for what a network reads, 1 for the tokens after them."""
+    """0 for the tokens that a network reads, 1 for the tokens after them."""
     trailing: tuple[int, ...] = ()
     """Dimensions of size 1 after the tokens: (1, 1) makes images of them."""
 
@@ -45,7 +45,7 @@ class TokenWindows:
 def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
     """The columns of a language model: `image`, (n, length, 1, 1), and `label`, (n, length).
 
-    Labels are the tokens after those that are read. Raises ValueError where there is no window.
+    Labels are the tokens after those that are read. Raises ValueError if there is no window.
     """
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
@@ -58,5 +58,5 @@ def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, To
 
 
 def narrow(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Tokens as uint8 where that holds them, else int32."""
+    """Tokens as uint8 if that holds them, else int32."""
     return tokens.astype(np.uint8 if vocabulary <= 256 else np.int32)

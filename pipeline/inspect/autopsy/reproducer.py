@@ -33,10 +33,9 @@ from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
-from pipeline.data.transform import column_specs
+from pipeline.data.transform import column_specs, moving_labels
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.scopes import outcome_of
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings

@@ -10,8 +10,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, RunError, first_line
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.data.image_file import UNREADABLE_IMAGE
-from pipeline.data.mask_pictures import mask_image
+from pipeline.data.image_file import UNREADABLE_IMAGE, mask_image
 from pipeline.stages.export.image_inputs import size_of
 
 MAX_MASK_CLASSES = 256

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.data.blank_data import BlankColumn
-from pipeline.data.columns import Column, Split
+from pipeline.data.columns import BlankColumn, Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
 from pipeline.data.text.windows import TokenWindows
 

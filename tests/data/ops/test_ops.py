@@ -12,6 +12,7 @@ from scipy import stats
 
 from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.affine import RandomAffine, RandomRotation
 from pipeline.data.ops.color import RandomColorAdjust
 from pipeline.data.ops.geometry import (
     CenterCrop,
@@ -23,12 +24,8 @@ from pipeline.data.ops.geometry import (
 )
 from pipeline.data.ops.mixing import MixUp
 from pipeline.data.ops.policies import AutoAugment, RandAugment
-from pipeline.data.ops.random_affine import RandomAffine
-from pipeline.data.ops.resize import Resize
-from pipeline.data.ops.resized_crop import RandomResizedCrop
-from pipeline.data.ops.rotation import RandomRotation
-from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
-from pipeline.data.ops.whitening import Whiten
+from pipeline.data.ops.resize import RandomResizedCrop, Resize
+from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast, Whiten
 
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (16, 7, 9, 3), dtype=np.uint8)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data.ops import lookup_tables
+from pipeline.data.ops import color_changes
+from pipeline.data.ops.affine import RandomRotation
 from pipeline.data.ops.color import RandomColorAdjust, blend_table, look_up_blend
 from pipeline.data.ops.geometry import CenterCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip
-from pipeline.data.ops.resized_crop import Box, crop_and_resize
-from pipeline.data.ops.rotation import RandomRotation
+from pipeline.data.ops.resize import Box, crop_and_resize
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
 
 with np.load(Path(__file__).parents[2] / "golden/map_ops/fixed.npz") as stored:
@@ -32,7 +32,7 @@ def one(number):
 
 
 def table(values, tables):
-    return lookup_tables.look_up(np, values, np.asarray(tables)[None, None])
+    return color_changes.look_up(np, values, np.asarray(tables)[None, None])
 
 
 def rotated(text, **given):
@@ -55,7 +55,7 @@ def adjusted(values, name, text):
 
 def sharpened(values, text):
     tables = blend_table(float(text), "value")
-    return look_up_blend(np, lookup_tables.smoothed(np, values), values, tables, one(0))
+    return look_up_blend(np, color_changes.smooth(np, values), values, tables, one(0))
 
 
 def ours(op, name, text, values):
@@ -90,18 +90,18 @@ def ours(op, name, text, values):
         case "sharpness":
             output = sharpened(values, text)
         case "posterize":
-            output = table(values, lookup_tables.posterized(int(text)))
+            output = table(values, color_changes.posterize_table(int(text)))
         case "solarize":
-            output = table(values, lookup_tables.solarized(int(text)))
+            output = table(values, color_changes.solarize_table(int(text)))
         case "invert":
-            output = table(values, lookup_tables.inverted())
+            output = table(values, color_changes.invert_table())
         case "autocontrast":
-            output = lookup_tables.look_up(
-                np, values, lookup_tables.stretched(np, lookup_tables.histograms(np, values))
+            output = color_changes.look_up(
+                np, values, color_changes.stretch_table(np, color_changes.histograms(np, values))
             )
         case "equalize":
-            output = lookup_tables.look_up(
-                np, values, lookup_tables.equalized(np, lookup_tables.histograms(np, values))
+            output = color_changes.look_up(
+                np, values, color_changes.equalize_table(np, color_changes.histograms(np, values))
             )
         case _:
             output = adjusted(values, op, text)

@@ -13,7 +13,7 @@ from pipeline.data.ops.color import RandomColorAdjust
 from pipeline.data.ops.geometry import Cutout, RandomCrop, RandomVerticalFlip
 from pipeline.data.ops.mixing import CutMix, MixUp, mix_up
 from pipeline.data.ops.policies import AutoAugment, RandAugment
-from pipeline.data.ops.resized_crop import RandomResizedCrop
+from pipeline.data.ops.resize import RandomResizedCrop
 from pipeline.data.random import seed_words, uniforms
 
 with np.load(Path(__file__).parents[2] / "golden/map_ops/random.npz") as stored:

@@ -11,8 +11,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.affine import rotation
-from pipeline.data.ops.random_affine import MAPS, RandomAffine
+from pipeline.data.ops.affine import MAPS, RandomAffine, rotation
 
 HEIGHT, WIDTH = 11, 14
 PIXELS = np.random.default_rng(2).integers(1, 256, (6, HEIGHT, WIDTH, 3), np.uint8)

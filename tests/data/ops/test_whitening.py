@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.data.ops.whitening import Whiten
+from pipeline.data.ops.values import Whiten
 
 NONE = np.zeros((3, 0), np.float32)
 

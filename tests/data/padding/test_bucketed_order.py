@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data.group_orders import BucketedOrder
 from pipeline.data.order import pass_order
-from pipeline.data.padding.bucketed_order import BucketedOrder
 from pipeline.data.padding.buckets import assign_buckets
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/buckets/mindspore.json").read_text())

@@ -232,7 +232,7 @@ def test_a_link_is_followed_where_the_user_says_so(photos: Path) -> None:
 
 
 def test_a_table_that_is_not_there_is_named(photos: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.csv: No such file or directory"):
+    with pytest.raises(DataError, match=r"none\.csv: can't be read: No such file or directory"):
         read(photos, labels_csv=photos / "none.csv", split=0.25)
 
 

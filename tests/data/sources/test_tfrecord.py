@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.records.tf_example import Feature, make_example, parse_example
+from pipeline.data.records.tf_example import Feature, example_type, parse_example
 from pipeline.data.records.tfrecord_file import masked_checksum, scan
 from pipeline.data.sources.tfrecord import TFRecord
 from tests import outcome
@@ -39,6 +40,20 @@ def write(path: Path, contents: list[bytes]) -> Path:
         writer.write(content)
     writer.close()
     return path
+
+
+def make_example(features: Mapping[str, Feature]) -> bytes:
+    """The bytes of an Example with these features."""
+    example = example_type()()
+    for name, values in features.items():
+        feature = example.features.feature[name]
+        if isinstance(values, tuple):
+            feature.bytes_list.value.extend(values)
+        elif np.issubdtype(values.dtype, np.floating):
+            feature.float_list.value.extend(values.tolist())
+        else:
+            feature.int64_list.value.extend(values.tolist())
+    return bytes(example.SerializeToString(deterministic=True))
 
 
 def plain(number: int, label: Any = None, **features: Feature) -> bytes:

@@ -97,7 +97,7 @@ def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:
 def test_a_table_that_no_summary_would_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 1000)
+    monkeypatch.setattr(module, "MAX_SAVED_BYTES", 1000)
     path = write(tmp_path, [[f"town {n}"] for n in range(200)], "town")
     with pytest.raises(DataError, match=r"and a run keeps 1,000; set dataset.max_categories"):
         fitted(path, 200)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.tables.split_rows import split_rows
+from pipeline.data.held_out import split_rows
 
 
 @given(

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.data.blank_data import blank_data
-from pipeline.data.columns import Column, Facts, Split
+from pipeline.data.columns import Column, Facts, Split, blank_data
 from pipeline.data.padding.buckets import ragged_array
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.stages.record.fingerprint import SAMPLED, Fingerprint, fingerprint

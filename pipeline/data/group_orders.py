@@ -1,0 +1,222 @@
+"""Orders of samples that are grouped by class, by file or by bucket."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from pipeline.data.order import Batches, SampleOrder, pass_order
+
+_CLASS_STREAM = 1 << 63
+"""Keys of these draws, different from the keys of passes and splits."""
+_MAX_INDEX = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedOrder(SampleOrder):
+    """The endless order of a split whose passes have all classes equally often, give or take one.
+
+    A pass has as many samples as the split. The samples of a class come in an endless sequence of
+    shuffles, which each pass continues: no sample is drawn again before all were drawn. Any pass is
+    still a pure function of (seed, pass).
+    """
+
+    labels: np.ndarray = field(compare=False)
+    """The class of each sample, int (samples,)."""
+
+    def batches(self, first_step: int, count: int) -> Batches:
+        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        return replace(super().batches(first_step, count), samples=self.samples)
+
+    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of a pass, plus `samples` times the earlier draws of each
+        in this pass."""
+        slots = super()._samples_at(pass_, places)
+        classes = len(self._rows)
+        kinds = slots % classes
+        ranks = slots // classes
+        indices = np.empty(slots.shape, np.int64)
+        for kind, rows in enumerate(self._rows):
+            mask = kinds == kind
+            count = -(-(self.samples - kind) // classes)
+            indices[mask] = self._draw(kind, rows, pass_ * count, count)[ranks[mask]]
+        return indices.astype(np.int32)
+
+    def _draw(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
+        """Entries `first` and following of a class's sequence, and how often each came before."""
+        shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
+        samples = np.empty(count, np.int64)
+        for shuffle in np.unique(shuffles).tolist():
+            mask = shuffles == shuffle
+            permutation = np.arange(len(rows))
+            if self.shuffle:
+                permutation = _class_shuffle(self.seed, kind, shuffle, len(rows))
+            samples[mask] = rows[permutation[offsets[mask]]]
+        # A shuffle has each sample once, and so a sample comes at most once in each.
+        times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
+        return samples + times * self.samples
+
+    @cached_property
+    def _rows(self) -> list[np.ndarray]:
+        """The samples of each class that has any."""
+        return [np.flatnonzero(self.labels == kind) for kind in np.unique(self.labels)]
+
+
+@lru_cache(maxsize=256)
+def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
+    """A permutation of the samples of a class, int64 (size,); windows of one pass share it."""
+    key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
+    order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
+    order.setflags(write=False)
+    return order
+
+
+_FILE_STREAM = 3 << 61
+"""Keys of these draws, different from the keys of passes, splits and classes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterleavedOrder(SampleOrder):
+    """The endless order of a split whose files are read `cycle_length` at a time, one sample each.
+
+    As tf.data's `interleave`: when a file has ended, the next one takes its place. With `shuffle`
+    the files of a pass come in an order drawn by (seed, pass), and samples are then shuffled within
+    `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
+    """
+
+    cycle_length: int
+    files: tuple[int, ...]
+    """Number of samples in each file; the samples of a file are consecutive in the split."""
+
+    @property
+    def shard_samples(self) -> int:
+        """The number of samples of the shard's files."""
+        return sum(self.files[self.shard_id :: self.num_shards])
+
+    def reachable(self) -> np.ndarray:
+        """The samples of the shard's files, in ascending order, int64."""
+        ends = np.cumsum(self.files)
+        numbers = range(self.shard_id, len(self.files), self.num_shards)
+        return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
+
+    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of a pass, int64 like `places`."""
+        return _interleaved_pass(self, pass_)[places]
+
+
+@lru_cache(maxsize=2)
+def _interleaved_pass(order: InterleavedOrder, pass_: int) -> np.ndarray:
+    """The samples of a shard's pass, in order, int64; without a buffer files are not shuffled."""
+    buffer_size = order.buffer_size if order.shuffle else None
+    numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
+    if buffer_size is not None:
+        key = np.array([order.seed, _FILE_STREAM + pass_], np.uint64)
+        words = np.random.Philox(key=key).random_raw(len(numbers))
+        numbers = numbers[np.argsort(words, kind="stable")]
+    sizes = [order.files[number] for number in numbers]
+    file_of, sample_of = interleave(sizes, order.cycle_length)
+    samples = (np.cumsum(order.files) - order.files)[numbers][file_of] + sample_of
+    if buffer_size is not None:
+        samples = samples[pass_order(order.seed, pass_, len(samples), True, buffer_size)]
+    samples.setflags(write=False)
+    return samples
+
+
+def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The file, and the sample in it, at each position of files that are read in turn.
+
+    `files` are the numbers of samples, in the order in which files are opened. Returns two int64
+    arrays of as many entries as there are samples.
+    """
+    # As in tf.data: at the end of its file a place loses one turn, and opens the next file in the
+    # turn after.
+    free = [(0, place) for place in range(min(cycle_length, len(files)))]
+    places = []
+    turns = []
+    for size in files:
+        turn, place = heapq.heappop(free)
+        places.append(np.full(size, place))
+        turns.append(np.arange(turn, turn + size))
+        heapq.heappush(free, (turn + size + 1, place))
+    order = np.lexsort((np.concatenate(places), np.concatenate(turns)))
+    file_of = np.repeat(np.arange(len(files)), files)
+    sample_of = np.concatenate([np.arange(size) for size in files])
+    return file_of[order], sample_of[order]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketedOrder(SampleOrder):
+    """The endless order of a split whose batches are each of one bucket.
+
+    Samples come in the order of their pass and wait in their bucket; when a batch is full, it is
+    next. Samples that wait at the end are dropped, or come last, bucket by bucket, as in
+    MindSpore's `bucket_batch_by_length`; here the batches of a pass are a pure function of
+    (seed, pass), computed with one permutation.
+    """
+
+    buckets: np.ndarray = field(compare=False)
+    """The bucket of each sample, int32 (samples,)."""
+
+    def __post_init__(self) -> None:
+        if len(self.buckets) != self.samples:
+            raise ValueError(f"{len(self.buckets)} samples have a bucket, of {self.samples}")
+        if self.num_shards > 1:
+            raise ValueError("shards of a bucketed split would differ in their number of batches")
+        if self.batches_per_repetition == 0:
+            most = int(np.bincount(self.buckets).max())
+            raise ValueError(
+                f"a batch of {self.batch_size} can't be filled from any bucket, and drop_remainder "
+                f"drops what is not full; the batch size can be {most} at most"
+            )
+        super().__post_init__()
+
+    @property
+    def batches_per_repetition(self) -> int:
+        """Batches in one repetition of the dataset, of all buckets."""
+        full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
+        return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
+
+    @property
+    def short_batch(self) -> int:
+        """The size of the shortest batch if one isn't full, else 0."""
+        sizes = np.bincount(self.buckets) % self.batch_size
+        return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
+
+    def batches(self, first_step: int, count: int) -> Batches:
+        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        steps = np.arange(first_step, first_step + count)
+        passes, batch = np.divmod(steps, self.batches_per_repetition)
+        indices = np.empty((count, self.batch_size), np.int32)
+        counts = np.empty(count, np.int32)
+        for pass_ in np.unique(passes):
+            rows = passes == pass_
+            samples, num_valid = self._pass_batches(int(pass_))
+            indices[rows] = samples[batch[rows]]
+            counts[rows] = num_valid[batch[rows]]
+        return Batches(indices, passes.astype(np.int32), counts)
+
+    def _pass_batches(self, pass_: int) -> tuple[np.ndarray, np.ndarray]:
+        """All batches of a pass: samples (batches, batch size), and their numbers of valid ones."""
+        order = self._pass_order(pass_)
+        bucket_at = self.buckets[order]
+        rows = []
+        counts = []
+        complete_at = []
+        for bucket in range(int(self.buckets.max()) + 1):
+            waiting = np.flatnonzero(bucket_at == bucket)
+            num_full = len(waiting) // self.batch_size * self.batch_size
+            full = waiting[:num_full].reshape(-1, self.batch_size)
+            remainder = waiting[num_full:]
+            rows.append(full)
+            counts.append(np.full(len(full), self.batch_size))
+            complete_at.append(full[:, -1])
+            if len(remainder) and not self.drop_remainder:
+                padding = np.repeat(remainder[:1], self.batch_size - len(remainder))
+                rows.append(np.concatenate([remainder, padding])[None])
+                counts.append(np.array([len(remainder)]))
+                complete_at.append(np.array([self.samples + bucket]))
+        by_time = np.argsort(np.concatenate(complete_at))
+        return order[np.concatenate(rows)[by_time]], np.concatenate(counts)[by_time]
