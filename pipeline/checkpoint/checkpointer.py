@@ -11,6 +11,7 @@ run has repeated it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -38,13 +39,9 @@ from pipeline.checkpoint.checkpoint_folder import (
 )
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
-from pipeline.checkpoint.orbax_arrays import (
-    import_orbax,
-    silence_orbax,
-    write_arrays,
-)
+from pipeline.checkpoint.orbax_arrays import silence_orbax, write_arrays
 from pipeline.checkpoint.restore import fill, read_checkpoint
-from pipeline.checkpoint.retention import Retention, add_metrics, metrics_text
+from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
 from pipeline.core.host.tree_paths import leaves_by_path
@@ -107,7 +104,8 @@ class Checkpoints:
         """Have the first save find what it needs imported. Does nothing from the second call on."""
         if not self._prepared:
             self._prepared = True
-            self._writer.submit(import_orbax)
+            # No run needs orbax before its first checkpoint, and its import takes long.
+            self._writer.submit(importlib.import_module, "orbax.checkpoint")
 
     def save(
         self,
@@ -127,7 +125,9 @@ class Checkpoints:
         self._requested = step
         if known:
             if kept_metrics:
-                self._add_metrics(step, kept_metrics)
+                with self._writing(f"save the metrics of step {step}"):
+                    add_metrics(checkpoint_path(self._root, step), kept_metrics)
+                    self._remove_old()
             return
         # Copied: the device reuses these buffers while they are still being written.
         arrays = {path: np.array(leaf) for path, leaf in leaves_by_path(state).items()}
@@ -136,7 +136,7 @@ class Checkpoints:
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),
         }
         if kept_metrics:
-            texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
+            texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(kept_metrics))
         logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 
@@ -173,12 +173,6 @@ class Checkpoints:
             self._copies.add(folder)
         self._remove_old()
 
-    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics to a checkpoint, then remove those that are no longer kept."""
-        with self._writing(f"save the metrics of step {step}"):
-            add_metrics(checkpoint_path(self._root, step), metrics)
-            self._remove_old()
-
     def _remove_old(self) -> None:
         for step in self._retention.removable(self._root, saved_steps(self._root)):
             with self._writing(f"remove step {step}"):
@@ -202,15 +196,6 @@ class Checkpoints:
         saved = read_checkpoint(checkpoint_path(self._root, step))
         return fill(saved.where, saved.arrays, like)
 
-    def _require_saved(self) -> None:
-        """Raise RunError where the newest checkpoint is not there as it was written."""
-        if self._requested is not None:
-            try:
-                require_complete(checkpoint_path(self._root, self._requested))
-            except DamagedError as error:
-                step = self._requested
-                raise RunError(f"{error}; step {step} was saved and is not there") from error
-
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         try:
@@ -229,8 +214,11 @@ class Checkpoints:
         """
         try:
             self.finish()
-            if error is None:
-                self._require_saved()
+            if error is None and self._requested is not None:
+                require_complete(checkpoint_path(self._root, self._requested))
+        except DamagedError as damage:
+            step = self._requested
+            raise RunError(f"{damage}; step {step} was saved and is not there") from damage
         finally:
             self._writer.shutdown()
 

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,8 @@ def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
 
 def _is_entry(entry: Any) -> bool:
     match entry:
-        case {"bytes": int(), "sha256": str()}:
-            return len(entry) == 2
+        case {"bytes": int(), "sha256": str(), **others}:
+            return not others
     return False
 
 
@@ -155,7 +156,13 @@ def _files(folder: Path) -> dict[str, Path]:
     can't be listed, which `Path.rglob` would treat as empty.
     """
     files = {}
-    for path in sorted(_walk(folder)):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    walked = os.walk(folder, onerror=fail)
+    paths = (Path(parent, name) for parent, *names in walked for name in chain(*names))
+    for path in sorted(paths):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise DamagedError(f"{path}: is a link")
@@ -165,16 +172,6 @@ def _files(folder: Path) -> dict[str, Path]:
             raise DamagedError(f"{path}: is no regular file")
         files[name] = path
     return files
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder. Raises OSError where something can't be listed."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def _entry(file: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
@@ -36,11 +35,6 @@ FILE_BYTES = 1 << 28
 """About the size of a file of arrays: several are hashed at once."""
 
 
-def import_orbax() -> None:
-    """Import orbax, which no run needs before its first checkpoint and takes long to import."""
-    importlib.import_module("orbax.checkpoint")
-
-
 def silence_orbax() -> None:
     """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
 
@@ -71,9 +65,16 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     alone = _alone()
+    # Without copies of the arrays: they would take as much memory again, and nothing changes the
+    # arrays while they are written.
+    in_place = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     # Compression takes four times as long as all else, and leaves nine tenths of trained weights.
     handler = ocp.PyTreeCheckpointHandler(
-        use_compression=False, multiprocessing_options=alone, type_handler_registry=_uncopied()
+        use_compression=False,
+        multiprocessing_options=alone,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (np.ndarray, in_place)
+        ),
     )
     tree = {name: np.asarray(array) for name, array in arrays.items()}
     request = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=FILE_BYTES)
@@ -82,15 +83,6 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     if not (folder / DATABASE).exists():
         # Where the folder can't be listed, orbax finds nothing to put together, and says nothing.
         raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
-
-
-def _uncopied() -> ocp.type_handlers.TypeHandlerRegistry:
-    """Return handlers that write arrays as they are: orbax copies them first, which takes as much
-    memory again, and nobody changes them while they are written."""
-    import orbax.checkpoint as ocp
-
-    handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    return ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:

@@ -27,15 +27,9 @@ from pipeline.checkpoint.checkpoint_folder import (
     set_aside,
     strangers,
 )
-from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.manifest import (
-    DamagedError,
-    read_json,
-    unreadable,
-    verify,
-)
+from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.manifest import DamagedError, read_json, unreadable, verify
 from pipeline.checkpoint.orbax_arrays import read_arrays
-from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import leaves_by_path
@@ -133,25 +127,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     recipe = read_json(folder / RECIPE / JSON)
     if not isinstance(recipe, dict):
         raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
-    host = _read_host(folder / HOST / JSON)
-    saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
-    _require_step(saved)
-    return saved
-
-
-def _read_host(file: Path) -> HostState:
+    file = folder / HOST / JSON
     try:
-        return parse_host_state(read_json(file))
+        host = parse_host_state(read_json(file))
     except ValueError as error:
         raise DamagedError(f"{file}: is not what a run saves: {error}") from error
-
-
-def _require_step(saved: Checkpoint) -> None:
+    saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
-        raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
-    if saved.step != checkpoint_step(saved.where):
-        raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
+        raise DamagedError(f"{folder / STATE}: says of no step that it was made there")
+    if saved.step != checkpoint_step(folder):
+        raise DamagedError(f"{folder / STATE}: was made at step {saved.step}")
+    return saved
 
 
 def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:

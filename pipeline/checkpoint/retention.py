@@ -8,19 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import (
-    MANIFEST,
-    METRICS,
-    checkpoint_path,
-    draft_path,
-)
+from pipeline.checkpoint.checkpoint_folder import MANIFEST, METRICS, checkpoint_path, draft_path
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
 from pipeline.training.part_specs import metric_directions
-
-
-def _holds_none(step: int) -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Retention:
 
     keep: int
     best: str | None = None
-    holds: Callable[[int], bool] = _holds_none
+    holds: Callable[[int], bool] = lambda step: False
     minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
@@ -53,16 +44,11 @@ class Retention:
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
     draft = draft_path(folder)
-    draft.write_text(metrics_text(metrics), encoding="utf-8")
+    draft.write_text(json.dumps(dict(metrics)), encoding="utf-8")
     # Empty where the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
     commit(draft, folder / METRICS / METRICS)
     sync(folder)
-
-
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return the content of a checkpoint's file of metrics."""
-    return json.dumps(dict(metrics))
 
 
 def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
