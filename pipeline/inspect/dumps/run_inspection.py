@@ -31,7 +31,7 @@ class RunInspection:
         """Return the run, no longer than its profile takes if it has no other purpose."""
         if context.recipe.profile.mode == "off":
             return built
-        from pipeline.inspect.profiler.open_profile import shorten_to_profile
+        from pipeline.inspect.profiler.run_profile import shorten_to_profile
 
         return shorten_to_profile(context, built, backend)
 
@@ -40,7 +40,7 @@ class RunInspection:
         recipe = run.context.recipe
         if recipe.profile.mode == "off" or "train" not in recipe.stages:
             return NoProfile(run)
-        from pipeline.inspect.profiler.open_profile import open_profile
+        from pipeline.inspect.profiler.run_profile import open_profile
 
         return open_profile(run, total_steps, done)
 

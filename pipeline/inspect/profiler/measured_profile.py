@@ -17,8 +17,6 @@ from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
-    Operation,
-    OperationTime,
     Traced,
     divide,
     iteration_times,
@@ -44,15 +42,6 @@ NOTABLE = 0.02
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A profile, and what it was read from."""
-
-    profile: StepProfile
-    traced: Traced
-    compilations: tuple[Compilation, ...]
-
-
-@dataclass(frozen=True)
 class ProfiledRun:
     """A run that was traced."""
 
@@ -67,15 +56,22 @@ class ProfiledRun:
     program: HloProgram
 
 
-def measured_profile(run: ProfiledRun, peaks: Peaks) -> Measured:
-    """Put a profile together."""
-    recipe, executable, compilations = run.recipe, run.executable, run.compilations
+def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Traced]:
+    """Return the profile of a run, and the traced operations that it was made of."""
+    recipe, executable = run.recipe, run.executable
     spec, steps = recipe.profile, executable.last - executable.first
     events = executable.traced or ()
     traced = divide(events, run.program, steps, spec.fp_point, spec.bp_point)
     own = [one for one in executable.dispatches if one.traced]
-    traced_ms = 1000 * _clock_s(own, executable) / steps
-    host = host_time(executable, compilations)
+    # From the begin of the first dispatch to the end of the last, without times between two of them
+    # in which something was evaluated.
+    between_s = sum(
+        other.begin_s - one.end_s
+        for one, other in pairwise(own)
+        if not _evaluated_between(one, other, executable)
+    )
+    traced_ms = 1000 * (sum(one.seconds for one in own) + between_s) / steps
+    host = host_time(executable, run.compilations)
     # Shares of the trace, times of the untraced step: tracing lengthens short operations. Between
     # several dispatches there is the host, too.
     clock_ms = host.device + (host.between if len(own) > 1 else 0.0)
@@ -109,18 +105,13 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> Measured:
         flops=sum(one.flops for one in operators),
         nbytes=sum(one.nbytes for one in operators),
     )
-    return Measured(profile, traced, compilations)
+    return profile, traced
 
 
-def _clock_s(own: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
-    """Seconds from the begin of the first dispatch to the end of the last, but for the times
-    between two in which something was evaluated."""
-    between = sum(
-        other.begin_s - one.end_s
-        for one, other in pairwise(own)
-        if not any(one.end_s <= begin < other.begin_s for begin, _ in executable.evaluations_s)
-    )
-    return sum(one.seconds for one in own) + between
+def _evaluated_between(
+    one: TimedDispatch, other: TimedDispatch, executable: ProfiledExecutable
+) -> bool:
+    return any(one.end_s <= begin < other.begin_s for begin, _ in executable.evaluations_s)
 
 
 def untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
@@ -172,12 +163,7 @@ def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) 
         if other.start != one.stop:
             # The traced steps lie between them.
             continue
-        inside = [
-            end - begin
-            for begin, end in executable.evaluations_s
-            if one.end_s <= begin < other.begin_s
-        ]
-        if inside:
+        if _evaluated_between(one, other, executable):
             # What an evaluation reports is part of it.
             continue
         gaps += other.begin_s - one.end_s
@@ -188,40 +174,31 @@ def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) 
 def _operators(
     traced: Traced, steps: int, scale: float, peaks: Peaks, *, count_host: bool
 ) -> tuple[OperatorTime, ...]:
-    rows = [
-        _operator(traced.operations[name], time, steps, scale, traced.span_ns, peaks)
-        for name, time in traced.times.items()
-        if count_host or not traced.operations[name].instruction.is_callback
-    ]
+    rows = []
+    for name, time in traced.times.items():
+        operation = traced.operations[name]
+        if operation.instruction.is_callback and not count_host:
+            continue
+        calls = time.calls / steps
+        flops = operation.instruction.flops * calls
+        nbytes = operation.instruction.moved_bytes * calls
+        busy_s = time.busy_ns / steps / 1e9
+        row = OperatorTime(
+            name=operation.name,
+            kind=operation.kind,
+            layer=operation.layer,
+            phase=operation.phase,
+            calls=calls,
+            ms=time.wall_ns * scale,
+            share=time.wall_ns / traced.span_ns if traced.span_ns else 0.0,
+            busy_ms=1000 * busy_s,
+            flops=flops,
+            nbytes=nbytes,
+            of_flops=flops / busy_s / peaks.flops if busy_s else None,
+            of_bytes=nbytes / busy_s / peaks.bytes_per_s if busy_s else None,
+        )
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.name)))
-
-
-def _operator(
-    operation: Operation,
-    time: OperationTime,
-    steps: int,
-    scale: float,
-    span_ns: float,
-    peaks: Peaks,
-) -> OperatorTime:
-    calls = time.calls / steps
-    flops = operation.instruction.flops * calls
-    nbytes = operation.instruction.moved_bytes * calls
-    busy_s = time.busy_ns / steps / 1e9
-    return OperatorTime(
-        name=operation.name,
-        kind=operation.kind,
-        layer=operation.layer,
-        phase=operation.phase,
-        calls=calls,
-        ms=time.wall_ns * scale,
-        share=time.wall_ns / span_ns if span_ns else 0.0,
-        busy_ms=1000 * busy_s,
-        flops=flops,
-        nbytes=nbytes,
-        of_flops=flops / busy_s / peaks.flops if busy_s else None,
-        of_bytes=nbytes / busy_s / peaks.bytes_per_s if busy_s else None,
-    )
 
 
 def _phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:

@@ -1,4 +1,4 @@
-"""Profiling of one run: which steps are traced, and what is made of them when training is over."""
+"""The profile of a run: which steps are traced, and what is made of them when training is over."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from pipeline.backends.base import Backend, Estimate, Executable
+from pipeline.backends.base import Backend, Estimate
 from pipeline.backends.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.sink_choice import choose, predict
@@ -18,16 +17,14 @@ from pipeline.config.precision import level_of
 from pipeline.config.profile_spec import LEAST_STEPS
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import event_periods
-from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.platforms import platform_of
-from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
-from pipeline.inspect.profiler.compilations import Compilation, Compilations, watch_compilations
+from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
-    Measured,
     ProfiledRun,
     exceeds_peaks,
     measured_profile,
@@ -37,12 +34,14 @@ from pipeline.inspect.profiler.measured_profile import (
 from pipeline.inspect.profiler.peaks import peaks_of
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
+from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
 from pipeline.stages.autosink.choose_sink import measured_bounds, mechanisms_of
 from pipeline.stages.autosink.dispatch_costs import first_look, least_steps, measure
 from pipeline.stages.autosink.timed_runs import TimedRuns
 from pipeline.stages.build import Built
+from pipeline.stages.runner.context import CompiledRun, NoProfile, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
@@ -79,10 +78,32 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
         raise RecipeError(problems)
 
 
-def only_profiled(built: Built) -> Built:
-    """Return the run with no more steps than a profile of it takes."""
+def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
+    """Return the run, no longer than its profile takes if it has no other purpose.
+
+    Raises RecipeError if it can't be profiled.
+    """
+    require_profilable(context.recipe, backend.device.platform, context.ranks.size)
+    if context.recipe.profile.mode != "only":
+        return built
     schedule = built.run_schedule
     return replace(built, run_schedule=replace(schedule, total=min(schedule.total, LONGEST_RUN)))
+
+
+def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
+    """Choose the steps to trace after the first `done`.
+
+    `total_steps` is the run's length before it was shortened. Raises RecipeError if it has too few
+    steps; a resumed run continues without a profile then.
+    """
+    try:
+        return RunProfiler(run, replace(run.built.run_schedule, total=total_steps), done)
+    except RecipeError as error:
+        if run.context.recipe.profile.mode == "only" or not done:
+            raise
+        # A run that is resumed near its end was profiled before, or has no profile.
+        run.context.reporter.warn(error.problems[0])
+        return NoProfile(run)
 
 
 @dataclass(frozen=True)
@@ -95,32 +116,28 @@ class TracedSteps:
 
 
 class RunProfiler:
-    """The profile of a run under way; `executable` and `built` take the place of the run's own."""
+    """The `Profile` of a run under way; `run` has a traced executable and its schedule."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        schedule: RunSchedule,
-        built: Built,
-        executable: Executable,
-        reporter: Reporter,
-        done: int = 0,
-    ) -> None:
+    def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
         """Choose the steps after the first `done`; `schedule` is the run's before it was shortened.
 
-        Raises RecipeError where it has too few steps.
+        Raises RecipeError if it has too few steps.
         """
-        self._recipe, self._schedule, self._reporter = recipe, schedule, reporter
-        self._raw = executable
-        self._program: HloProgram = parse_program(executable.program_text)
-        step_s = self._look() if recipe.profile.mode == "only" else None
-        chosen = choose_window(recipe, built, self._program, step_s, done)
-        self._window = chosen
-        self.built = replace(built, run_schedule=replace(built.run_schedule, total=chosen.total))
+        self._recipe = run.context.recipe
+        self._schedule = schedule
+        self._reporter = run.context.reporter
+        self._raw = run.executable
+        self._program: HloProgram = parse_program(self._raw.program_text)
+        step_s = self._look() if self._recipe.profile.mode == "only" else None
+        window = choose_window(self._recipe, run.built, self._program, step_s, done)
+        self._window = window
         self._watch: Compilations | None = None
-        self.executable = ProfiledExecutable(
-            executable, chosen.first, chosen.steps, self._say_traced
-        )
+        text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
+        notify = partial(self._reporter.stage, "profile", text)
+        self.executable = ProfiledExecutable(self._raw, window.first, window.steps, notify)
+        shortened = replace(run.built.run_schedule, total=window.total)
+        built = replace(run.built, run_schedule=shortened)
+        self.run = replace(run, built=built, executable=self.executable)
 
     def _look(self) -> float:
         """Return the seconds of a step, roughly, timed on a state that is thrown away."""
@@ -131,10 +148,6 @@ class RunProfiler:
             times.append(time.perf_counter() - began)
         return min(times)
 
-    def _say_traced(self) -> None:
-        first, steps = self._window.first, self._window.steps
-        self._reporter.stage("profile", f"steps {first + 1:,} to {first + steps:,} are traced")
-
     @contextmanager
     def open(self) -> Iterator[None]:
         """Watch what is compiled while the run trains, and end a trace that is under way."""
@@ -143,19 +156,23 @@ class RunProfiler:
             stack.callback(self.executable.end_trace)
             yield
 
-    def conclude(
-        self,
-        dataset: Dataset,
-        backend: Backend,
-        estimate: Estimate | None,
-        state: TrainState,
-        run_dir: Path,
-    ) -> ProfileReport:
+    def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
+        """Write the profile. A run that is more than its profile continues without one."""
+        try:
+            self._conclude(estimate, state)
+        except Exception as error:  # a trace is read from files of another library
+            if self._recipe.profile.mode == "only":
+                raise
+            self._reporter.warn(f"no profile: {first_line(error)}")
+
+    def _conclude(self, estimate: Estimate | None, state: TrainState) -> None:
         """Make the profile, report it, and write its files.
 
-        Raises RecipeError where the trace has no operation, RunError where a file can't be written.
+        Raises RecipeError if the trace has no operation, RunError if a file can't be written.
         """
-        traced = sum(one.steps for one in self._dispatches())
+        dataset, backend = self.run.dataset, self.run.backend
+        dispatches = tuple(one for one in self.executable.dispatches if one.traced)
+        traced = sum(one.steps for one in dispatches)
         if self.executable.traced is None or traced < self._window.steps:
             # The run was stopped, or ended early.
             raise RunError(
@@ -170,40 +187,31 @@ class RunProfiler:
         with self._reporter.clock("reading the trace"):
             peaks = peaks_of(backend.device, cache_root(recipe.cache))
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
-            compilations = self._later_compilations()
-            run = ProfiledRun(
-                recipe, device, self.executable, state, compilations, memory, self._program
-            )
-            found = measured_profile(run, peaks)
-            if exceeds_peaks(found.profile):
+            # What was compiled after the first dispatch and before the last one ended.
+            ends_s = [one.end_s for one in self.executable.dispatches]
+            compilations = self._watch.found if self._watch is not None else []
+            later = tuple(one for one in compilations if ends_s[0] < one.ended_s < ends_s[-1])
+            run = ProfiledRun(recipe, device, self.executable, state, later, memory, self._program)
+            profile, operations = measured_profile(run, peaks)
+            if exceeds_peaks(profile):
                 # They were measured while the machine was busy.
                 peaks = peaks_of(backend.device, cache_root(recipe.cache), again=True)
-                found = measured_profile(run, peaks)
-            evidence = self._evidence(found, dataset, state)
+                profile, operations = measured_profile(run, peaks)
+            evidence = self._evidence(run, profile)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
         profiles = [evidence.profile]
         modelled = modelled_profile(recipe, estimate)
         if modelled is not None:
             profiles.append(modelled)
-        report = ProfileReport(tuple(profiles), verdict, found.traced, tuple(self._dispatches()))
-        with writing(recipe.profile.output or run_dir / "profile"):
-            folder = write_profile(report, recipe.profile.output or run_dir / "profile")
+        report = ProfileReport(tuple(profiles), verdict, operations, dispatches)
+        folder = recipe.profile.output or self.run.context.run_dir / "profile"
+        with writing(folder):
+            write_profile(report, folder)
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
-        return report
 
-    def _dispatches(self) -> list[Any]:
-        return [one for one in self.executable.dispatches if one.traced]
-
-    def _later_compilations(self) -> tuple[Compilation, ...]:
-        """Return what was compiled after the first dispatch and before the last one ended."""
-        dispatches = self.executable.dispatches
-        first, last = dispatches[0].end_s, dispatches[-1].end_s
-        found = self._watch.found if self._watch is not None else []
-        return tuple(one for one in found if first < one.ended_s < last)
-
-    def _evidence(self, found: Measured, dataset: Dataset, state: TrainState) -> Evidence:
-        recipe, profile = self._recipe, found.profile
+    def _evidence(self, run: ProfiledRun, profile: StepProfile) -> Evidence:
+        recipe, dataset = self._recipe, self.run.dataset
         host = profile.host
         assert host is not None, "it was measured"
         dispatches = self.executable.dispatches
@@ -213,7 +221,7 @@ class RunProfiler:
             # It had short first windows alone, and waited for steps that it did not run, too.
             host = replace(host, wait=self._starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
-        # Those of the steps whose time is told; a short run may have traced ones alone.
+        # The steps whose time is reported; a short run may have traced ones alone.
         timed = untraced(dispatches) or dispatches
         first_s, last_s = timed[0].end_s, timed[-1].end_s
         evidence = Evidence(
@@ -222,14 +230,14 @@ class RunProfiler:
             feed=reported,
             sink_steps=self._schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
-            compilations=tuple(one for one in found.compilations if first_s < one.ended_s < last_s),
+            compilations=tuple(one for one in run.compilations if first_s < one.ended_s < last_s),
             compiled_steps=timed[-1].stop - timed[0].stop,
             streams_resident=_resident(recipe, dataset),
             precision=level_of(recipe),
         )
         if feed.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._sink_gain())
-        return replace(evidence, events=self._event_cost(dataset, state))
+        return replace(evidence, events=self._event_cost(dataset, run.state))
 
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
