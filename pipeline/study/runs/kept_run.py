@@ -1,10 +1,9 @@
-"""Runs under a folder, each as its files tell: recipe, result, data, origin."""
+"""Runs under a folder, by their files: recipe, result, data, origin; and the keys that differ."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,14 @@ from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
-from pipeline.study.runs.sampled_log import LoggedCurve, sample_evaluations, sample_steps
+from pipeline.study.runs.sampled_log import LoggedCurve, finite_number, sample_log
 
 MAX_DEPTH = 8
 """Levels of folders below the given one that are searched."""
 LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
 """Beginnings of keys that say where a run is, not what it does."""
+PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
+"""Beginnings of keys that decide what is kept of a run, listed after the others."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
 def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
     """Read a run, with samples of its logs where `curves` asks for them."""
     problems: list[str] = []
-    recipe = _read_or(problems, RECIPE, lambda: _recipe(run_dir / RECIPE), {})
-    summary = _read_or(problems, SUMMARY, lambda: _summary(run_dir / SUMMARY), {})
+    recipe = _read_or(problems, RECIPE, lambda: _read_recipe(run_dir / RECIPE), {})
+    summary = _read_or(problems, SUMMARY, lambda: _read_summary(run_dir / SUMMARY), {})
     processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
     logged = _read_or(problems, METRICS, lambda: _curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
@@ -129,14 +130,14 @@ def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise:
         return otherwise
 
 
-def _recipe(file: Path) -> Mapping[str, Any]:
+def _read_recipe(file: Path) -> Mapping[str, Any]:
     tree = parse_written_yaml(read_text(file, MAX_BYTES))
     if not isinstance(tree, dict):
         raise ValueError("must hold keys and values")
     return tree
 
 
-def _summary(file: Path) -> Mapping[str, Any]:
+def _read_summary(file: Path) -> Mapping[str, Any]:
     try:
         summary = read_json(file)
     except FileNotFoundError:
@@ -148,9 +149,9 @@ def _summary(file: Path) -> Mapping[str, Any]:
 
 def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
     steps, evaluations = run_dir / METRICS, run_dir / EVALS
-    found = dict(sample_steps(steps)) if steps.is_file() else {}
+    found = dict(sample_log(steps)) if steps.is_file() else {}
     if evaluations.is_file():
-        found |= {f"eval {name}": one for name, one in sample_evaluations(evaluations).items()}
+        found |= {f"eval {name}": one for name, one in sample_log(evaluations).items()}
     return found
 
 
@@ -176,25 +177,15 @@ def _with_lists_as_text(tree: Any) -> Any:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    metrics, times = summary.get("metrics"), summary.get("time")
-    found: dict[str, float] = {}
-    for name, value in (metrics if isinstance(metrics, Mapping) else {}).items():
-        number = value.get("macro") if isinstance(value, Mapping) else value
-        if number is not None and _is_number(number):
-            found[str(name)] = number
-    for name in ("parameters", "steps"):
-        if _is_number(summary.get(name)):
-            found[name] = summary[name]
-    for name in ("step_ms", "train_s"):
-        if isinstance(times, Mapping) and _is_number(times.get(name)):
-            found[name] = times[name]
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number; a whole one of hundreds of digits is none."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and abs(value) <= sys.float_info.max
+    metrics, times = (
+        section if isinstance(section, Mapping) else {}
+        for section in (summary.get("metrics"), summary.get("time"))
+    )
+    values = {str(name): value for name, value in metrics.items()}
+    values |= {name: summary.get(name) for name in ("parameters", "steps")}
+    values |= {name: times.get(name) for name in ("step_ms", "train_s")}
+    numbers = {name: finite_number(value) for name, value in values.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _data(splits: Any) -> str:
@@ -227,3 +218,26 @@ def _sources(
     restored = checkpoint.get("restore") if isinstance(checkpoint, Mapping) else None
     if isinstance(restored, str):
         yield "restored", os.path.normpath(os.path.join(folder, restored))
+
+
+def differing_keys(runs: Sequence[KeptRun]) -> list[str]:
+    """Return the keys with several values among the runs that have them, those most varied first.
+
+    A key that some runs lack does not differ by that alone: older versions had fewer keys.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in run.keys.items():
+            values.setdefault(key, {})[repr(value)] = None
+    differing = [key for key, found in values.items() if len(found) > 1]
+    return sorted(differing, key=lambda key: (key.startswith(PLACES), -len(values[key]), key))
+
+
+def common_keys(runs: Sequence[KeptRun]) -> dict[str, Any]:
+    """Return the keys that all runs have, with the one value that they share."""
+    first: Mapping[str, Any] = runs[0].keys if runs else {}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in run.keys and run.keys[key] == value for run in runs)
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.page import Page, render_page
-from pipeline.study.runs.differing_keys import common_keys, differing_keys
 from pipeline.study.runs.importance import KeyImportance
-from pipeline.study.runs.kept_run import KeptRun
+from pipeline.study.runs.kept_run import KeptRun, common_keys, differing_keys
 from pipeline.study.runs.lineage import links_of, uses_of_data
 
 MOST_COLUMNS = 40
@@ -40,8 +40,15 @@ def write_page(
     Raises RunError where the disk refuses.
     """
     content = page_data(runs, metric, larger_is_better)
+    title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
+    states = Counter(run.status for run in runs)
+    about = ", ".join(f"{count} {state}" for state, count in states.items())
+    lacking = sum(metric not in run.figures for run in runs)
+    if lacking < len(runs):
+        about += f"; ranked by {metric}"
+        about += f", which {lacking} don't have" if lacking else ""
     text = render_page(
-        Page("runs", _title(runs, folder), f"{_states(runs)}{_ranking(runs, content['sort'])}"),
+        Page("runs", title, about),
         "runs.html",
         content=content,
         importance=importance,
@@ -64,6 +71,9 @@ def page_data(
     axes = [key for key in keys if _spreads(runs, key)][: MOST_AXES - 1]
     ranked = _ranked(runs, metric, larger_is_better)
     evaluated = f"eval {metric}"
+    is_evaluated = any(
+        evaluated in run.curves and len(run.curves[evaluated].steps) > 1 for run in runs
+    )
     return {
         "columns": [*figures, *keys],
         "runs": [_run(run, figures, keys) for run in runs],
@@ -74,13 +84,9 @@ def page_data(
         "axes": [*axes, metric] if metric is not None else axes,
         "sort": metric or "run",
         "down": larger_is_better,
-        "curve": evaluated if any(_is_curve(run, evaluated) for run in runs) else "loss",
+        "curve": evaluated if is_evaluated else "loss",
         "picked": ranked[:PICKED],
     }
-
-
-def _is_curve(run: KeptRun, name: str) -> bool:
-    return name in run.curves and len(run.curves[name].steps) > 1
 
 
 def _figures(runs: Sequence[KeptRun], metric: str | None) -> list[str]:
@@ -139,20 +145,3 @@ def _short(value: Any) -> Any:
         return value if value is None or abs(value) < 2**53 else str(value)
     text = str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def _title(runs: Sequence[KeptRun], folder: Path) -> str:
-    return f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
-
-
-def _states(runs: Sequence[KeptRun]) -> str:
-    states = [run.status for run in runs]
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-
-
-def _ranking(runs: Sequence[KeptRun], metric: str) -> str:
-    """Return by what the runs are ranked, and how many lack it; nothing without a metric."""
-    lacking = sum(metric not in run.figures for run in runs)
-    if lacking == len(runs):
-        return ""
-    return f"; ranked by {metric}" + (f", which {lacking} don't have" if lacking else "")
