@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.recipe import Recipe
@@ -32,17 +31,8 @@ CAN_VARY = (
     " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
 )
 
-Key = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class ProgramKey:
-    """Values of the keys that are compiled, as JSON: the same for recipes of one program."""
-
-    compiled: Key
-
-    def __getitem__(self, key: str) -> str:
-        return dict(self.compiled).get(key, ABSENT)
+ProgramKey = tuple[tuple[str, str], ...]
+"""Values of the keys that are compiled, as JSON: the same for recipes of one program."""
 
 
 def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
@@ -56,7 +46,7 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
             kept.append((key, "0" if numbers[key] == 0 else "a number"))
         elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
             kept.append((key, json.dumps(value)))
-    return ProgramKey(tuple(sorted(kept)))
+    return tuple(sorted(kept))
 
 
 def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
@@ -81,17 +71,15 @@ def grouped(
 
 def apart(programs: Iterable[ProgramKey]) -> list[str]:
     """The keys in which programs differ."""
-    known = list(programs)
-    keys = dict.fromkeys(key for program in known for key, _ in program.compiled)
-    return [key for key in keys if len({program[key] for program in known}) > 1]
+    values = list(map(dict, programs))
+    keys = dict.fromkeys(key for program in values for key in program)
+    return [key for key in keys if len({program.get(key, ABSENT) for program in values}) > 1]
 
 
 def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
     """Raise RecipeError where no two of several recipes share a program, with what is in the way,
     and where one can't be a member at all."""
-    problems = [problem for recipe in recipes.values() for problem in refusals(recipe)]
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
+    require_members(recipes.values())
     if len(recipes) > 1 and len(groups) == len(recipes):
         keys = ", ".join(apart(groups))
         raise RecipeError(
@@ -102,26 +90,25 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
         )
 
 
-def _devices() -> tuple[str, ...]:
-    devices: Mapping[str, Any] = parts("device")
-    return tuple(name for name, device in devices.items() if device.runs_populations)
-
-
-def refusals(recipe: Recipe) -> list[str]:
-    """Why a run can be no member of a population; empty where it can."""
-    must = (
-        ("device", recipe.device.name, _devices()),
-        ("parallel.mode", recipe.parallel.mode, ("none",)),
-        ("launch", recipe.launch.name, ("none", "auto")),
-        ("train.mode", recipe.train.mode, ("graph",)),
-        ("profile.mode", recipe.profile.mode, ("off",)),
-        ("train.remat", recipe.train.remat, ("none", "blocks")),
-    )
-    return [
+def require_members(recipes: Iterable[Recipe]) -> None:
+    """Raise RecipeError if a run of a recipe can't be a member of a population."""
+    specs: Mapping[str, Any] = parts("device")
+    devices = tuple(name for name, device in specs.items() if device.runs_populations)
+    problems = [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
-        for key, value, allowed in must
+        for recipe in recipes
+        for key, value, allowed in (
+            ("device", recipe.device.name, devices),
+            ("parallel.mode", recipe.parallel.mode, ("none",)),
+            ("launch", recipe.launch.name, ("none", "auto")),
+            ("train.mode", recipe.train.mode, ("graph",)),
+            ("profile.mode", recipe.profile.mode, ("off",)),
+            ("train.remat", recipe.train.remat, ("none", "blocks")),
+        )
         if value not in allowed
     ]
+    if problems:
+        raise RecipeError(list(dict.fromkeys(problems)))
 
 
 def flat(tree: Any, key: str = "") -> list[tuple[str, Any]]:

@@ -36,12 +36,7 @@ from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.study.population.groups import flat, numbers_of
-from pipeline.study.population.shared_step import (
-    CompiledInError,
-    SharedStep,
-    Values,
-    share_step,
-)
+from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep
 
@@ -155,7 +150,13 @@ class SharedProgram:
                 self.refused = error
                 raise
             init = self._init_of(context.recipe, lowered, compiled, backend)
-        _keep_lowerings(context, compiled)
+        file = context.run_dir / LOWERINGS
+        if file.exists():
+            if read_text(file, MAX_LOWERINGS_BYTES) != compiled.lowerings:
+                raise OtherLoweringsError
+        elif compiled.lowerings is not None:
+            # A resumed run reads them there.
+            write_whole(file, compiled.lowerings)
         inputs = compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
         programs = Programs(init, compiled.programs.train, compiled.programs.evaluate)
         executable = XlaExecutable(
@@ -245,13 +246,3 @@ def _lowered(built: Built, compiled: _Compiled) -> Built:
     network = network.clone(**{name: getattr(shared.network, name) for name in fields})
     parts = replace(built.parts, network=network, lowerings=shared.lowerings)
     return replace(built, parts=parts, single_steps=compiled.single_steps)
-
-
-def _keep_lowerings(context: RunContext, compiled: _Compiled) -> None:
-    """Keep the group's lowerings in a run's directory, where a resumed run reads them."""
-    file, text = context.run_dir / LOWERINGS, compiled.lowerings
-    if not file.exists():
-        if text is not None:
-            write_whole(file, text)
-    elif read_text(file, MAX_LOWERINGS_BYTES) != text:
-        raise OtherLoweringsError

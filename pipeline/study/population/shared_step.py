@@ -21,11 +21,7 @@ from pipeline.backends.xla import in_blocks
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import numbers_of
-from pipeline.study.population.traced_constants import (
-    bits_of,
-    trace_constants,
-    with_arguments,
-)
+from pipeline.study.population.traced_constants import bits_of, trace_constants, with_arguments
 from pipeline.training.step import TrainStep
 
 Values = Mapping[str, float]

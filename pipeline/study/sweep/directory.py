@@ -1,4 +1,4 @@
-"""The files of a sweep's directory, and the state of its jobs that they give.
+"""Files of a sweep's directory, and the state of its jobs that is read from them.
 
 The processes of a sweep share only files. A job's directory holds `overrides.yaml` (the keys that
 differ from other jobs) and the files of every run directory. The process that runs a job locks the
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from pipeline.config.overrides import value_of, without_secret_values
-from pipeline.core.errors import SUCCEEDED, DataError, listed
+from pipeline.core.errors import SUCCEEDED, DataError, exit_status_of, listed
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.folder_lock import LOCK, locked_file
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml, yaml_text
@@ -92,14 +93,19 @@ def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     """The values that overrides give to keys, without passwords, parsed as YAML; invalid YAML stays
     a text."""
     shown = without_secret_values(overrides)
-    return {key: _value(value_of(shown, key) or "null") for key in keys}
+    values: dict[str, Any] = {}
+    for key in keys:
+        text = value_of(shown, key) or "null"
+        try:
+            values[key] = parse_yaml(text)
+        except ValueError:
+            values[key] = text
+    return values
 
 
-def _value(text: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except ValueError:
-        return text
+def changed_text(changed: Mapping[str, Any]) -> str:
+    """The keys that distinguish a job with their values, on one line."""
+    return ", ".join(f"{key}={value}" for key, value in changed.items())
 
 
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
@@ -109,12 +115,12 @@ def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
     """The keys that distinguish a job; None where there is no job. Raises as `read_kept` does."""
-    changed = read_kept(job_dir / OVERRIDES, _read_written, RootModel[dict[str, Any]])
+
+    def read(file: Path) -> Any:
+        return parse_written_yaml(read_text(file, MAX_BYTES))
+
+    changed = read_kept(job_dir / OVERRIDES, read, RootModel[dict[str, Any]])
     return None if changed is None else changed.root
-
-
-def _read_written(file: Path) -> Any:
-    return parse_written_yaml(read_text(file, MAX_BYTES))
 
 
 def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:
@@ -144,3 +150,58 @@ def find_jobs(sweep_dir: Path) -> list[Path]:
     """The directories of all jobs, in order."""
     folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
+
+
+class Modelled(BaseModel):
+    """Figures of an emulated device's model, for the table."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sink_size: int | None = None
+    step_ms: float | None = None
+    samples_per_s: float | None = None
+    bound: str | None = None
+
+
+class Times(BaseModel):
+    """Times of a run, for the table."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step_ms: float | None = None
+    train_s: float | None = None
+
+
+class JobSummary(BaseModel):
+    """The result of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: str
+    reason: str | None = None
+    exit_status: int | None = None
+    steps: int | None = None
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    time: Times = Times()
+    modelled: Modelled = Modelled()
+
+    @property
+    def exits_with(self) -> int:
+        """The exit status of the job's command; 1 for a job that has not ended."""
+        return exit_status_of(self.status) if self.exit_status is None else self.exit_status
+
+    def metric(self, name: str) -> float | None:
+        """A metric as one number; the macro average of a metric with a value per class."""
+        value = self.metrics.get(name)
+        value = value.get("macro") if isinstance(value, dict) else value
+        return float(value) if isinstance(value, int | float) else None
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics that are a finite number, by name."""
+        values = {name: self.metric(name) for name in self.metrics}
+        return {name: v for name, v in values.items() if v is not None and isfinite(v)}
+
+
+def read_summary(job_dir: Path) -> JobSummary | None:
+    """Read the result of a job; None without a summary. Raises DataError if it can't be read."""
+    return read_kept(job_dir / SUMMARY, read_json, JobSummary)

@@ -25,6 +25,7 @@ from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import Inspection, RunOptions
 from pipeline.study.sweep.directory import (
+    changed_text,
     claimed,
     is_finished,
     read_overrides,
@@ -92,9 +93,8 @@ class Job:
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
-        varied = printable(", ".join(f"{key}={value}" for key, value in changed.items()))
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
-        print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
+        print(f"\n{_of_job(job_dir)} {printable(changed_text(changed))}{resumed}", flush=True)
         debug = bool(config.get("debug"))
 
         def attempt() -> int:

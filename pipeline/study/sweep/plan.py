@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pipeline.study.sweep.directory import (
     JOURNAL,
     JOURNAL_LOCK,
     alone,
+    changed_text,
     find_jobs,
     read_overrides,
     values_of,
@@ -54,10 +55,6 @@ class PlannedJob:
     def placed(self) -> list[str]:
         """The overrides for a launcher, including the job's directory."""
         return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
-
-    def with_override(self, override: str) -> PlannedJob:
-        """A copy of the job with one more override."""
-        return replace(self, overrides=(*self.overrides, override))
 
 
 def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
@@ -98,34 +95,23 @@ def plan_jobs(
     one to compare with, or `with_recipes`.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
-    return [
-        _plan(sweeper, number, overrides, swept, composed, with_recipes)
-        for number, overrides in enumerate(combinations)
-    ]
-
-
-def _plan(
-    sweeper: BasicSweeper,
-    number: int,
-    overrides: Sequence[str],
-    swept: Sequence[str],
-    composed: dict[tuple[str, ...], DictConfig],
-    with_recipes: bool,
-) -> PlannedJob:
-    """Plan a job on the composition of an earlier one that differs in plain values alone."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    plain = [one for one in parsed if _is_plain(one, parsed, swept)]
-    rest = tuple(str(one.input_line) for one in parsed if one not in plain)
-    config = composed.get(rest)
-    if config is None:
-        config = composed[rest] = compose(sweeper, overrides)
-    else:
-        apply_overrides(plain, config)
-        _note_overrides(config, parsed)
-    folder = _folder_of(config, number)
-    wanted = with_recipes or (folder / RECIPE).exists()
-    recipe = _recipe_of(config, overrides) if wanted else None
-    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+    jobs = []
+    for number, overrides in enumerate(combinations):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        plain = [one for one in parsed if _is_plain(one, parsed, swept)]
+        others = tuple(str(one.input_line) for one in parsed if one not in plain)
+        config = composed.get(others)
+        if config is None:
+            config = composed[others] = compose(sweeper, overrides)
+        else:
+            apply_overrides(plain, config)
+            _note_overrides(config, parsed)
+        folder = _folder_of(config, number)
+        reads = with_recipes or (folder / RECIPE).exists()
+        recipe = _recipe_of(config, overrides) if reads else None
+        changed = values_of(overrides, swept)
+        jobs.append(PlannedJob(number, folder, tuple(overrides), changed, recipe))
+    return jobs
 
 
 def _is_plain(override: Override, others: Sequence[Override], swept: Sequence[str]) -> bool:
@@ -158,21 +144,17 @@ def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
     """The recipe of a job; None where it is no valid one."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
+    task = copy.deepcopy(config)
+    with read_write(task), open_dict(task):
+        del task["hydra"]
     try:
-        return check(_without_hydra(config), overrides)
+        return check(task, overrides)
     except RecipeError:
         return None
     finally:
         HydraConfig.instance().cfg = before
         # Hydra has made its section read-only, and later jobs of a grid are set in it.
         OmegaConf.set_readonly(config.hydra, False)
-
-
-def _without_hydra(config: DictConfig) -> DictConfig:
-    task = copy.deepcopy(config)
-    with read_write(task), open_dict(task):
-        del task["hydra"]
-    return task
 
 
 def enter(
@@ -218,45 +200,36 @@ def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
 def _refuse_another(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
+    """Raise RunError if the directory has another sweeper, other jobs or, unless it grows, another
+    command."""
+    problems = []
     there = read_command(sweep_dir)
-    problems = list(_other_command(there, command, grows=grows)) if there is not None else []
+    if there is not None:
+        name, before = there.sweeper.name, there.arguments
+        now = command.without_secrets().arguments
+        if name not in (None, command.sweeper.name):
+            problems.append(f"that of hydra/sweeper={name}, here {command.sweeper.name}")
+        if not grows:
+            problems += [f"{item} is not asked for here" for item in before if item not in now]
+            problems += [f"{item} was not asked for" for item in now if item not in before]
     problems += [problem for job in jobs for problem in _differences(job)]
-    problems += _foreign_jobs(sweep_dir, jobs) if grows else []
+    planned = {job.folder.name for job in jobs}
+    for folder in find_jobs(sweep_dir) if grows else ():
+        if folder.name not in planned:
+            keys = changed_text(read_overrides(folder) or {}) or "nothing"
+            problems.append(f"job {folder.name} there ({keys}) is none of this one")
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
         raise RunError(f"{sweep_dir}: holds another sweep: {first}; name another directory")
-
-
-def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
-    """Differences of a directory's command: in its sweeper and, unless it grows, its arguments."""
-    name, before = there.sweeper.name, there.arguments
-    now = here.without_secrets().arguments
-    if name not in (None, here.sweeper.name):
-        yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
-    if not grows:
-        yield from (f"{item} is not asked for here" for item in before if item not in now)
-        yield from (f"{item} was not asked for" for item in now if item not in before)
-
-
-def _foreign_jobs(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> Iterator[str]:
-    """The jobs in a directory that are not planned."""
-    planned = {job.folder.name for job in jobs}
-    for folder in find_jobs(sweep_dir):
-        if folder.name not in planned:
-            keys = _listed(read_overrides(folder) or {})
-            yield f"job {folder.name} there ({keys}) is none of this one"
 
 
 def _differences(job: PlannedJob) -> list[str]:
     """The differences of a job from the one in its directory, if any."""
     there = read_overrides(job.folder)
     if there is not None and there != job.changed:
-        return [f"job {job.folder.name} there has {_listed(there)}, here {_listed(job.changed)}"]
+        before, now = (changed_text(changed) or "nothing" for changed in (there, job.changed))
+        return [f"job {job.folder.name} there has {before}, here {now}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []
     lines = changed_keys(job.recipe, job.folder)
     return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]
-
-
-def _listed(changed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in changed.items()) or "nothing"

@@ -99,7 +99,14 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
     retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
     try:
         if url is None:
-            _require_bounded(sweep_dir / JOURNAL)
+            journal = sweep_dir / JOURNAL
+            if journal.exists() and not journal.is_file():
+                raise ValueError("is no regular file")
+            if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
+                # Optuna would read it without end.
+                raise ValueError(
+                    f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more"
+                )
             return BeatingJournal(sweep_dir, interval_s, retry)
         return RDBStorage(
             url,
@@ -112,14 +119,6 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
         raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
 
 
-def _require_bounded(journal: Path) -> None:
-    """Raise ValueError for a journal that Optuna would read without end."""
-    if journal.exists() and not journal.is_file():
-        raise ValueError("is no regular file")
-    if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
-        raise ValueError(f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more")
-
-
 def _silence_optuna() -> None:
     """Show only Optuna's warnings, without those of experimental features.
 
@@ -128,13 +127,6 @@ def _silence_optuna() -> None:
     optuna.logging.set_verbosity(logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     warnings.filterwarnings("ignore", "Heartbeat of storage is supposed", UserWarning)
-
-
-def heart_of(study: optuna.Study) -> BaseHeartbeat:
-    """Return the storage of a study, which detects trials whose process died."""
-    storage = study._storage
-    assert isinstance(storage, BaseHeartbeat)
-    return storage
 
 
 @contextmanager

@@ -24,10 +24,7 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
     Call before jax is asked for its devices. A number that the user has set is kept, as is that of
     `sharing_processors`.
     """
-    jobs = jobs_at_once(launcher)
-    os.environ.update(share_memory(jobs))
-    if jobs > 1 and THREADS not in os.environ:
-        os.environ[THREADS] = str(share_of(jobs))
+    os.environ.update(_shares(launcher, 1))
 
 
 @contextmanager
@@ -37,16 +34,21 @@ def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]
     They inherit the environment, where a number that the user has set is kept. This process, whose
     own jax may be in use, is not affected.
     """
-    at_once = jobs_at_once(launcher, jobs)
-    shares = share_memory(at_once)
-    if at_once > 1 and THREADS not in os.environ:
-        shares[THREADS] = str(share_of(at_once))
+    shares = _shares(launcher, jobs)
     os.environ.update(shares)
     try:
         yield
     finally:
         for name in shares:
             os.environ.pop(name, None)
+
+
+def _shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
+    at_once = jobs_at_once(launcher, jobs)
+    shares = share_memory(at_once)
+    if at_once > 1 and THREADS not in os.environ:
+        shares[THREADS] = str(share_of(at_once))
+    return shares
 
 
 def share_of(jobs: int) -> int:

@@ -10,30 +10,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import fail_stale_trials
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of
 from pipeline.core.errors import RunError, printable
+from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.command import Command, command_of
-from pipeline.study.sweep.directory import alone
+from pipeline.study.sweep.directory import alone, read_summary
 from pipeline.study.sweep.history import EARLIER, trials_of_runs
-from pipeline.study.sweep.job_summary import read_summary
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
-from pipeline.study.sweep.pruner import open_pruner
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
-from pipeline.study.sweep.storage import BaseHeartbeat, beating, heart_of
-from pipeline.study.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
-from pipeline.study.sweep.vectorized import Populations, places_asked, require_members
+from pipeline.study.sweep.storage import BaseHeartbeat, beating
+from pipeline.study.sweep.study import (
+    StudySettings,
+    number_of_first_try,
+    open_pruner,
+    open_study,
+    read_settings,
+)
+from pipeline.study.sweep.vectorized import Populations, places_asked
 
 REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
@@ -93,19 +98,14 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     with alone(sweep_dir):
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
-            study.add_trials(_known_trials(settings, first, space))
-    return StudySearch(study, heart_of(study), settings, space, command, fixed, sweep_dir)
-
-
-def _known_trials(
-    settings: StudySettings, job: PlannedJob, space: dict[str, BaseDistribution]
-) -> list[FrozenTrial]:
-    """Return the earlier runs that the study begins with, and say how many those are."""
-    if settings.history is None or job.recipe is None:
-        return []
-    trials, runs = trials_of_runs(Path(settings.history), job.recipe, space, settings.metric)
-    print(printable(f"{len(trials)} of {runs} runs in {settings.history} are known trials"))
-    return trials
+            history = settings.history
+            if history is not None and first.recipe is not None:
+                trials, runs = trials_of_runs(Path(history), first.recipe, space, settings.metric)
+                print(printable(f"{len(trials)} of {runs} runs in {history} are known trials"))
+                study.add_trials(trials)
+    heart = study._storage
+    assert isinstance(heart, BaseHeartbeat)
+    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
 
 
 def _next_trials(search: StudySearch) -> list[Trial]:
@@ -183,10 +183,11 @@ def _run(
         overrides = [*search.fixed, *to_overrides(trial.params)]
         keys = [key_of(name) for name in search.space]
         job = plan_job(sweeper, number_of_first_try(frozen), overrides, keys)
-        jobs.append(job.with_override(f"hydra.sweeper.trial={trial.number}"))
+        numbered = (*job.overrides, f"hydra.sweeper.trial={trial.number}")
+        jobs.append(replace(job, overrides=numbered))
     enter(search.sweep_dir, jobs, search.command, grows=False)
     if isinstance(start, Populations):
-        require_members(jobs)
+        require_members(job.recipe for job in jobs if job.recipe is not None)
     run_all(jobs, {}, start)
     for trial, job in zip(trials, jobs, strict=True):
         _report(search, trial, job)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
-from pipeline.core.host.signals import Signals
+from pipeline.core.host.signals import Signals, heard
 from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
@@ -26,14 +27,10 @@ from pipeline.study.population.groups import (
     apart,
     grouped,
     numbers_of,
-    refusals,
-    require_population,
 )
-from pipeline.study.population.places import run_in_places
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
-from pipeline.study.sweep.directory import claimed, is_finished
-from pipeline.study.sweep.job_summary import read_summary
+from pipeline.study.sweep.directory import changed_text, claimed, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
@@ -41,8 +38,15 @@ from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import processors
 
 KEY = "hydra.sweeper.vectorize"
+MOST_PROGRAMS = 4
+"""Programs that are kept for later trials of a study; each holds memory."""
+LOOK_S = 0.1
+"""Interval of looking for signals, which only the main thread receives."""
 SHOWN = ("train_loss", "accuracy", "loss")
 """Metrics of a job that are printed at its end, where it has them."""
+
+MemberRun = Callable[[Signals], None]
+"""Runs a member, which looks at the signals; it raises nothing that is its own."""
 
 
 def places_asked(sweeper: BasicSweeper) -> Places | None:
@@ -62,23 +66,6 @@ def places_asked(sweeper: BasicSweeper) -> Places | None:
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
     return Places(processors()) if asked is True else Places(asked, is_asked=True)
-
-
-def vectorized(
-    sweeper: BasicSweeper, task: Job, jobs: Sequence[PlannedJob], places: Places, start: Launch
-) -> Launch:
-    """Return what launches the jobs of a grid as populations.
-
-    `start` launches those without a valid recipe, which report what is wrong with it. Raises
-    RecipeError where a job can be in no population, and where no two can share one.
-    """
-    recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
-    require_population(recipes, grouped(recipes))
-    return Populations(sweeper, task, places, start)
-
-
-MOST_PROGRAMS = 4
-"""Programs that are kept for later trials of a study; each holds memory."""
 
 
 @dataclass(eq=False)
@@ -208,21 +195,42 @@ def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
 
 def _ended(job: PlannedJob) -> str:
     """The line of a job that has ended: what sets it apart, its status and its metrics."""
-    varied = ", ".join(f"{key}={value}" for key, value in job.changed.items())
+    head = f"job {printable(job.folder.name):<6} {printable(changed_text(job.changed))}"
     summary = read_summary(job.folder)
     if summary is None:
-        return f"job {printable(job.folder.name):<6} {printable(varied)}: {read_status(job.folder)}"
+        return f"{head}: {read_status(job.folder)}"
     found = {name: summary.metric(name) for name in SHOWN}
     why = f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
     metrics = "".join(f", {name} {x:.4g}" for name, x in found.items() if x is not None)
-    return (
-        f"job {printable(job.folder.name):<6} {printable(varied)}: {summary.status}, "
-        f"{summary.steps or 0:,} steps{metrics}{why}"
-    )
+    return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{why}"
 
 
-def require_members(recipes: Sequence[PlannedJob]) -> None:
-    """Raise RecipeError where a trial can be in no population."""
-    problems = [line for job in recipes if job.recipe is not None for line in refusals(job.recipe)]
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
+def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
+    """Run members, `places` of them at a time, in their order.
+
+    Returns the signal that stopped them, as text; None where all have run. A signal reaches the
+    runs that are under way, and no other one begins. Each run has a thread, and the device computes
+    what they dispatch at the same time; a run that ends, however it ends, leaves its place to the
+    next one.
+    """
+    signals, own = Signals(), [Signals() for _ in runs]
+    answered = 0
+
+    def run_unless_stopped(run: MemberRun, mine: Signals) -> None:
+        if signals.stop is None:
+            run(mine)
+
+    with signals.held(), heard(signals), ThreadPoolExecutor(places, "member") as threads:
+        waiting: set[Future[None]] = {
+            threads.submit(run_unless_stopped, run, mine)
+            for run, mine in zip(runs, own, strict=True)
+        }
+        while waiting:
+            done, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
+            for one in done:
+                one.result()
+            for mine in own:
+                mine.stop = mine.stop or signals.stop
+                mine.saves += signals.saves - answered
+            answered = signals.saves
+    return signals.stop
