@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.dump_files import DumpReport
 from pipeline.inspect.dumps.dump_step import (
     DumpedRun,
     DumpRequest,
@@ -82,15 +80,11 @@ def main(
                 inputs = StepInputs(Weights.of(kept.state), opened.batch(step), step)
                 run = DumpedRun(str(run_dir), opened.device_name, loss)
                 programs = opened.programs(step)
-                written = dump_step(request, opened.recipe, programs, inputs, run)
-            reporter.stage("dump", f"step {step}: {written.report}")
-            reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
-            about = {"step": step, "loss": written.loss, "run_loss": loss}
-            dumped.append({**about, **_report_to_dict(written.report)})
-            if written.report.stopped is not None:
+                report = dump_step(request, opened.recipe, programs, inputs, run)
+            reporter.stage("dump", f"step {step}: {report}")
+            reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            about = {"step": step, "loss": report.loss, "run_loss": loss}
+            dumped.append({**about, **asdict(report), "folder": str(report.folder)})
+            if report.stopped is not None:
                 return CommandResult({"dumps": dumped}, exit_status=1)
     return CommandResult({"dumps": dumped})
-
-
-def _report_to_dict(report: DumpReport) -> dict[str, Any]:
-    return {**asdict(report), "folder": str(report.folder)}

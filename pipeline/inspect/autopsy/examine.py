@@ -8,7 +8,6 @@ step in the last digits, since XLA fuses operations that are computed separately
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -94,9 +93,9 @@ class _Replay:
         is_loss = [path == "loss" for path in outputs]
         of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
-            var: named
+            var: NamedTensor("gradient of", path.removeprefix("gradients/"))
             for var, path in zip(closed.jaxpr.outvars, outputs, strict=True)
-            if (named := _named_output(path)) is not None and not hasattr(var, "val")
+            if path.startswith("gradients/") and not hasattr(var, "val")
         }
         # Hundreds of programs of one operation each, which no later run needs.
         with no_compile_cache():
@@ -162,12 +161,9 @@ class _Replay:
             return ()
         return tuple(
             Tensor("parameter", name, range_of(leaf))
-            for name, leaf in self._parameters()
+            for name, leaf in leaves_by_path(self.state.params).items()
             if name.startswith(f"{layer}/")
         )
-
-    def _parameters(self) -> Iterator[tuple[str, Any]]:
-        yield from leaves_by_path(self.state.params).items()
 
     def _samples(self, origin: Origin, phase: Phase) -> BadSamples | None:
         if origin.result is None or phase == "gradient norm":
@@ -207,13 +203,6 @@ def _input(path: str, leaf: Any) -> ReplayValue:
     found = range_of(leaf)
     origin = Origin(-1, "", "", found.nan > 0, result=found, array=leaf, named=named)
     return ReplayValue(leaf, named, origin=origin)
-
-
-def _named_output(path: str) -> NamedTensor | None:
-    field, _, name = path.partition("/")
-    if field == "gradients":
-        return NamedTensor("gradient of", name)
-    return None
 
 
 def _gradient_in(origin: Origin) -> NamedTensor | None:

@@ -83,23 +83,19 @@ def write_reproducer(
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
     write_weights(folder / ARRAYS, _arrays(state, batch))
+    first = next(iter(parts.train_ops), None)
     document = {
         "image": asdict(parts.image),
         "classes": parts.classes,
         "frozen": list(parts.frozen),
-        "table": _table_of(parts),
+        # The op that encodes the rows of a table.
+        "table": first.model_dump(mode="json") if isinstance(first, EncodeTable) else None,
         "class_counts": list(parts.class_counts),
         "samples": batch.samples,
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
     return folder
-
-
-def _table_of(parts: StepConfig) -> dict[str, Any] | None:
-    """The op that encodes the rows of a table, as JSON."""
-    first = next(iter(parts.train_ops), None)
-    return first.model_dump(mode="json") if isinstance(first, EncodeTable) else None
 
 
 def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
@@ -129,8 +125,15 @@ def read_reproducer(folder: Path) -> Reproducer:
         parts = _parts(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
-    _require_fit(where, parts, state, batch)
-    device = _device_of(recipe)
+    try:
+        jax.eval_shape(partial(outcome_of, parts), state, batch)
+    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
+    try:
+        device = recipe.device.open(recipe.parallel).device
+    except PipelineError:  # a step can be examined on any machine it is sent to
+        device = jax.devices()[0]
     return Reproducer(_lowered(parts, where, state, batch, device), state, batch, device, found)
 
 
@@ -160,22 +163,6 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     parts = parts_of(recipe, targets, spec, ops, ())
     frozen = tuple(map(str, document["frozen"]))
     return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)
-
-
-def _device_of(recipe: Recipe) -> jax.Device:
-    try:
-        return recipe.device.open(recipe.parallel).device
-    except PipelineError:  # a step can be examined on any machine it is sent to
-        return jax.devices()[0]
-
-
-def _require_fit(where: Path, parts: StepConfig, state: TrainState, batch: Batch) -> None:
-    """Raise DataError unless the step can be traced with this state and batch."""
-    try:
-        jax.eval_shape(partial(outcome_of, parts), state, batch)
-    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
 
 
 def _read_arrays(path: Path) -> Mapping[str, Any]:

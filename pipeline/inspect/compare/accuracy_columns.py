@@ -143,6 +143,6 @@ def spread(x: np.ndarray) -> MeanAndDeviation:
     """Mean and standard deviation of all elements; NaN where there are none."""
     flat = np.asarray(x, np.float64).ravel()
     if not flat.size:
-        return MeanAndDeviation(nan, nan)
+        return NEITHER
     with np.errstate(invalid="ignore", over="ignore"):
         return MeanAndDeviation(float(flat.mean()), float(flat.std()))

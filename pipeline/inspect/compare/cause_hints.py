@@ -9,6 +9,7 @@ from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.forced_layers import ForcedComparison
 from pipeline.inspect.compare.layer_errors import worst_by_layer
 from pipeline.inspect.compare.tensor_rows import Row
+from pipeline.inspect.dumps.tensor_names import LOSS
 
 GAIN = 4.0
 """How many times the error of what it reads a layer may give before it counts as an amplifier."""
@@ -63,7 +64,9 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
     """Return a table of the layers by themselves, the largest errors over the expected first."""
-    worst = sorted(worst_by_layer(forced.errors).values(), key=lambda one: -one.score)
+    # The logits and the loss itself have no layer of their own to blame.
+    errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
+    worst = sorted(worst_by_layer(errors).values(), key=lambda one: -one.score)
     named = {finding.layer for finding in forced.findings}
     table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
     table += [

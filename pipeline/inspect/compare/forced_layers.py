@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pipeline.inspect.compare.layer_errors import BlamedLayer, LayerError, findings, layer_errors
@@ -53,7 +54,7 @@ class ReferenceStep:
     def in_float64(self) -> LayerTensors:
         """Return the layers' results in float64, computed once."""
         if self._wide is None:
-            self._wide = self._forced(self.programs.exact().forced_in_float64)
+            self._wide = self._forced(partial(self.programs.exact().forced, wide=True))
         return self._wide
 
     def expected_in(self, network: Any, scale: Any = None) -> LayerTensors:

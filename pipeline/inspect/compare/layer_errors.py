@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.inspect.compare.accuracy_columns import norm
 from pipeline.inspect.dumps.layer_programs import LayerTensors
-from pipeline.inspect.dumps.tensor_names import LOSS, Role, TensorName, named_tensors
+from pipeline.inspect.dumps.tensor_names import Role, TensorName, named_tensors
 
 FACTOR, FACTOR_FLOAT32 = 2.0, 3.0
 """How many times its expected error makes a layer a finding: with types of 16 bits, whose roundings
@@ -73,8 +73,6 @@ class LayerError:
     @property
     def score(self) -> float:
         """Above 1 the tensor is a finding."""
-        if self.misshapen:
-            return inf
         if not np.isfinite(self.ratio):
             return inf
         narrow = self.dtype in ("float16", "bfloat16")
@@ -237,11 +235,7 @@ def _kind_of(error: LayerError) -> tuple[str, str, str]:
 
 def findings(errors: Sequence[LayerError]) -> list[BlamedLayer]:
     """Return the layers that make more error than their type explains, the worst first."""
-    worst: dict[str, LayerError] = {}
-    for one in errors:
-        before = worst.get(one.name.layer)
-        if before is None or one.score > before.score:
-            worst[one.name.layer] = one
+    worst = worst_by_layer(errors)
     blamed = [BlamedLayer(layer, one.kind, one) for layer, one in worst.items() if one.score > 1]
     return sorted(blamed, key=lambda one: -one.worst.score)
 
@@ -250,8 +244,7 @@ def worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
     """Return the error of every layer with the largest score."""
     found: dict[str, LayerError] = {}
     for one in errors:
-        if one.name.layer == LOSS and one.name.role != "input_gradient":
-            continue
-        if one.name.layer not in found or one.score > found[one.name.layer].score:
+        before = found.get(one.name.layer)
+        if before is None or one.score > before.score:
             found[one.name.layer] = one
     return found

@@ -14,12 +14,12 @@ from pipeline.checkpoint.restore import listed
 from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
 from pipeline.config.overrides import key_of
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import nearest
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
+from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors
 from pipeline.inspect.dumps.captured_step import CapturedStep, capture
@@ -32,13 +32,7 @@ from pipeline.inspect.dumps.opened_recipe import (
     require_checkpoints,
 )
 from pipeline.inspect.dumps.portions import portions_of
-from pipeline.inspect.dumps.tensor_names import (
-    DATA,
-    TensorName,
-    is_wanted,
-    named_tensors,
-    require_layers,
-)
+from pipeline.inspect.dumps.tensor_names import DATA, is_wanted, named_tensors, require_layers
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.state import TrainState
@@ -57,15 +51,12 @@ class Side:
     run_dir: Path | None = None
     changed: tuple[str, ...] = ()
 
-    @property
-    def has_own_weights(self) -> bool:
-        """Whether it begins at other weights than the other side by its recipe."""
-        return any(key_of(one) == RESTORE for one in self.changed)
-
 
 def side_of_run(run_dir: Path) -> Side:
     """Open a run. Raises DataError where it is none."""
-    return Side(str(run_dir), open_recipe(_recipe_of(run_dir), run_dir), run_dir)
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
+    return Side(str(run_dir), open_recipe(read_run_recipe(run_dir), run_dir), run_dir)
 
 
 def side_of_recipe(overrides: Sequence[str]) -> Side:
@@ -89,12 +80,6 @@ def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -
     )
     opened = open_recipe(recipe, side.run_dir if keeps else None)
     return Side(f"{side.name} with {' '.join(changes)}", opened, side.run_dir, tuple(changes))
-
-
-def _recipe_of(run_dir: Path) -> Recipe:
-    if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
-    return read_run_recipe(run_dir)
 
 
 @dataclass(frozen=True)
@@ -151,8 +136,13 @@ def compare_step(
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if free is None else _rows(free, reference.step, request)
     if left.run_dir is not None and not left.changed:
-        notes += _distance_of_weights(left, step, weights)
-    notes += [] if free is None else _difference_of_data(free, reference.step)
+        notes.append(_distance_of_weights(left, left.run_dir, step, weights))
+    if free is not None and not np.array_equal(free.images, reference.step.images):
+        distance = columns_of(free.images, reference.step.images).relative_euclidean
+        notes.append(
+            f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
+            f"{distance:.3g}"
+        )
     found = reference.compare(programs[1], own)
     wanted = tuple(e for e in found.errors if is_wanted(e.name, request.layers, "all"))
     blamed = tuple(f for f in found.findings if is_wanted(f.worst.name, request.layers, "all"))
@@ -220,7 +210,7 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
 
 def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
     """The weights of the left side: the reference's, with a loss scale of its own."""
-    if left.has_own_weights:
+    if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.parts.loss_scale, right.opened.built.parts.loss_scale
     if scales[0] == scales[1]:
@@ -240,32 +230,19 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
     return compare_tensors(list(left), list(right), left.get, right.get, request.mapped)
 
 
-def _distance_of_weights(left: Side, step: int, weights: Weights) -> list[str]:
+def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
     """How far the left run's own weights of the step are from those that both sides use."""
-    assert left.run_dir is not None, "the side of a run"
-    if step not in saved_steps(left.run_dir / FOLDER):
-        return [f"{left.name} has no checkpoint of step {step}: its own weights are not compared"]
-    own = Weights.of(kept_state(left.opened, left.run_dir, step, Reporter()).state)
+    if step not in saved_steps(run_dir / FOLDER):
+        return f"{left.name} has no checkpoint of step {step}: its own weights are not compared"
+    own = Weights.of(kept_state(left.opened, run_dir, step, Reporter()).state)
     one, other = leaves_by_path(own.params), leaves_by_path(weights.params)
     squares = [float(np.square(np.subtract(one[p], other[p], dtype=np.float64)).sum()) for p in one]
     total = sum(float(np.square(a, dtype=np.float64).sum()) for a in other.values())
     distance = (sum(squares) / total) ** 0.5 if total else 0.0
     worst = max(zip(squares, one, strict=True))[1] if squares else ""
     if distance == 0:
-        return ["the weights of both runs are equal"]
-    return [
+        return "the weights of both runs are equal"
+    return (
         f"the runs' own weights are {distance:.3g} apart (relative Euclidean distance), {worst} "
         "most; both sides are computed with those of the right one"
-    ]
-
-
-def _difference_of_data(free: CapturedStep, reference: CapturedStep) -> list[str]:
-    one, other = free.images, reference.images
-    if one.shape == other.shape and np.array_equal(one, other):
-        return []
-    name = TensorName(DATA, "output")
-    (row,) = compare_tensors([name], [name], lambda _: one, lambda _: other, {})
-    return [
-        f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
-        f"{row.columns.relative_euclidean:.3g}"
-    ]
+    )

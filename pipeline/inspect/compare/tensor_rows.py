@@ -57,14 +57,6 @@ class Thresholds:
         )
 
 
-RANGES: Mapping[str, tuple[float, float]] = {
-    "cosine": (0.0, 1.0),
-    "max_absolute": (1.0, 5.0),
-    "relative_euclidean": (0.0, 1.0),
-}
-"""The values that thresholds may have."""
-
-
 @dataclass(frozen=True)
 class Row:
     """A pair of tensors with its columns; one side is None where it has no counterpart."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -52,41 +54,31 @@ def join(every: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> La
     first = every[0]
     return replace(
         first,
-        inputs=_concatenated([one.inputs for one in every]),
-        outputs=_concatenated([one.outputs for one in every]),
-        input_gradients=_concatenated([one.input_gradients for one in every]),
-        output_gradients=_concatenated([one.output_gradients for one in every]),
-        parameters=_summed([one.parameters for one in every]),
-        statistics=_averaged(statistics),
+        inputs=_merge(np.concatenate, [one.inputs for one in every]),
+        outputs=_merge(np.concatenate, [one.outputs for one in every]),
+        input_gradients=_merge(np.concatenate, [one.input_gradients for one in every]),
+        output_gradients=_merge(np.concatenate, [one.output_gradients for one in every]),
+        parameters=_merge(partial(np.sum, axis=0), [one.parameters for one in every]),
+        statistics=_merge(partial(np.mean, axis=0), statistics),
         logits=np.concatenate([one.logits for one in every]),
         logits_gradient=np.concatenate([one.logits_gradient for one in every]),
         loss=float(np.sum(np.array([one.loss for one in every], first.logits.dtype))),
     )
 
 
-def _concatenated(parts: Sequence[NumpyArrays]) -> NumpyArrays:
-    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
-
-
-def _summed(parts: Sequence[NumpyArrays]) -> NumpyArrays:
-    return {path: np.sum([part[path] for part in parts], axis=0) for path in parts[0]}
-
-
-def _averaged(parts: Sequence[NumpyArrays]) -> NumpyArrays:
-    return {path: np.mean([part[path] for part in parts], axis=0) for path in parts[0]}
+def _merge(combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArrays]) -> NumpyArrays:
+    """Combine the arrays of each path."""
+    return {path: combine([part[path] for part in parts]) for path in parts[0]}
 
 
 def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) -> CapturedStep:
     """Compute a step, and keep the tensors of all layers."""
-    return CapturedStep(
-        tuple(tuple(_captured(programs, weights, shard)) for shard in portions.shards)
-    )
-
-
-def _captured(
-    programs: LayerPrograms, weights: Weights, microbatches: Iterable[Portion]
-) -> Iterable[StepPass]:
-    for portion in microbatches:
-        tensors = programs.free(weights, portion)
-        yield StepPass(weights, portion, tensors)
-        weights = replace(weights, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
+    shards = []
+    for microbatches in portions.shards:
+        used, passes = weights, list[StepPass]()
+        for portion in microbatches:
+            tensors = programs.free(used, portion)
+            passes.append(StepPass(used, portion, tensors))
+            used = replace(used, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
+        shards.append(tuple(passes))
+    return CapturedStep(tuple(shards))

@@ -31,9 +31,11 @@ from pipeline.core.files.npy import parse_npy
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.files.value_text import join_first
 from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
-from pipeline.inspect.dumps.tensor_statistics import statistics_of
 
 ABOUT, TENSORS = "dump.json", "tensors.jsonl"
+STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
+"""The smallest, the largest, the mean, the standard deviation and the Euclidean norm of the finite
+elements; the share of zeros, and the number of elements that are not finite."""
 MODEL_ID = 1
 """Number of the model in CANN's layout: a run has one."""
 MAX_INDEX_BYTES = 256 << 20
@@ -64,9 +66,10 @@ class DumpAbout:
 
 @dataclass(frozen=True)
 class DumpReport:
-    """Where a dump was written, and how much of it."""
+    """Where a dump was written, and how much of it; `loss` is by the program that dumped."""
 
     folder: Path
+    loss: float
     written: int
     nbytes: int
     left_out: tuple[str, ...] = ()
@@ -100,7 +103,9 @@ def write_dump(
     written, nbytes, left_out, name, stopped = 0, 0, list[str](), "its folder", None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", _graph(about))
+        rows = "".join(f"{path}\t{kind}\t{dtype}\n" for path, kind, dtype in about.layers)
+        graph = f"# {about.model}: path, kind and type of every layer\n{rows}"
+        write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", graph)
         (folder / TENSORS).unlink(missing_ok=True)
         for tensor, array in tensors:
             name = str(tensor)
@@ -118,7 +123,7 @@ def write_dump(
                 entry |= {"file": file, "sha256": hashlib.sha256(content).hexdigest()}
                 nbytes += array.nbytes
             with open(folder / TENSORS, "a", encoding="utf-8") as index:
-                index.write(json_text(entry | {"statistics": statistics_of(array)}) + "\n")
+                index.write(json_text(entry | {"statistics": _statistics(array)}) + "\n")
             written += 1
     except OSError as error:
         stopped = f"stops at {name}: {error.strerror or error}"
@@ -127,7 +132,7 @@ def write_dump(
         write_whole(folder / ABOUT, json_text(document, indent=2) + "\n")
     except OSError as error:
         stopped = stopped or f"without {ABOUT}: {error.strerror or error}"
-    return DumpReport(folder, written, nbytes, tuple(left_out), stopped)
+    return DumpReport(folder, about.loss, written, nbytes, tuple(left_out), stopped)
 
 
 def add_run_loss(folder: Path, loss: float) -> None:
@@ -137,15 +142,24 @@ def add_run_loss(folder: Path, loss: float) -> None:
         write_whole(folder / ABOUT, json_text({**about, "run_loss": loss}, indent=2) + "\n")
 
 
+def _statistics(array: np.ndarray) -> dict[str, float | int]:
+    """Return the `STATISTICS` of an array by name, summed in float64; NaN if there is no value."""
+    values = np.asarray(array, np.float64).ravel()
+    finite = values[np.isfinite(values)]
+    figures = [float("nan")] * 5
+    if finite.size:
+        norm = np.sqrt(np.square(finite).sum())
+        extremes = (finite.min(), finite.max(), finite.mean(), finite.std(), norm)
+        figures = list(map(float, extremes))
+    zeros = float(np.mean(values == 0)) if values.size else float("nan")
+    not_finite = int(values.size - finite.size)
+    return dict(zip(STATISTICS, (*figures, zeros, not_finite), strict=True))
+
+
 def _npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
     return file.getvalue()
-
-
-def _graph(about: DumpAbout) -> str:
-    lines = [f"{path}\t{kind}\t{dtype}" for path, kind, dtype in about.layers]
-    return "\n".join([f"# {about.model}: path, kind and type of every layer", *lines, ""])
 
 
 @dataclass(frozen=True)
@@ -226,7 +240,9 @@ def read_dump(folder: Path) -> DumpRecord:
         about = read_json(folder / ABOUT)
         if not isinstance(about, dict):
             raise ValueError("must be a JSON object")
-        _require_layers(about)
+        for row in about.get("layers", ()):
+            if not (isinstance(row, list) and len(row) == 3):
+                raise ValueError("its layers must be rows of path, kind and type")
     except (OSError, ValueError, TypeError) as error:
         raise DataError(printable(f"{folder / ABOUT}: damaged dump: {error}")) from error
     try:
@@ -239,12 +255,6 @@ def read_dump(folder: Path) -> DumpRecord:
     except (*_DAMAGED, OSError) as error:
         raise DataError(printable(f"{folder / TENSORS}: damaged dump: {error}")) from error
     return DumpRecord(folder, about, entries)
-
-
-def _require_layers(about: Mapping[str, Any]) -> None:
-    for row in about.get("layers", ()):
-        if not (isinstance(row, list) and len(row) == 3):
-            raise ValueError("its layers must be rows of path, kind and type")
 
 
 def _parse_entry(found: Any) -> DumpEntry:

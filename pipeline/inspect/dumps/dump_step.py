@@ -15,7 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.captured_step import capture
 from pipeline.inspect.dumps.dump_files import DumpAbout, DumpReport, dump_folder, write_dump
-from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
 from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors
 
@@ -38,14 +38,6 @@ class DumpRequest:
     def now() -> str:
         """Return the time as a folder is named after it."""
         return time.strftime(TIME)
-
-
-@dataclass(frozen=True)
-class WrittenDump:
-    """A dump, and the loss of its step by the program that computed it."""
-
-    report: DumpReport
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ def dump_step(
     programs: LayerPrograms,
     inputs: StepInputs,
     run: DumpedRun,
-) -> WrittenDump:
+) -> DumpReport:
     """Compute a step and write its tensors.
 
     Raises nothing for what the system refuses, which is in the report.
@@ -83,7 +75,7 @@ def dump_step(
     first = next(iter(portions))
     forms = programs.forms(weights, first)
     captured = capture(programs, weights, portions)
-    tensors: LayerTensors = captured.joined()
+    tensors = captured.joined()
     about = DumpAbout(
         recipe=recipe.name,
         model=recipe.model.name,
@@ -104,7 +96,7 @@ def dump_step(
     folder = dump_folder(
         request.root, request.time_text, programs.device.id, recipe.model.name, step
     )
-    return WrittenDump(write_dump(folder, about, wanted, request.limit_bytes), tensors.loss)
+    return write_dump(folder, about, wanted, request.limit_bytes)
 
 
 def loss_check(loss: float, run_loss: float | None) -> str:

@@ -107,29 +107,16 @@ class LayerPrograms:
         tree, portion = jax.device_put((_tree(weights), portion), self.device)
         return _to_numpy(program.call(tree, portion), program.forms)
 
-    def forced(self, weights: Weights, portion: Portion, given: LayerTensors) -> LayerTensors:
+    def forced(
+        self, weights: Weights, portion: Portion, given: LayerTensors, *, wide: bool = False
+    ) -> LayerTensors:
         """Compute every layer from what other tensors say that it reads, forward and backward.
 
-        So errors don't add up: a layer's results differ by what that layer does.
+        So errors don't add up: a layer's results differ by what that layer does. With `wide` it is
+        computed in float64 on the CPU.
         """
-        program = self._program("forced", _forced_pass, weights, portion, given)
-        return self._call_forced(program, weights, portion, given, self.device)
-
-    def forced_in_float64(
-        self, weights: Weights, portion: Portion, given: LayerTensors
-    ) -> LayerTensors:
-        """Compute as `forced` does, in float64 on the CPU."""
-        program = self._program("float64", _forced_pass, weights, portion, given)
-        return self._call_forced(program, weights, portion, given, jax.devices(CPU.name)[0])
-
-    def _call_forced(
-        self,
-        program: _Program,
-        weights: Weights,
-        portion: Portion,
-        given: LayerTensors,
-        device: jax.Device,
-    ) -> LayerTensors:
+        name, device = ("float64", jax.devices(CPU.name)[0]) if wide else ("forced", self.device)
+        program = self._program(name, _forced_pass, weights, portion, given)
         arrays = {
             "outputs": given.outputs,
             "input_gradients": given.input_gradients,
@@ -251,19 +238,8 @@ def _free_pass(
         return loss.minimised * scale, seen
 
     grad = jax.grad(compute, argnums=(0, 1), has_aux=True)
-    (by_params, (by_inputs, by_outputs, by_logits)), seen = grad(params, slots)
-    inputs, outputs, logits, changed, loss = seen
-    return {
-        "inputs": _logical(shapes.forms, inputs),
-        "outputs": _logical(shapes.forms, outputs),
-        "input_gradients": _unscaled(_logical(shapes.forms, by_inputs), scale),
-        "output_gradients": _unscaled(_logical(shapes.forms, by_outputs), scale),
-        "parameters": _unscaled(by_params, scale),
-        "statistics": changed,
-        "logits": logits,
-        "logits_gradient": _unscaled(by_logits, scale),
-        "loss": loss,
-    }
+    (by_params, by_slots), seen = grad(params, slots)
+    return _results(shapes.forms, seen, (by_params, *by_slots), scale)
 
 
 def _forced_pass(
@@ -279,12 +255,8 @@ def _forced_pass(
         observer = LayerObserver(slots[0], given=tensors)
         logits, changed = _apply(config, params, statistics, portion, observer)
         loss = _loss(config, tap(given["logits"], slots[1]), portion)
-        return (observer.outputs, loss.minimised * scale), (
-            observer.inputs,
-            logits,
-            changed,
-            loss.reported,
-        )
+        seen = observer.inputs, observer.outputs, logits, changed, loss.reported
+        return (observer.outputs, loss.minimised * scale), seen
 
     (outputs, total), backward, seen = jax.vjp(compute, params, slots, has_aux=True)
     cotangents = {
@@ -292,12 +264,23 @@ def _forced_pass(
         for path, y in outputs.items()
     }
     by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(total)))
-    inputs, logits, changed, loss = seen
+    return _results(shapes.forms, seen, (by_params, by_inputs, {}, by_logits), scale)
+
+
+def _results(
+    forms: Mapping[str, LayerForm], seen: tuple[Any, ...], gradients: tuple[Any, ...], scale: Any
+) -> dict[str, Any]:
+    """Return the arrays of a pass by the fields of `LayerTensors`.
+
+    `gradients` are those by parameters, inputs, outputs and logits.
+    """
+    inputs, outputs, logits, changed, loss = seen
+    by_params, by_inputs, by_outputs, by_logits = gradients
     return {
-        "inputs": _logical(shapes.forms, inputs),
-        "outputs": _logical(shapes.forms, outputs),
-        "input_gradients": _unscaled(_logical(shapes.forms, by_inputs), scale),
-        "output_gradients": {},
+        "inputs": _logical(forms, inputs),
+        "outputs": _logical(forms, outputs),
+        "input_gradients": _unscaled(_logical(forms, by_inputs), scale),
+        "output_gradients": _unscaled(_logical(forms, by_outputs), scale),
         "parameters": _unscaled(by_params, scale),
         "statistics": changed,
         "logits": logits,

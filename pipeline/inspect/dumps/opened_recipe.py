@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,7 +83,8 @@ class OpenedRecipe:
         from pipeline.stages.warm_start import restore_weights_of
 
         like = self.built.state
-        warm = restore_weights_of(self.recipe, self.dataset, like, _ignore).over(state)
+        weights = restore_weights_of(self.recipe, self.dataset, like, lambda _: None)
+        warm = weights.over(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 
 
@@ -180,6 +180,3 @@ def logged_loss(run_dir: Path, step: int) -> float | None:
         if line.step == step + 1:
             return line.numbers().get("loss")
     return None
-
-
-_ignore: Callable[[str], None] = lambda text: None  # noqa: E731

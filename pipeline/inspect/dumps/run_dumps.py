@@ -15,12 +15,11 @@ from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.autopsy.on_failure import batch_of
-from pipeline.inspect.dumps.dump_files import add_run_loss
+from pipeline.inspect.dumps.dump_files import DumpReport, add_run_loss
 from pipeline.inspect.dumps.dump_step import (
     DumpedRun,
     DumpRequest,
     StepInputs,
-    WrittenDump,
     dump_step,
     loss_check,
 )
@@ -52,7 +51,7 @@ class RunDumps(Dumps):
     _time: str = field(default_factory=DumpRequest.now)
     _programs: dict[int, LayerPrograms] = field(default_factory=dict)
     """By the first step of a phase: each is compiled once."""
-    _waiting: dict[int, WrittenDump] = field(default_factory=dict)
+    _waiting: dict[int, DumpReport] = field(default_factory=dict)
     """Dumps whose step the run has not done yet."""
     _ended: bool = False
 
@@ -92,9 +91,9 @@ class RunDumps(Dumps):
         except Exception as error:  # a run is worth more than a dump of it
             self._end(f"dump of step {step}: {type(error).__name__}: {error}")
             return
-        self.reporter.stage("dump", f"step {step}: {written.report}")
-        if written.report.stopped is not None:
-            self._end(f"dump of step {step} {written.report.stopped}")
+        self.reporter.stage("dump", f"step {step}: {written}")
+        if written.stopped is not None:
+            self._end(f"dump of step {step} {written.stopped}")
         else:
             self._waiting[step] = written
 
@@ -102,7 +101,7 @@ class RunDumps(Dumps):
         self._ended = True
         self.reporter.warn(f"{why}; no later one is made, and the run goes on")
 
-    def _dump(self, state: TrainState, step: int) -> WrittenDump:
+    def _dump(self, state: TrainState, step: int) -> DumpReport:
         spec = self.recipe.dump
         root = spec.path or self.run_dir / DUMP
         if spec.path is None:
@@ -127,4 +126,4 @@ class RunDumps(Dumps):
                 continue
             loss = float(telemetry.loss[at])
             self.reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
-            add_run_loss(written.report.folder, loss)
+            add_run_loss(written.folder, loss)

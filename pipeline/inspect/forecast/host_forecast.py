@@ -98,7 +98,10 @@ def forecast_step(
     if count > 1 or work.cuts is not None:
         raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
-    parts = parts_of(_traced(work, state), _platform(backend.device))
+    # XLA's name of the platform: "cuda" of a device that jax calls "gpu".
+    platform = backend.device.platform
+    platform = platform_of(platform).lowering_name or platform
+    parts = parts_of(_traced(work, state), platform)
     times = _times_us(parts, backend.device, looped=not work.single_steps)
     measured_us = sum(parts[part] * us for part, us in times.items())
     by_kind = _by_kind(parts, times)
@@ -114,10 +117,6 @@ def forecast_step(
         measured=len(times),
         measured_share=measured_us / (sum(by_kind.values()) + rest_us),
     )
-
-
-def _platform(device: jax.Device) -> str:
-    return platform_of(device.platform).lowering_name or device.platform
 
 
 def _traced(work: CompileInputs, state: TrainState) -> Any:

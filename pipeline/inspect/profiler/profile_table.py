@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.core.files.value_text import bytes_text
-from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
+from pipeline.inspect.profiler.step_profile import StepProfile, StepVerdict
 
 ROWS = 12
 WIDEST = 34
@@ -29,7 +29,9 @@ def _head(profile: StepProfile) -> Iterator[str]:
     measured = profile.source == "measured"
     steps = f"{profile.steps} traced steps" if measured else "MODELLED, not measured"
     yield f"{profile.recipe} on {profile.device}, batch {profile.batch_size:,}: {steps}"
-    yield f"  step       {_ms(profile.step_ms)} ms{_traced(profile)}{_rates(profile)}"
+    traced_ms = profile.traced_step_ms
+    traced = "" if traced_ms is None else f" ({_ms(traced_ms)} traced)"
+    yield f"  step       {_ms(profile.step_ms)} ms{traced}{_rates(profile)}"
     if profile.iteration is not None:
         one = profile.iteration
         yield (
@@ -57,10 +59,6 @@ def _head(profile: StepProfile) -> Iterator[str]:
             f"are {found.parts_of_step:.1%} of the traced steps; {found.overlap:.2f} operators at "
             "once"
         )
-
-
-def _traced(profile: StepProfile) -> str:
-    return "" if profile.traced_step_ms is None else f" ({_ms(profile.traced_step_ms)} traced)"
 
 
 def _rates(profile: StepProfile) -> str:
@@ -108,7 +106,10 @@ def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
     yield _row("layer", [*heads, *(word for one in others for word in _heads(one))])
     for layer in first.layers[:rows]:
         cells = [_ms(layer.forward_ms), _ms(layer.backward_ms), _ms(layer.ms)]
-        cells += [f"{layer.share:.1%}", *_layer_rates(layer)]
+        # Billions a second.
+        per_s = KILO / layer.ms / GIGA if layer.ms else 0.0
+        rates = [f"{layer.flops * per_s:,.1f}", f"{layer.nbytes * per_s:,.1f}"]
+        cells += [f"{layer.share:.1%}", *(rates if layer.ms else ["", ""])]
         for other in others:
             found = next((one for one in other.layers if one.layer == layer.layer), None)
             cells += ["", ""] if found is None else [_ms(found.ms), f"{found.share:.1%}"]
@@ -119,13 +120,6 @@ def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
             f"{len(left)} others",
             ["", "", _ms(sum(o.ms for o in left)), f"{sum(o.share for o in left):.1%}"],
         )
-
-
-def _layer_rates(layer: LayerTime) -> tuple[str, str]:
-    if not layer.ms:
-        return "", ""
-    seconds = layer.ms / KILO
-    return f"{layer.flops / seconds / GIGA:,.1f}", f"{layer.nbytes / seconds / GIGA:,.1f}"
 
 
 def _operators(profile: StepProfile, rows: int | None) -> Iterator[str]:

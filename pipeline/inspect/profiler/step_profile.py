@@ -51,8 +51,8 @@ class OperatorTime:
     ms: float
     share: float
     busy_ms: float
-    flops: float
-    nbytes: float
+    flops: float = 0.0
+    nbytes: float = 0.0
     of_flops: float | None = None
     of_bytes: float | None = None
 

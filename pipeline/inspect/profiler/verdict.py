@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.backends.feed.feed_stats import FeedReport
 from pipeline.backends.graph.hlo_program import CONVERSIONS
@@ -236,17 +237,29 @@ def _converting(evidence: Evidence) -> StepVerdict | None:
 
 
 def _memory_bound(evidence: Evidence) -> StepVerdict | None:
-    bound = list(_limited(evidence, by_memory=True))
+    return _bound(evidence, list(_limited(evidence, by_memory=True)), "memory")
+
+
+def _compute_bound(evidence: Evidence) -> StepVerdict | None:
+    return _bound(evidence, list(_limited(evidence, by_memory=False)), "compute")
+
+
+def _bound(
+    evidence: Evidence, bound: Sequence[OperatorTime], resource: Literal["memory", "compute"]
+) -> StepVerdict | None:
+    """Whether operators that one resource limits take most of the time."""
     share = _share_of_operators(evidence, bound)
     if share < MOSTLY:
         return None
     peaks = evidence.profile.peaks
-    roof = f" of {peaks.bytes_per_s / 1e9:.0f} GB/s" if peaks else ""
-    why = (
-        f"{share:.0%} of the operators' time is at {_mean(bound, 'of_bytes'):.0%}{roof}; "
-        f"largest: {_places(bound)}"
-    )
-    return StepVerdict("memory-bound", share, why)
+    if resource == "memory":
+        mean = _mean(bound, "of_bytes")
+        roof = f" of {peaks.bytes_per_s / 1e9:.0f} GB/s" if peaks else ""
+    else:
+        mean = _mean(bound, "of_flops")
+        roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
+    why = f"{share:.0%} of the operators' time is at {mean:.0%}{roof}; largest: {_places(bound)}"
+    return StepVerdict(f"{resource}-bound", share, why)
 
 
 def _elementwise(evidence: Evidence) -> StepVerdict | None:
@@ -277,20 +290,6 @@ def _elementwise(evidence: Evidence) -> StepVerdict | None:
     change = _without(evidence, ms, f"leave out or replace layer {layer}")
     named = None if layer.startswith("(") else layer
     return StepVerdict("elementwise-bound", share, why, change, layer=named)
-
-
-def _compute_bound(evidence: Evidence) -> StepVerdict | None:
-    bound = list(_limited(evidence, by_memory=False))
-    share = _share_of_operators(evidence, bound)
-    if share < MOSTLY:
-        return None
-    peaks = evidence.profile.peaks
-    roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
-    why = (
-        f"{share:.0%} of the operators' time is at {_mean(bound, 'of_flops'):.0%}{roof}; "
-        f"largest: {_places(bound)}"
-    )
-    return StepVerdict("compute-bound", share, why)
 
 
 def _operators(evidence: Evidence) -> StepVerdict:

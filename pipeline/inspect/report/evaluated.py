@@ -210,35 +210,31 @@ def _compiled(
 
 
 def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) -> ClassPredictions:
-    parts = [_classes_of(rows, outputs, labels, ignore_index) for rows, outputs, labels in batches]
+    parts = []
+    for rows, outputs, labels in batches:
+        outputs = outputs.astype(np.float64)
+        true = labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
+        if ignore_index is not None:
+            valid = true != ignore_index
+            rows, outputs, true = (array[valid] for array in (rows, outputs, true))
+        with np.errstate(invalid="ignore"):  # of a network that diverged
+            powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+            probabilities = powers / powers.sum(axis=-1, keepdims=True)
+        each = np.arange(len(rows))
+        predicted = outputs.argmax(axis=-1)
+        own = outputs[each, true][:, None]
+        before = np.arange(outputs.shape[-1]) < true[:, None]
+        ahead = ((outputs > own) | ((outputs == own) & before)).sum(axis=-1)
+        of_label = probabilities[each, true]
+        parts.append((rows, true, predicted, probabilities[each, predicted], of_label, ahead < 5))
     columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
     # Buckets are evaluated one after the other.
     order = np.argsort(columns[0], kind="stable")
-    rows, labels, predicted, probability, of_label, in_top5 = (part[order] for part in columns)
+    rows, true, predicted, probability, of_label, in_top5 = (column[order] for column in columns)
     if not len(rows):
         raise DataError("all labels of the evaluation split are dataset.ignore_index")
-    counts = _count(labels, predicted, classes)
-    return ClassPredictions(rows, labels, predicted, probability, of_label, in_top5, counts)
-
-
-def _classes_of(
-    rows: np.ndarray, outputs: np.ndarray, labels: np.ndarray, ignore_index: int | None
-) -> tuple[np.ndarray, ...]:
-    outputs = outputs.astype(np.float64)
-    true = labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
-    if ignore_index is not None:
-        valid = true != ignore_index
-        rows, outputs, true = rows[valid], outputs[valid], true[valid]
-    with np.errstate(invalid="ignore"):  # of a network that diverged
-        powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-        probabilities = powers / powers.sum(axis=-1, keepdims=True)
-    each = np.arange(len(rows))
-    predicted = outputs.argmax(axis=-1)
-    own = outputs[each, true][:, None]
-    before = np.arange(outputs.shape[-1]) < true[:, None]
-    ahead = ((outputs > own) | ((outputs == own) & before)).sum(axis=-1)
-    of_label = probabilities[each, true]
-    return rows, true, predicted, probabilities[each, predicted], of_label, ahead < 5
+    counts = _count(true, predicted, classes)
+    return ClassPredictions(rows, true, predicted, probability, of_label, in_top5, counts)
 
 
 def _positions(
@@ -284,20 +280,19 @@ def _added(one: ClassCounts, other: ClassCounts) -> ClassCounts:
 
 
 def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
-    rows, outputs, labels = _joined(batches)
-    order = np.argsort(rows, kind="stable")
-    true = targets.in_units(labels.reshape(len(rows), -1).astype(np.float64))
-    return NumberPredictions(true[order], targets.in_units(outputs.astype(np.float64))[order])
+    outputs, labels = _joined(batches)
+    true = targets.in_units(labels.reshape(len(labels), -1).astype(np.float64))
+    return NumberPredictions(true, targets.in_units(outputs.astype(np.float64)))
 
 
 def _labels(batches: Iterator[Rows]) -> LabelPredictions:
-    rows, outputs, labels = _joined(batches)
-    order = np.argsort(rows, kind="stable")
-    probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))
-    return LabelPredictions((labels > 0.5)[order], probabilities[order])
+    outputs, labels = _joined(batches)
+    return LabelPredictions(labels > 0.5, 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2)))
 
 
-def _joined(batches: Iterator[Rows]) -> Rows:
+def _joined(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs and labels in the order of the split."""
     parts = list(batches)
     rows, outputs, labels = (np.concatenate([part[n] for part in parts]) for n in range(3))
-    return rows, outputs, labels
+    order = np.argsort(rows, kind="stable")
+    return outputs[order], labels[order]

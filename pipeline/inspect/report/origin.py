@@ -43,7 +43,7 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
     """Rows of the origin of a run, its processes, and what was made of it."""
 
     def row(what: str, name: str, when: str = "") -> dict[str, str]:
-        return {"what": what, "name": name, "when": _time(when)}
+        return {"what": what, "name": name, "when": when[:16].replace("T", " ")}
 
     yield row("data", " ".join(filter(None, (data_of(run), run.data))))
     if ops := ops_of(run):
@@ -70,10 +70,6 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
     for made in read_descendants(run.run_dir):
         yield row(f"{made.made} as", made.to, made.at)
-
-
-def _time(text: str) -> str:
-    return text[:16].replace("T", " ")
 
 
 def _profile(run_dir: Path) -> list[Block]:

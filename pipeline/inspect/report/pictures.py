@@ -54,16 +54,12 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) 
     for number, (shown, lines) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
         x, y = GAP + column * (CELL + GAP), GAP + row * (CELL + CAPTION + GAP)
-        scaled = _fitted(shown.convert("RGB"))
+        scale = CELL / max(shown.size)
+        size = max(1, round(shown.width * scale)), max(1, round(shown.height * scale))
+        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        scaled = shown.convert("RGB").resize(size, how)
         result.paste(scaled, (x + (CELL - scaled.width) // 2, y + (CELL - scaled.height) // 2))
         for place, (line, ink) in enumerate(zip(lines, ("#b3261e", "#1d2429"), strict=True)):
             text = line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
             pen.text((x, y + CELL + 3 + 15 * place), text, fill=ink, font_size=12)
     return result
-
-
-def _fitted(image: Image.Image) -> Image.Image:
-    scale = CELL / max(image.size)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    return image.resize(size, how)
