@@ -10,7 +10,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
+AUTOPSY = "autopsy.json"
+REPRODUCER = "reproducer"
 """The findings about a bad step that ended the run, and the files that repeat it."""
 EARLIER_AUTOPSY = "earlier_autopsy"
 """Both, of the last bad step that ended the run before it was resumed."""

@@ -20,7 +20,10 @@ from pathlib import Path
 from pipeline.core.files.atomic_write import sync
 
 FOLDER = "checkpoints"
-STATE, HOST, RECIPE, METRICS = "state", "host", "recipe", "metrics"
+STATE = "state"
+HOST = "host"
+RECIPE = "recipe"
+METRICS = "metrics"
 """Folders of a checkpoint; the last one only where the best is kept."""
 JSON = "metadata"
 """File in `HOST` and `RECIPE`."""

@@ -82,7 +82,8 @@ class Checkpoints:
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
-        self._recipe, self._recipe_digest = dict(recipe or {}), recipe_digest
+        self._recipe = dict(recipe or {})
+        self._recipe_digest = recipe_digest
         self._retention = retention
         self._copies = copies
         self._requested: int | None = None
@@ -119,14 +120,14 @@ class Checkpoints:
         `host_state` is JSON. Where the step is saved already, only the metrics are added.
         """
         with self._writing(f"save step {step}"):
-            known = step == self._requested or step in saved_steps(self._root)
-        kept_metrics = metrics if self._retention.best is not None else None
+            is_saved = step == self._requested or step in saved_steps(self._root)
+        best_metrics = metrics if self._retention.best is not None else None
         self.finish()
         self._requested = step
-        if known:
-            if kept_metrics:
+        if is_saved:
+            if best_metrics:
                 with self._writing(f"save the metrics of step {step}"):
-                    add_metrics(checkpoint_path(self._root, step), kept_metrics)
+                    add_metrics(checkpoint_path(self._root, step), best_metrics)
                     self._remove_old()
             return
         # Copied: the device reuses these buffers while they are still being written.
@@ -135,8 +136,8 @@ class Checkpoints:
             f"{HOST}/{JSON}": json.dumps(host_state),
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),
         }
-        if kept_metrics:
-            texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(kept_metrics))
+        if best_metrics:
+            texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(best_metrics))
         logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 

@@ -71,7 +71,7 @@ def verify(folder: Path) -> None:
     """
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         # In the order of the manifest, so that of several faults the first one is named.
-        for _ in threads.map(_verify_file, *zip(*_listed(folder), strict=True)):
+        for _ in threads.map(_verify_file, *zip(*_match_entries(folder), strict=True)):
             pass
 
 
@@ -90,7 +90,7 @@ def require_complete(folder: Path) -> None:
 
     Raises DamagedError, and RunError as `unreadable` does.
     """
-    for file, entry in _listed(folder):
+    for file, entry in _match_entries(folder):
         try:
             size_bytes = file.stat().st_size
         except OSError as error:
@@ -109,7 +109,7 @@ def read_json(file: Path) -> Any:
         raise DamagedError(f"{file}: is no JSON: {error}") from error
 
 
-def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
     """Return the files of a checkpoint with their entries; there must be no others."""
     entries = _read_entries(folder / MANIFEST)
     try:
@@ -161,7 +161,7 @@ def _files(folder: Path) -> dict[str, Path]:
         raise error
 
     walked = os.walk(folder, onerror=fail)
-    paths = (Path(parent, name) for parent, *names in walked for name in chain(*names))
+    paths = (Path(parent, name) for parent, *names in walked for name in chain.from_iterable(names))
     for path in sorted(paths):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():

@@ -91,9 +91,11 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
     if not jax.distributed.is_initialized():
         return ocp.options.MultiprocessingOptions()
-    own = jax.process_index()
+    process = jax.process_index()
     return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=f"process_{process}",
     )
 
 
@@ -132,14 +134,14 @@ def _error_number(error: Exception) -> int | None:
     """Return the errno of an error of the system, which tensorstore has in its text."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(match[1]) if match else None
 
 
-def _show(shown: Callable[[Any], object], unraisable: Any) -> None:
+def _show(next_hook: Callable[[Any], object], unraisable: Any) -> None:
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        shown(unraisable)
+        next_hook(unraisable)
 
 
 def _check_places(folder: Path) -> None:

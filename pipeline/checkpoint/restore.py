@@ -146,17 +146,17 @@ def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
 
     Raises DataError.
     """
-    wanted = leaves_by_path(like)
-    problems = [f"{path} is missing" for path in wanted if path not in arrays]
-    problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
+    expected = leaves_by_path(like)
+    problems = [f"{path} is missing" for path in expected if path not in arrays]
+    problems += [f"{path} is not in this network" for path in arrays if path not in expected]
     problems += [
         f"{path} is {_form(arrays[path])}, this network needs {_form(leaf)}"
-        for path, leaf in wanted.items()
+        for path, leaf in expected.items()
         if path in arrays and _form(arrays[path]) != _form(leaf)
     ]
     if problems:
         raise DataError(f"{where}: of another recipe: {listed(problems)}")
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in wanted])
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in expected])
 
 
 def _form(array: Any) -> str:

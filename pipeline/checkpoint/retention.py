@@ -33,12 +33,12 @@ class Retention:
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
         due = [step for step in steps if self.holds(step)]
-        kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
+        retained: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
-            kept.add(_best(root, steps, self.best))
+            retained.add(_best(root, steps, self.best))
         if self.minutes is not None:
-            kept.update(_spaced(root, steps, 60.0 * self.minutes))
-        return [step for step in steps if step not in kept]
+            retained.update(_select_spaced(root, steps, 60.0 * self.minutes))
+        return [step for step in steps if step not in retained]
 
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
@@ -51,7 +51,7 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     sync(folder)
 
 
-def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
+def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
     """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
 
     One whose time of saving is not known is passed over, and so removed like any other.
@@ -78,8 +78,8 @@ def _saved_at(manifest: Path) -> float | None:
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
     sign = 1 if metric_directions([metric])[metric] == "max" else -1
-    known = {step: _read_value(checkpoint_path(root, step), metric) for step in steps}
-    values = {step: sign * value for step, value in known.items() if value is not None}
+    readings = {step: _read_value(checkpoint_path(root, step), metric) for step in steps}
+    values = {step: sign * value for step, value in readings.items() if value is not None}
     return max(values, key=lambda step: (values[step], step), default=None)
 
 

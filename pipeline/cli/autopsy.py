@@ -18,10 +18,10 @@ def main(run_dir: Path) -> CommandResult:
     kept = read_reproducer(run_dir)
     again = examine(kept.parts, kept.state, kept.batch, kept.device)
     print(printable_lines(str(again)))
-    is_same = str(again) == kept.found
+    is_same = str(again) == kept.finding
     if is_same:
         print("this is what the run has found")
     else:
-        print(printable_lines(f"the run has found:\n{kept.found}"))
-    facts = {**again.to_dict(), "run_found": kept.found, "same": is_same}
+        print(printable_lines(f"the run has found:\n{kept.finding}"))
+    facts = {**again.to_dict(), "run_found": kept.finding, "same": is_same}
     return CommandResult(facts, exit_status=0 if is_same else 1)

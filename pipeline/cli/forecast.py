@@ -19,7 +19,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.inspect.forecast.host_forecast import checked, forecast_step
+from pipeline.inspect.forecast.host_forecast import forecast_step, measured_line
 from pipeline.stages.autosink.dispatch_costs import OFF, first_look
 from pipeline.stages.autosink.timed_runs import TimedRuns
 from pipeline.stages.build import Built, build
@@ -74,7 +74,7 @@ def forecast_recipe(
     if not check:
         return str(forecast), facts
     measured_ms = measure_step(recipe, dataset, lowered, backend, reporter)
-    text = f"{forecast}\n{checked(forecast, measured_ms)}"
+    text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
     return text, {**facts, "measured_ms": measured_ms}
 
 

@@ -110,7 +110,7 @@ class _Replay:
         """The finding for a cause: operation, layer, tensors and samples."""
         origin = cause.origin
         if origin.named is not None and origin.number < 0:
-            return self._of_input(origin)
+            return self._find_in_input(origin)
         phase = phase_of(origin.scope, of_loss=of_loss)
         named = _gradient_in(origin) if phase == "gradient norm" else None
         layer = layer_named(origin.scope)
@@ -127,10 +127,11 @@ class _Replay:
             self._samples(origin, phase),
         )
 
-    def _of_input(self, origin: Origin) -> Finding:
+    def _find_in_input(self, origin: Origin) -> Finding:
         assert origin.named is not None, "inputs have names"
         assert origin.result is not None, "a cause has been looked at"
-        kind, name = origin.named.kind, origin.named.name
+        kind = origin.named.kind
+        name = origin.named.name
         tensor = Tensor(kind, name, origin.result)
         if kind == COLUMN:
             rows = bad_rows(origin.array, origin.array.shape[0])
@@ -141,15 +142,18 @@ class _Replay:
     def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
         """The result of the operation, with a name."""
         assert origin.result is not None, "a cause has been looked at"
-        layer, read = layer_named(origin.scope), [operand.named for operand in origin.operands]
-        kind, name = KINDS[phase], f"of {layer}" if layer else ""
+        layer = layer_named(origin.scope)
+        read = [operand.named for operand in origin.operands]
+        kind = KINDS[phase]
+        name = f"of {layer}" if layer else ""
         if gradient is not None:
             name = f"of {gradient.name}, squared"
         elif phase == "data":
             position = int(layer.removeprefix(f"{DATA}.").partition(".")[0])
             name = f"{' and '.join(self.parts.train_ops[position].columns)} after that op"
         elif origin.primitive == "convert_element_type" and read[0] is not None:
-            kind, name = read[0].kind, f"{read[0].name}, as the layer reads it"
+            kind = read[0].kind
+            name = f"{read[0].name}, as the layer reads it"
         return Tensor(kind, name, origin.result)
 
     def _inputs_of(self, layer: str) -> tuple[Tensor, ...]:
@@ -168,7 +172,8 @@ class _Replay:
     def _samples(self, origin: Origin, phase: Phase) -> BadSamples | None:
         if origin.result is None or phase == "gradient norm":
             return None
-        layer, shape = layer_named(origin.scope), origin.result.shape
+        layer = layer_named(origin.scope)
+        shape = origin.result.shape
         shapes = {tensor.range.shape for tensor in self._parameters_of(layer)}
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
@@ -195,13 +200,13 @@ class _Replay:
 
 def _input(path: str, leaf: Any) -> ReplayValue:
     """An input of the step, `0/params/conv_0/kernel`, with its name."""
-    _, _, rest = path.partition("/")
-    field, _, name = rest.partition("/")
+    _, _, inner_path = path.partition("/")
+    field, _, name = inner_path.partition("/")
     named = NamedTensor(_INPUTS.get(field, field), name)
     if not is_float(leaf) or np.isfinite(largest(leaf)):
         return ReplayValue(leaf, named)
-    found = range_of(leaf)
-    origin = Origin(-1, "", "", found.nan > 0, result=found, array=leaf, named=named)
+    input_range = range_of(leaf)
+    origin = Origin(-1, "", "", input_range.nan > 0, result=input_range, array=leaf, named=named)
     return ReplayValue(leaf, named, origin=origin)
 
 

@@ -62,8 +62,8 @@ class Examination:
         except Exception as error:  # the bad step matters more than any error here
             self.reporter.warn(f"no autopsy of step {bad}: {type(error).__name__}: {error}")
             return Examined(largest_weight=largest_weight)
-        found = autopsy.finding
-        in_data = found is not None and found.phase == "data"
+        finding = autopsy.finding
+        in_data = finding is not None and finding.phase == "data"
         return Examined(not autopsy.is_fault_of_machine, in_data, largest_weight)
 
     def _examine(self, state: TrainState, bad: int) -> Autopsy:
@@ -84,7 +84,8 @@ class Examination:
             "the same program gave another result on the same state and batch; a fault of memory "
             "or processor is likely, so check this machine and resume the run"
         )
-        loss, grad_norm = again.loss[-1], again.grad_norm[-1]
+        loss = again.loss[-1]
+        grad_norm = again.grad_norm[-1]
         return Autopsy(bad, float(loss), float(grad_norm), None, reason, is_fault_of_machine=True)
 
 

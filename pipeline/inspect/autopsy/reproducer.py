@@ -51,7 +51,8 @@ from pipeline.training.freezing import config_at
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.state import FreezePhase, StepConfig, TrainState
 
-ARRAYS, STEP = "arrays.npz", "step.json"
+ARRAYS = "arrays.npz"
+STEP = "step.json"
 _STATE = ("params", "batch_stats")
 
 
@@ -64,7 +65,7 @@ class Reproducer:
     batch: Batch
     device: jax.Device
     """The device of the run, where this machine has it."""
-    found: str
+    finding: str
     """The finding of the run, as text."""
 
 
@@ -99,13 +100,13 @@ def write_reproducer(
 
 
 def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
-    kept = {
+    tree = {
         "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
         "batch": {
             name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
         },
     }
-    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(kept).items()}
+    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
 
 
 def read_reproducer(folder: Path) -> Reproducer:
@@ -115,10 +116,11 @@ def read_reproducer(folder: Path) -> Reproducer:
     valid, RunError where its choice of lowerings can't be read.
     """
     where = _find(folder)
-    recipe, tree = read_run_recipe(where), _read_arrays(where / ARRAYS)
+    recipe = read_run_recipe(where)
+    tree = _read_arrays(where / ARRAYS)
     try:
         document = read_json(where / STEP)
-        found = str(document["autopsy"]["text"])
+        finding = str(document["autopsy"]["text"])
         samples = document["samples"]
         batch = Batch(**tree["batch"], samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
@@ -134,7 +136,9 @@ def read_reproducer(folder: Path) -> Reproducer:
         device = recipe.device.open(recipe.parallel).device
     except PipelineError:  # a step can be examined on any machine it is sent to
         device = jax.devices()[0]
-    return Reproducer(_lowered(parts, where, state, batch, device), state, batch, device, found)
+    return Reproducer(
+        _apply_lowerings(parts, where, state, batch, device), state, batch, device, finding
+    )
 
 
 def _find(folder: Path) -> Path:
@@ -173,23 +177,24 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: its names are no state and batch: {error}") from error
 
 
-def _lowered(
+def _apply_lowerings(
     parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
 ) -> StepConfig:
     """The configuration with the run's lowerings, where it had some and this machine has them."""
-    file, network = folder / LOWERINGS, parts.network
+    file = folder / LOWERINGS
+    network = parts.network
     if not file.exists() or not isinstance(network, Network):
         return parts
-    chosen = read_choice(file)
+    choice = read_choice(file)
     size = microbatch_size(batch.sample.shape[0], parts.accumulate)
-    laid_out = replace(parts, network=network.clone(layout=chosen.layout))
+    laid_out = replace(parts, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
     # Always the user's own cache: a stranger's recipe must not decide where to write.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
-    kept = Tuning("off", "exhaustive", cache, chosen.lowerings)
+    tuning = Tuning("off", "exhaustive", cache, choice.lowerings)
     try:
-        choose_lowerings(problems, device, kept, lambda _: nullcontext())
+        choose_lowerings(problems, device, tuning, lambda _: nullcontext())
     except RunError:
         return parts
-    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
+    lowered = network.clone(policy=choice.lowerings, layout=choice.layout)
     return replace(parts, network=lowered)

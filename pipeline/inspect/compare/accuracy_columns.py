@@ -120,14 +120,16 @@ def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
         return 0.0
     if any(zeros):
         return nan
-    p, q = _distribution(x), _distribution(y)
+    p = _distribution(x)
+    q = _distribution(y)
     result = float((p * np.log(p / q)).sum())
     return 0.0 if abs(result) < EPSILON else result
 
 
 def _distribution(x: np.ndarray) -> np.ndarray:
     """x scaled from 0 to 1, raised to epsilon and divided by the sum; equal elements stay so."""
-    low, high = x.min(), x.max()
+    low = x.min()
+    high = x.max()
     scaled = (x - low) / (high - low) if high > low else np.ones_like(x)
     raised: np.ndarray = np.maximum(scaled, EPSILON)
     return raised / raised.sum()

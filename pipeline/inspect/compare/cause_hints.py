@@ -54,33 +54,33 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
         for row in rows
         if row.left is not None and not isnan(row.columns.relative_euclidean)
     }
-    found = []
-    for (layer, role), given in errors.items():
-        read = errors.get((layer, "input"), 0.0)
-        if role == "output" and read > NOTICED and given > GAIN * read:
-            found.append((layer, given / read))
-    return sorted(found, key=lambda one: -one[1])
+    gains = []
+    for (layer, role), error in errors.items():
+        input_error = errors.get((layer, "input"), 0.0)
+        if role == "output" and input_error > NOTICED and error > GAIN * input_error:
+            gains.append((layer, error / input_error))
+    return sorted(gains, key=lambda gain: -gain[1])
 
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
     """Return a table of the layers by themselves, the largest errors over the expected first."""
     # The logits and the loss itself have no layer of their own to blame.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
-    worst = sorted(worst_by_layer(errors).values(), key=lambda one: -one.score)
+    worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
     named = {finding.layer for finding in forced.findings}
     table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
     table += [
         (
-            one.name.layer,
-            one.kind,
-            one.dtype,
-            one.name.tensor_index,
-            f"{one.error:.3g}",
-            f"{one.expected:.3g}",
-            f"{one.ratio:.3g}",
-            f"{one.pattern:.3g}",
+            error.name.layer,
+            error.kind,
+            error.dtype,
+            error.name.tensor_index,
+            f"{error.error:.3g}",
+            f"{error.expected:.3g}",
+            f"{error.ratio:.3g}",
+            f"{error.pattern:.3g}",
         )
-        for one in worst[:limit]
+        for error in worst[:limit]
     ]
     lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
     return [f"{'!' if row[0] in named else ' '} {line}".rstrip() for row, line in lines]

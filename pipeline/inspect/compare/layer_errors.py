@@ -20,7 +20,8 @@ from pipeline.inspect.compare.accuracy_columns import norm
 from pipeline.inspect.dumps.layer_programs import LayerTensors
 from pipeline.inspect.dumps.tensor_names import Role, TensorName, named_tensors
 
-FACTOR, FACTOR_FLOAT32 = 2.0, 3.0
+FACTOR = 2.0
+FACTOR_FLOAT32 = 3.0
 """How many times its expected error makes a layer a finding: with types of 16 bits, whose roundings
 both sides do at the same places, and in float32, where sums are rounded in another order."""
 PATTERN = 12.0
@@ -28,7 +29,8 @@ PATTERN = 12.0
 FACTOR_WINOGRAD = 12.0
 """The same for convolutions of a side that computes some by Winograd's formulas, whose sums before
 and after the products lose digits: 3.9 and 4.5 times the expected error were measured."""
-FEW, PATTERN_SIZE = 6.0, 256
+FEW = 6.0
+PATTERN_SIZE = 256
 """The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
 has a pattern of as many elements."""
 MAX_KIND = 3.0
@@ -120,19 +122,23 @@ def layer_errors(
     them were forced to read. `has_winograd`: the side computes convolutions by those formulas.
     """
     arrays = [dict(_made(tensors)) for tensors in (examined, wide, *expected)]
-    found = []
+    errors = []
     for name, true in arrays[1].items():
-        own = arrays[0].get(name)
-        if own is None:
+        array = arrays[0].get(name)
+        if array is None:
             continue
         form = examined.forms.get(name.layer)
         kind, dtype = (form.kind, form.dtype) if form is not None else ("loss", "float32")
-        smallest = _unit(dtype) * _cancelled(name, true, read)
-        others = [one[name] for one in arrays[2:] if name in one and one[name].shape == true.shape]
+        smallest = _unit(dtype) * _norm_of_terms(name, true, read)
+        references = [
+            by_name[name]
+            for by_name in arrays[2:]
+            if name in by_name and by_name[name].shape == true.shape
+        ]
         error = LayerError(name, kind, dtype, int(true.size), nan, 0.0, nan, nan)
         error = replace(error, has_winograd=has_winograd and kind == "conv")
-        found.append(_measure(error, own, true, others, smallest))
-    return _with_excuses(found)
+        errors.append(_measure(error, array, true, references, smallest))
+    return _with_excuses(errors)
 
 
 def _made(tensors: LayerTensors) -> Iterator[tuple[TensorName, np.ndarray]]:
@@ -145,7 +151,7 @@ def _measure(
     error: LayerError,
     array: np.ndarray,
     true: np.ndarray,
-    others: Sequence[np.ndarray],
+    references: Sequence[np.ndarray],
     smallest: float,
 ) -> LayerError:
     """Return `error` with its figures: the error of `array`, and of `others` the expected one."""
@@ -156,10 +162,10 @@ def _measure(
         size = inf if np.isfinite(true).all() else 0.0
         return replace(error, error=size, expected=unit, pattern=1.0, expected_pattern=1.0)
     length = norm(true)
-    errors = [norm(other - true) for other in others]
+    errors = [norm(reference - true) for reference in references]
     least = max([*errors, LEAST * unit * length, smallest])
     relative = 1 / length if length > 0 else 1.0
-    patterns = [pattern_of(other - true) for other in others]
+    patterns = [pattern_of(reference - true) for reference in references]
     return replace(
         error,
         error=norm(array - true) * relative,
@@ -174,7 +180,7 @@ def _unit(dtype: str) -> float:
     return float(jnp.finfo(dtype).eps) / 2 if dtype not in ("int32", "bool") else 0.0
 
 
-def _cancelled(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
+def _norm_of_terms(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
     """The norm of the terms of a parameter's gradient, whose roundings stay where they cancel.
 
     It is the root of the sum of the squares of all products that are added over the batch; 0 for
@@ -212,20 +218,20 @@ def _variance_ratio(rows: np.ndarray) -> float:
     return between / within if within > 0 else 1.0
 
 
-def _with_excuses(found: Sequence[LayerError]) -> list[LayerError]:
+def _with_excuses(errors: Sequence[LayerError]) -> list[LayerError]:
     """Divide by the median ratio of other layers of a kind, where there are three at least.
 
     A lowering that adds in another order makes more error in all layers that it computes.
     """
     by_kind: dict[tuple[str, str, str], list[LayerError]] = {}
-    for one in found:
-        by_kind.setdefault(_kind_of(one), []).append(one)
+    for error in errors:
+        by_kind.setdefault(_kind_of(error), []).append(error)
     result = []
-    for one in found:
-        ratios = [other.ratio for other in by_kind[_kind_of(one)] if other is not one]
+    for error in errors:
+        ratios = [other.ratio for other in by_kind[_kind_of(error)] if other is not error]
         if len(ratios) >= 3 and np.isfinite(median(ratios)):
-            one = replace(one, excused=min(max(1.0, median(ratios)), MAX_KIND))
-        result.append(one)
+            error = replace(error, excused=min(max(1.0, median(ratios)), MAX_KIND))
+        result.append(error)
     return result
 
 
@@ -236,15 +242,17 @@ def _kind_of(error: LayerError) -> tuple[str, str, str]:
 def findings(errors: Sequence[LayerError]) -> list[BlamedLayer]:
     """Return the layers that make more error than their type explains, the worst first."""
     worst = worst_by_layer(errors)
-    blamed = [BlamedLayer(layer, one.kind, one) for layer, one in worst.items() if one.score > 1]
-    return sorted(blamed, key=lambda one: -one.worst.score)
+    blamed = [
+        BlamedLayer(layer, error.kind, error) for layer, error in worst.items() if error.score > 1
+    ]
+    return sorted(blamed, key=lambda error: -error.worst.score)
 
 
 def worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
     """Return the error of every layer with the largest score."""
-    found: dict[str, LayerError] = {}
-    for one in errors:
-        before = found.get(one.name.layer)
-        if before is None or one.score > before.score:
-            found[one.name.layer] = one
-    return found
+    worst: dict[str, LayerError] = {}
+    for error in errors:
+        before = worst.get(error.name.layer)
+        if before is None or error.score > before.score:
+            worst[error.name.layer] = error
+    return worst

@@ -76,7 +76,7 @@ def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -
         recipe = compose_and_check([*overrides, *changes])
     keys = [key_of(change) for change in changes]
     keeps = not any(
-        key == one or key.startswith(f"{one}.") for key in keys for one in NEEDED_LOWERINGS
+        key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in NEEDED_LOWERINGS
     )
     opened = open_recipe(recipe, side.run_dir if keeps else None)
     return Side(f"{side.name} with {' '.join(changes)}", opened, side.run_dir, tuple(changes))
@@ -126,12 +126,12 @@ def compare_step(
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step))
-    own = _weights_of(left, right, weights)
+    reference = ReferenceStep(programs[0], _capture(programs[0], weights, batch, step))
+    left_weights = _weights_of(left, right, weights)
     notes = []
     free = None
     try:
-        free = _captured(programs[1], own, batch, step)
+        free = _capture(programs[1], left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if free is None else _rows(free, reference.step, request)
@@ -143,41 +143,43 @@ def compare_step(
             f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
             f"{distance:.3g}"
         )
-    found = reference.compare(programs[1], own)
-    wanted = tuple(e for e in found.errors if is_wanted(e.name, request.layers, "all"))
-    blamed = tuple(f for f in found.findings if is_wanted(f.worst.name, request.layers, "all"))
+    forced = reference.compare(programs[1], left_weights)
+    errors = tuple(e for e in forced.errors if is_wanted(e.name, request.layers, "all"))
+    blamed = tuple(f for f in forced.findings if is_wanted(f.worst.name, request.layers, "all"))
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
-        None if free is None else free.joined().loss,
-        reference.step.joined().loss,
+        None if free is None else free.merge_passes().loss,
+        reference.step.merge_passes().loss,
         run_loss,
         tuple(rows),
-        ForcedComparison(wanted, blamed),
+        ForcedComparison(errors, blamed),
         kinds,
         tuple(notes),
     )
 
 
-def _captured(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
+def _capture(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
     return capture(programs, weights, portions_of(programs.config, batch, step))
 
 
 def _require_same_network(left: Side, right: Side) -> None:
     """Raise DataError, with the first differences, where layers or parameters differ."""
-    one, other = (
+    left_kinds, right_kinds = (
         layer_kinds(side.opened.built.parts, side.opened.built.seed) for side in (left, right)
     )
-    problems = [f"{path} is on the left side alone" for path in one if path not in other]
-    for path in other:
-        if path not in one:
-            guess = nearest(path, one)
+    problems = [
+        f"{path} is on the left side alone" for path in left_kinds if path not in right_kinds
+    ]
+    for path in right_kinds:
+        if path not in left_kinds:
+            guess = nearest(path, left_kinds)
             hint = f" (there is {guess} on the left)" if guess else ""
             problems.append(f"{path} is on the right side alone{hint}")
     problems += [
-        f"{path} is {one[path]} and {other[path]}"
-        for path in one
-        if path in other and one[path] != other[path]
+        f"{path} is {left_kinds[path]} and {right_kinds[path]}"
+        for path in left_kinds
+        if path in right_kinds and left_kinds[path] != right_kinds[path]
     ]
     shapes = [
         {path: leaf.shape for path, leaf in leaves_by_path(side.opened.built.state.params).items()}
@@ -202,10 +204,12 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)
     step = steps[-1] if step is None else step
-    kept = kept_state(side.opened, side.run_dir, step, reporter)
-    if kept.replayed:
-        reporter.stage("state", f"of step {step - kept.replayed}; {kept.replayed:,} trained again")
-    return kept.state, step
+    saved = kept_state(side.opened, side.run_dir, step, reporter)
+    if saved.replayed:
+        reporter.stage(
+            "state", f"of step {step - saved.replayed}; {saved.replayed:,} trained again"
+        )
+    return saved.state, step
 
 
 def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
@@ -222,7 +226,7 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
     left, right = (
         {
             name: array
-            for name, array in named_tensors(step.joined(), step.images)
+            for name, array in named_tensors(step.merge_passes(), step.images)
             if is_wanted(name, request.layers, request.what)
         }
         for step in (free, reference)
@@ -234,12 +238,16 @@ def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights)
     """How far the left run's own weights of the step are from those that both sides use."""
     if step not in saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its own weights are not compared"
-    own = Weights.of(kept_state(left.opened, run_dir, step, Reporter()).state)
-    one, other = leaves_by_path(own.params), leaves_by_path(weights.params)
-    squares = [float(np.square(np.subtract(one[p], other[p], dtype=np.float64)).sum()) for p in one]
-    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in other.values())
+    left_weights = Weights.of(kept_state(left.opened, run_dir, step, Reporter()).state)
+    left_params = leaves_by_path(left_weights.params)
+    right_params = leaves_by_path(weights.params)
+    squares = [
+        float(np.square(np.subtract(left_params[p], right_params[p], dtype=np.float64)).sum())
+        for p in left_params
+    ]
+    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in right_params.values())
     distance = (sum(squares) / total) ** 0.5 if total else 0.0
-    worst = max(zip(squares, one, strict=True))[1] if squares else ""
+    worst = max(zip(squares, left_params, strict=True))[1] if squares else ""
     if distance == 0:
         return "the weights of both runs are equal"
     return (

@@ -69,7 +69,8 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells of `HEADER`."""
-        c, name = self.columns, self.left or self.right
+        c = self.columns
+        name = self.left or self.right
         assert name is not None, "a row has a tensor"
         return (
             str(self.index),
@@ -94,14 +95,16 @@ def pair_names(
 
     Tensors that are left over have None for a counterpart, those of the right side last.
     """
-    others, pairs, used = set(right), list[tuple[TensorName | None, TensorName | None]](), set()
+    right_names = set(right)
+    pairs = list[tuple[TensorName | None, TensorName | None]]()
+    used = set()
     for name in left:
         layers = mapped.get(name.layer, (name.layer,))
-        found = [TensorName(layer, name.role, name.index) for layer in layers]
-        found = [one for one in found if one in others]
-        used.update(found)
-        pairs += [(name, one) for one in found] or [(name, None)]
-    pairs += [(None, name) for name in sorted(others - used)]
+        matches = [TensorName(layer, name.role, name.index) for layer in layers]
+        matches = [match for match in matches if match in right_names]
+        used.update(matches)
+        pairs += [(name, match) for match in matches] or [(name, None)]
+    pairs += [(None, name) for name in sorted(right_names - used)]
     return pairs
 
 
@@ -114,13 +117,13 @@ def compare_tensors(
 ) -> list[Row]:
     """Return a row for every pair; tensors are read one pair at a time."""
     rows = []
-    for index, (own, other) in enumerate(pair_names(left, right, mapped)):
+    for index, (left_name, right_name) in enumerate(pair_names(left, right, mapped)):
         columns = Columns()
-        if own is not None and other is not None:
-            arrays = read_left(own), read_right(other)
+        if left_name is not None and right_name is not None:
+            arrays = read_left(left_name), read_right(right_name)
             if arrays[0] is not None and arrays[1] is not None:
                 columns = columns_of(arrays[0], arrays[1])
-        rows.append(Row(index, own, other, columns))
+        rows.append(Row(index, left_name, right_name, columns))
     return rows
 
 

@@ -32,37 +32,37 @@ class CapturedStep:
     @property
     def passes(self) -> tuple[StepPass, ...]:
         """All passes in their order."""
-        return tuple(one for microbatches in self.shards for one in microbatches)
+        return tuple(step_pass for microbatches in self.shards for step_pass in microbatches)
 
     @property
     def images(self) -> np.ndarray:
         """The images of the batch after the map ops, (B, H, W, C) float32."""
-        return np.concatenate([np.asarray(one.portion.images) for one in self.passes])
+        return np.concatenate([np.asarray(step_pass.portion.images) for step_pass in self.passes])
 
-    def joined(self) -> LayerTensors:
+    def merge_passes(self) -> LayerTensors:
         """Return the tensors of the whole batch: portions one after the other, gradients of
         parameters and losses added, batch statistics averaged over shards."""
-        every = [one.tensors for one in self.passes]
+        tensors = [step_pass.tensors for step_pass in self.passes]
         last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
-        return join(every, last)
+        return join(tensors, last)
 
 
-def join(every: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
+def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
     """Join the tensors of portions; `statistics` are those that each shard leaves."""
-    if len(every) == 1:
-        return every[0]
-    first = every[0]
+    if len(passes) == 1:
+        return passes[0]
+    first = passes[0]
     return replace(
         first,
-        inputs=_merge(np.concatenate, [one.inputs for one in every]),
-        outputs=_merge(np.concatenate, [one.outputs for one in every]),
-        input_gradients=_merge(np.concatenate, [one.input_gradients for one in every]),
-        output_gradients=_merge(np.concatenate, [one.output_gradients for one in every]),
-        parameters=_merge(partial(np.sum, axis=0), [one.parameters for one in every]),
+        inputs=_merge(np.concatenate, [tensors.inputs for tensors in passes]),
+        outputs=_merge(np.concatenate, [tensors.outputs for tensors in passes]),
+        input_gradients=_merge(np.concatenate, [tensors.input_gradients for tensors in passes]),
+        output_gradients=_merge(np.concatenate, [tensors.output_gradients for tensors in passes]),
+        parameters=_merge(partial(np.sum, axis=0), [tensors.parameters for tensors in passes]),
         statistics=_merge(partial(np.mean, axis=0), statistics),
-        logits=np.concatenate([one.logits for one in every]),
-        logits_gradient=np.concatenate([one.logits_gradient for one in every]),
-        loss=float(np.sum(np.array([one.loss for one in every], first.logits.dtype))),
+        logits=np.concatenate([tensors.logits for tensors in passes]),
+        logits_gradient=np.concatenate([tensors.logits_gradient for tensors in passes]),
+        loss=float(np.sum(np.array([tensors.loss for tensors in passes], first.logits.dtype))),
     )
 
 
@@ -75,7 +75,8 @@ def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) 
     """Compute a step, and keep the tensors of all layers."""
     shards = []
     for microbatches in portions.shards:
-        used, passes = weights, list[StepPass]()
+        used = weights
+        passes = list[StepPass]()
         for portion in microbatches:
             tensors = programs.free(used, portion)
             passes.append(StepPass(used, portion, tensors))

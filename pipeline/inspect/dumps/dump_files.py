@@ -32,7 +32,8 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.core.files.value_text import join_first
 from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 
-ABOUT, TENSORS = "dump.json", "tensors.jsonl"
+ABOUT = "dump.json"
+TENSORS = "tensors.jsonl"
 STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
 """The smallest, the largest, the mean, the standard deviation and the Euclidean norm of the finite
 elements; the share of zeros, and the number of elements that are not finite."""
@@ -45,7 +46,7 @@ _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recu
 
 
 @dataclass(frozen=True)
-class DumpAbout:
+class DumpHeader:
     """The facts of a dump."""
 
     recipe: str
@@ -91,7 +92,7 @@ def dump_folder(root: Path, time_text: str, device: int, model: str, step: int) 
 
 def write_dump(
     folder: Path,
-    about: DumpAbout,
+    header: DumpHeader,
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
@@ -100,11 +101,15 @@ def write_dump(
     Raises nothing: what was refused, and where, is in the report, and in dump.json if that can
     still be written.
     """
-    written, nbytes, left_out, name, stopped = 0, 0, list[str](), "its folder", None
+    num_written = 0
+    nbytes = 0
+    left_out = list[str]()
+    name = "its folder"
+    stopped = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = "".join(f"{path}\t{kind}\t{dtype}\n" for path, kind, dtype in about.layers)
-        graph = f"# {about.model}: path, kind and type of every layer\n{rows}"
+        rows = "".join(f"{path}\t{kind}\t{dtype}\n" for path, kind, dtype in header.layers)
+        graph = f"# {header.model}: path, kind and type of every layer\n{rows}"
         write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", graph)
         (folder / TENSORS).unlink(missing_ok=True)
         for tensor, array in tensors:
@@ -114,9 +119,9 @@ def write_dump(
                 "shape": list(array.shape),
                 "dtype": str(array.dtype),
             }
-            if about.content == "tensors" and nbytes + array.nbytes > limit_bytes:
+            if header.content == "tensors" and nbytes + array.nbytes > limit_bytes:
                 left_out.append(name)
-            elif about.content == "tensors":
+            elif header.content == "tensors":
                 content = _npy(array)
                 file = tensor.file_name(time.time_ns() // 1000)
                 write_whole(folder / file, content)
@@ -124,22 +129,22 @@ def write_dump(
                 nbytes += array.nbytes
             with open(folder / TENSORS, "a", encoding="utf-8") as index:
                 index.write(json_text(entry | {"statistics": _statistics(array)}) + "\n")
-            written += 1
+            num_written += 1
     except OSError as error:
         stopped = f"stops at {name}: {error.strerror or error}"
-    document = {**asdict(about), "tensors": written, "left_out": left_out, "stopped": stopped}
+    document = {**asdict(header), "tensors": num_written, "left_out": left_out, "stopped": stopped}
     try:
         write_whole(folder / ABOUT, json_text(document, indent=2) + "\n")
     except OSError as error:
         stopped = stopped or f"without {ABOUT}: {error.strerror or error}"
-    return DumpReport(folder, about.loss, written, nbytes, tuple(left_out), stopped)
+    return DumpReport(folder, header.loss, num_written, nbytes, tuple(left_out), stopped)
 
 
 def add_run_loss(folder: Path, loss: float) -> None:
     """Note the loss that the run had in a dump's step; raises nothing."""
     with suppress(OSError, ValueError):
-        about = read_json(folder / ABOUT)
-        write_whole(folder / ABOUT, json_text({**about, "run_loss": loss}, indent=2) + "\n")
+        header = read_json(folder / ABOUT)
+        write_whole(folder / ABOUT, json_text({**header, "run_loss": loss}, indent=2) + "\n")
 
 
 def _statistics(array: np.ndarray) -> dict[str, float | int]:
@@ -185,8 +190,8 @@ class DumpRecord:
     @property
     def stopped(self) -> str | None:
         """Why and where it stops; None for a whole dump."""
-        found = self.about.get("stopped")
-        return None if found is None else str(found)
+        reason = self.about.get("stopped")
+        return None if reason is None else str(reason)
 
     @property
     def layers(self) -> dict[str, str]:
@@ -227,20 +232,20 @@ def find_dump(path: Path) -> Path | None:
         return path
     if not path.is_dir():
         return None
-    found = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
-    if len(found) > 1:
-        names = join_first([str(folder.relative_to(path)) for folder in found], 4)
-        raise DataError(f"{path}: holds {len(found)} dumps; name one of {names}")
-    return found[0] if found else None
+    folders = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
+    if len(folders) > 1:
+        names = join_first([str(folder.relative_to(path)) for folder in folders], 4)
+        raise DataError(f"{path}: holds {len(folders)} dumps; name one of {names}")
+    return folders[0] if folders else None
 
 
 def read_dump(folder: Path) -> DumpRecord:
     """Read the index of a dump. Raises DataError where it is damaged."""
     try:
-        about = read_json(folder / ABOUT)
-        if not isinstance(about, dict):
+        header = read_json(folder / ABOUT)
+        if not isinstance(header, dict):
             raise ValueError("must be a JSON object")
-        for row in about.get("layers", ()):
+        for row in header.get("layers", ()):
             if not (isinstance(row, list) and len(row) == 3):
                 raise ValueError("its layers must be rows of path, kind and type")
     except (OSError, ValueError, TypeError) as error:
@@ -250,16 +255,19 @@ def read_dump(folder: Path) -> DumpRecord:
         for line in read_text(folder / TENSORS, MAX_INDEX_BYTES).splitlines():
             entry = _parse_entry(json.loads(line))
             entries[entry.name] = entry
-        if len(entries) != about.get("tensors"):
-            raise ValueError(f"has {len(entries)} tensors, and {ABOUT} says {about.get('tensors')}")
+        if len(entries) != header.get("tensors"):
+            raise ValueError(
+                f"has {len(entries)} tensors, and {ABOUT} says {header.get('tensors')}"
+            )
     except (*_DAMAGED, OSError) as error:
         raise DataError(printable(f"{folder / TENSORS}: damaged dump: {error}")) from error
-    return DumpRecord(folder, about, entries)
+    return DumpRecord(folder, header, entries)
 
 
-def _parse_entry(found: Any) -> DumpEntry:
-    file, digest = found.get("file"), found.get("sha256")
+def _parse_entry(fields: Any) -> DumpEntry:
+    file = fields.get("file")
+    digest = fields.get("sha256")
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
         raise ValueError(f"{file!r:.80} is no name of a file in this folder")
-    shape = tuple(int(size) for size in found["shape"])
-    return DumpEntry(parse_name(found["name"]), shape, dict(found["statistics"]), file, digest)
+    shape = tuple(int(size) for size in fields["shape"])
+    return DumpEntry(parse_name(fields["name"]), shape, dict(fields["statistics"]), file, digest)

@@ -14,7 +14,7 @@ from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.captured_step import capture
-from pipeline.inspect.dumps.dump_files import DumpAbout, DumpReport, dump_folder, write_dump
+from pipeline.inspect.dumps.dump_files import DumpHeader, DumpReport, dump_folder, write_dump
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
 from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors
@@ -70,13 +70,14 @@ def dump_step(
 
     Raises nothing for what the system refuses, which is in the report.
     """
-    weights, step = inputs.weights, inputs.step
+    weights = inputs.weights
+    step = inputs.step
     portions = portions_of(programs.config, inputs.batch, step)
     first = next(iter(portions))
     forms = programs.forms(weights, first)
     captured = capture(programs, weights, portions)
-    tensors = captured.joined()
-    about = DumpAbout(
+    tensors = captured.merge_passes()
+    header = DumpHeader(
         recipe=recipe.name,
         model=recipe.model.name,
         device=run.device,
@@ -88,7 +89,7 @@ def dump_step(
         precision=level_of(recipe),
         layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
     )
-    wanted = (
+    selected = (
         (name, array)
         for name, array in named_tensors(tensors, captured.images)
         if is_wanted(name, request.layers, request.what)
@@ -96,18 +97,19 @@ def dump_step(
     folder = dump_folder(
         request.root, request.time_text, programs.device.id, recipe.model.name, step
     )
-    return write_dump(folder, about, wanted, request.limit_bytes)
+    return write_dump(folder, header, selected, request.limit_bytes)
 
 
 def loss_check(loss: float, run_loss: float | None) -> str:
     """Return how the loss of a dump compares with the one that the run logged, in words."""
     if run_loss is None:
         return f"loss {loss:.8g}; the run has none of this step"
-    own, other = np.float32(loss), np.float32(run_loss)
-    if own == other:
+    dumped = np.float32(loss)
+    logged = np.float32(run_loss)
+    if dumped == logged:
         return f"loss {loss:.8g}, the run's own, to the bit"
-    apart = abs(float(own) - float(other))
-    units = apart / float(np.spacing(abs(other)))
+    apart = abs(float(dumped) - float(logged))
+    units = apart / float(np.spacing(abs(logged)))
     counted = "unit" if units == 1 else "units"
     return (
         f"loss {loss:.9g}, and the run's {run_loss:.9g}: {apart:.3g} apart, {units:,.0f} {counted} "

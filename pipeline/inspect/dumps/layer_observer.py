@@ -21,7 +21,7 @@ Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class GivenTensors:
+class ForcedTensors:
     """Tensors of another program, which replace those that layers pass to each other."""
 
     outputs: Arrays
@@ -57,7 +57,7 @@ class LayerObserver:
 
     input_slots: Arrays = field(default_factory=dict)
     output_slots: Arrays = field(default_factory=dict)
-    given: GivenTensors | None = None
+    forced: ForcedTensors | None = None
     inputs: dict[str, Array] = field(default_factory=dict)
     """In the layer's own order of axes, as all arrays here but those of `given`."""
     outputs: dict[str, Array] = field(default_factory=dict)
@@ -74,22 +74,23 @@ class LayerObserver:
         path = self._fresh("/".join(context.path))
         self.inputs[path] = x
         if path in self.input_slots:
-            if self.given is not None and path in self.given.input_gradients:
+            if self.forced is not None and path in self.forced.input_gradients:
                 form = LayerForm(layer.name, "", context.layout)
-                gradient = form.from_logical(self.given.input_gradients[path])
+                gradient = form.from_logical(self.forced.input_gradients[path])
                 x = _with_gradient(x, jnp.asarray(gradient, x.dtype))
             x = tap(x, self.input_slots[path])
         y = compute(x)
         # In the order in which layers begin: one that holds others comes before them.
         self.forms[path] = form = LayerForm(layer.name, str(y.dtype), context.layout)
         self.outputs[path] = y
-        if self.given is not None and path in self.given.outputs:
-            return jnp.asarray(form.from_logical(self.given.outputs[path]), y.dtype)
+        if self.forced is not None and path in self.forced.outputs:
+            return jnp.asarray(form.from_logical(self.forced.outputs[path]), y.dtype)
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
     def _fresh(self, path: str) -> str:
         """The path, with a number where a layer is applied again."""
-        number, name = 1, path
+        number = 1
+        name = path
         while name in self.inputs:
             number += 1
             name = f"{path}#{number}"

@@ -18,9 +18,14 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 
 from pipeline.core.host.platforms import CPU, platform_of
-from pipeline.inspect.dumps.layer_observer import GivenTensors, LayerForm, LayerObserver, is_inexact
+from pipeline.inspect.dumps.layer_observer import (
+    ForcedTensors,
+    LayerForm,
+    LayerObserver,
+    is_inexact,
+)
 from pipeline.inspect.dumps.portions import Portion
-from pipeline.inspect.dumps.wide_replay import QUICK, widened
+from pipeline.inspect.dumps.wide_replay import QUICK, widen
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.apply_layers import around_layers, noting_layers
 from pipeline.models.modules.layer_capture import tap
@@ -91,9 +96,9 @@ class LayerPrograms:
 
     def exact(self) -> LayerPrograms:
         """Return the programs of the same layers in float32 with the plainest lowerings."""
-        return self.in_types_of(self.config.network.clone(dtype="float32", rules=()))
+        return self.with_types_of(self.config.network.clone(dtype="float32", rules=()))
 
-    def in_types_of(self, other: Any) -> LayerPrograms:
+    def with_types_of(self, other: Any) -> LayerPrograms:
         """Return the programs of the same layers with the plainest lowerings, in the types of
         another network."""
         network = self.config.network.clone(
@@ -107,8 +112,8 @@ class LayerPrograms:
         tree, portion = jax.device_put((_tree(weights), portion), self.device)
         return _to_numpy(program.call(tree, portion), program.forms)
 
-    def forced(
-        self, weights: Weights, portion: Portion, given: LayerTensors, *, wide: bool = False
+    def compute_forced(
+        self, weights: Weights, portion: Portion, forced: LayerTensors, *, wide: bool = False
     ) -> LayerTensors:
         """Compute every layer from what other tensors say that it reads, forward and backward.
 
@@ -116,12 +121,12 @@ class LayerPrograms:
         computed in float64 on the CPU.
         """
         name, device = ("float64", jax.devices(CPU.name)[0]) if wide else ("forced", self.device)
-        program = self._program(name, _forced_pass, weights, portion, given)
+        program = self._program(name, _forced_pass, weights, portion, forced)
         arrays = {
-            "outputs": given.outputs,
-            "input_gradients": given.input_gradients,
-            "output_gradients": given.output_gradients,
-            "logits": given.logits,
+            "outputs": forced.outputs,
+            "input_gradients": forced.input_gradients,
+            "output_gradients": forced.output_gradients,
+            "logits": forced.logits,
         }
         tree, portion, arrays = jax.device_put((_tree(weights), portion, arrays), device)
         return _to_numpy(program.call(tree, portion, arrays), program.forms)
@@ -132,19 +137,19 @@ class LayerPrograms:
         function: Callable[..., Any],
         weights: Weights,
         portion: Portion,
-        given: LayerTensors | None = None,
+        forced: LayerTensors | None = None,
     ) -> _Program:
         """The program of a portion's shapes, traced once and compiled when it is called."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
             tensors = None
-            if given is not None:
-                tensors = GivenTensors(given.outputs, given.input_gradients)
+            if forced is not None:
+                tensors = ForcedTensors(forced.outputs, forced.input_gradients)
             shapes = _trace(self.config, _tree(weights), portion, tensors)
             compute = partial(function, self.config, shapes)
             options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
-            call = widened(compute) if wide else jax.jit(compute, compiler_options=options)
+            call = widen(compute) if wide else jax.jit(compute, compiler_options=options)
             self._programs[key] = _Program(call, shapes.forms)
         return self._programs[key]
 
@@ -171,14 +176,14 @@ class _Shapes:
 
 def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
     """Return the kinds of all layers of a network by path, from shapes alone."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
 
     def note(path: tuple[str, ...], kind: str, _: Any) -> None:
-        found["/".join(path)] = kind
+        kinds["/".join(path)] = kind
 
     with noting_layers(note):
         jax.eval_shape(partial(initial_variables, config), seed)
-    return found
+    return kinds
 
 
 def _tree(weights: Weights) -> tuple[Any, Any, Any]:
@@ -205,9 +210,9 @@ def _loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
 
 
 def _trace(
-    config: StepConfig, weights: Any, portion: Portion, given: GivenTensors | None
+    config: StepConfig, weights: Any, portion: Portion, forced: ForcedTensors | None
 ) -> _Shapes:
-    observer = LayerObserver(given=given)
+    observer = LayerObserver(forced=forced)
 
     def forward(params: Any, statistics: Any, portion: Portion) -> Any:
         logits, _ = _apply(config, params, statistics, portion, observer)
@@ -243,24 +248,24 @@ def _free_pass(
 
 
 def _forced_pass(
-    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion, given: Mapping[str, Any]
+    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion, forced: Mapping[str, Any]
 ) -> dict[str, Any]:
     params, statistics, scale = weights
-    tensors = GivenTensors(
-        given["outputs"], {path: g * scale for path, g in given["input_gradients"].items()}
+    tensors = ForcedTensors(
+        forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
     )
-    slots = _zeros(shapes.inputs), jnp.zeros_like(given["logits"])
+    slots = _zeros(shapes.inputs), jnp.zeros_like(forced["logits"])
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
-        observer = LayerObserver(slots[0], given=tensors)
+        observer = LayerObserver(slots[0], forced=tensors)
         logits, changed = _apply(config, params, statistics, portion, observer)
-        loss = _loss(config, tap(given["logits"], slots[1]), portion)
+        loss = _loss(config, tap(forced["logits"], slots[1]), portion)
         seen = observer.inputs, observer.outputs, logits, changed, loss.reported
         return (observer.outputs, loss.minimised * scale), seen
 
     (outputs, total), backward, seen = jax.vjp(compute, params, slots, has_aux=True)
     cotangents = {
-        path: _cotangent(y, shapes.forms[path], given["output_gradients"].get(path), scale)
+        path: _cotangent(y, shapes.forms[path], forced["output_gradients"].get(path), scale)
         for path, y in outputs.items()
     }
     by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(total)))
@@ -279,21 +284,21 @@ def _results(
     return {
         "inputs": _logical(forms, inputs),
         "outputs": _logical(forms, outputs),
-        "input_gradients": _unscaled(_logical(forms, by_inputs), scale),
-        "output_gradients": _unscaled(_logical(forms, by_outputs), scale),
-        "parameters": _unscaled(by_params, scale),
+        "input_gradients": _unscale(_logical(forms, by_inputs), scale),
+        "output_gradients": _unscale(_logical(forms, by_outputs), scale),
+        "parameters": _unscale(by_params, scale),
         "statistics": changed,
         "logits": logits,
-        "logits_gradient": _unscaled(by_logits, scale),
+        "logits_gradient": _unscale(by_logits, scale),
         "loss": loss,
     }
 
 
-def _cotangent(y: Array, form: LayerForm, given: Any, scale: Any) -> Array:
+def _cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
     """The gradient to go on with at a layer's result; zero where none of its shape is given."""
-    if given is None:
+    if gradient is None:
         return jnp.zeros_like(y)
-    cotangent = form.from_logical(given)
+    cotangent = form.from_logical(gradient)
     if cotangent.shape != y.shape:
         return jnp.zeros_like(y)
     return (cotangent * scale).astype(y.dtype)
@@ -303,7 +308,7 @@ def _logical(forms: Mapping[str, LayerForm], arrays: Mapping[str, Array]) -> dic
     return {path: forms[path].to_logical(array) for path, array in arrays.items()}
 
 
-def _unscaled(tree: Any, scale: Any) -> Any:
+def _unscale(tree: Any, scale: Any) -> Any:
     return jax.tree.map(lambda g: g.astype(jnp.float32) * (1 / scale), tree)
 
 
@@ -320,6 +325,6 @@ def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> Lay
 
 def _plain(array: Any) -> np.ndarray:
     """The array in numpy; of a type of 16 bits as float32, which numpy has."""
-    found = np.asarray(array)
-    narrow = found.dtype.itemsize == 2 and jnp.issubdtype(found.dtype, jnp.floating)
-    return found.astype(np.float32) if narrow else found
+    values = np.asarray(array)
+    narrow = values.dtype.itemsize == 2 and jnp.issubdtype(values.dtype, jnp.floating)
+    return values.astype(np.float32) if narrow else values

@@ -65,7 +65,8 @@ class OpenedRecipe:
 
     def batch(self, step: int) -> Batch:
         """Read the batch of the step after `step` steps, in numpy."""
-        order, placement = self.dataset.train_order, self.backend.placement
+        order = self.dataset.train_order
+        placement = self.backend.placement
         source = FeedSource(self.dataset.train, order, placement, step + 1)
         feed = make_feed(source, self.recipe.train.feed)
         try:
@@ -94,15 +95,16 @@ def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRec
     A recipe of several devices that add in a fixed order is computed on one, with the same shards.
     Lowerings are those of the run directory `kept_lowerings`, where it has any.
     """
-    recipe, reporter = _on_one_device(recipe), quiet()
+    recipe = _on_one_device(recipe)
+    reporter = quiet()
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    kept = None
+    folder = None
     if kept_lowerings is not None and (kept_lowerings / LOWERINGS).is_file():
-        kept = RunFolder(kept_lowerings)
+        folder = RunFolder(kept_lowerings)
     return OpenedRecipe(
-        recipe, dataset, lower(recipe, dataset, built, backend, kept, reporter), backend
+        recipe, dataset, lower(recipe, dataset, built, backend, folder, reporter), backend
     )
 
 
@@ -146,14 +148,16 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     total = opened.built.run_schedule.total
     if step > total:
         raise DataError(f"{run_dir}: step {step}: must be from 0 to {total}, the end of training")
-    state, first = None, 0
+    state = None
+    first = 0
     for saved in reversed(before):
         try:
-            found = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
+            checkpoint = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
         except DamagedError as error:
             reporter.warn(f"{error}; taking an earlier one")
             continue
-        state, first = fill(found.where, found.arrays, opened.built.state), saved
+        state = fill(checkpoint.where, checkpoint.arrays, opened.built.state)
+        first = saved
         break
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
@@ -162,7 +166,8 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
     with reporter.clock(f"training steps {first + 1} to {step} again"):
-        built, backend = opened.built, opened.backend
+        built = opened.built
+        backend = opened.backend
         executable = compile_programs(opened.recipe, opened.dataset, built, backend, quiet())
         try:
             placed, _ = executable.run(executable.put(state), first, step, "loop")

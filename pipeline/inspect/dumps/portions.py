@@ -65,16 +65,17 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     `config` is that of the step's phase. Where the recipe draws an op or pads to buckets, the
     choice of this step is taken.
     """
-    dropout, shards = dropout_key(batch, step), config.shards
+    dropout = dropout_key(batch, step)
+    shards = config.shards
     if shards is None:
-        images, labels = _mapped(config, batch, step)
+        images, labels = _map_batch(config, batch, step)
         mask = jnp.arange(images.shape[0]) < batch.count
         divisor = normalizer(config, labels, mask, batch.count)
-        whole = Portion(images, labels, mask, dropout, jnp.float32(divisor))
-        return BatchPortions((_microbatches(config, whole),))
+        portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
+        return BatchPortions((_microbatches(config, portion),))
     size = batch.sample.shape[0] // shards.count
     parts = [_cut(batch, number * size, size) for number in range(shards.count)]
-    mapped = [_mapped(config, part, step) for part in parts]
+    mapped = [_map_batch(config, part, step) for part in parts]
     masks = [
         jnp.arange(len(labels)) < part.count
         for part, (_, labels) in zip(parts, mapped, strict=True)
@@ -97,13 +98,14 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     )
 
 
-def _mapped(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
+def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
     """Images and labels after the map ops, in the bucket and with the ops of this batch."""
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         covers = (largest <= np.array(config.buckets)).all(axis=-1)
         batch = cut_to(jnp, config.buckets[int(np.argmax(covers))], batch, drawn=True)
-    ops, choices = config.train_ops, choices_among(config.train_ops)
+    ops = config.train_ops
+    choices = choices_among(config.train_ops)
     if choices > 1:
         ops = chosen_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
     return jax.jit(partial(mapped_batch, config, ops))(batch)
@@ -118,10 +120,10 @@ def _cut(batch: Batch, first: int, size: int) -> Batch:
     )
 
 
-def _microbatches(config: StepConfig, whole: Portion) -> tuple[Portion, ...]:
-    samples = whole.images, whole.labels, whole.mask
-    (images, labels, mask), keys = stack_microbatches(samples, whole.dropout, config.accumulate)
+def _microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, ...]:
+    samples = portion.images, portion.labels, portion.mask
+    (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, config.accumulate)
     return tuple(
-        Portion(images[i], labels[i], mask[i], keys[i], whole.divisor)
+        Portion(images[i], labels[i], mask[i], keys[i], portion.divisor)
         for i in range(config.accumulate)
     )

@@ -63,7 +63,8 @@ class RunDumps(Dumps):
     def require_possible(self, built: Built) -> None:
         """Raise RecipeError where no dump can be made: for a pattern that no layer matches, a step
         after the end, and a network that is no list of layers."""
-        total, last = built.run_schedule.total, max(self.steps)
+        total = built.run_schedule.total
+        last = max(self.steps)
         problems = []
         if last >= total:
             problems.append(
@@ -85,17 +86,17 @@ class RunDumps(Dumps):
             return
         try:
             with self.reporter.clock(f"dumping step {step}"):
-                written = self._dump(state, step)
+                report = self._dump(state, step)
         except PipelineError:
             raise
         except Exception as error:  # a run is worth more than a dump of it
             self._end(f"dump of step {step}: {type(error).__name__}: {error}")
             return
-        self.reporter.stage("dump", f"step {step}: {written}")
-        if written.stopped is not None:
-            self._end(f"dump of step {step} {written.stopped}")
+        self.reporter.stage("dump", f"step {step}: {report}")
+        if report.stopped is not None:
+            self._end(f"dump of step {step} {report.stopped}")
         else:
-            self._waiting[step] = written
+            self._waiting[step] = report
 
     def _end(self, why: str) -> None:
         self._ended = True
@@ -121,9 +122,10 @@ class RunDumps(Dumps):
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Hold the losses of the run's steps against those of dumps."""
         for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
-            written, at = self._waiting.pop(step), step - telemetry.start
+            report = self._waiting.pop(step)
+            at = step - telemetry.start
             if at < 0:
                 continue
             loss = float(telemetry.loss[at])
-            self.reporter.stage("dump", f"step {step}: {loss_check(written.loss, loss)}")
-            add_run_loss(written.folder, loss)
+            self.reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            add_run_loss(report.folder, loss)

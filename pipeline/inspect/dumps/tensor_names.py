@@ -15,7 +15,8 @@ from pipeline.models.layers.path_patterns import covers, require_covered
 
 Role = Literal["input", "output", "output_gradient", "input_gradient", "gradient", "statistics"]
 ROLES: tuple[Role, ...] = get_args(Role)
-DATA, LOSS = "dataset.train.ops", "train.loss"
+DATA = "dataset.train.ops"
+LOSS = "train.loss"
 """The map ops and the loss, which are listed like layers."""
 
 _READ: tuple[Role, ...] = ("input", "output_gradient")
@@ -60,8 +61,8 @@ def named_tensors(
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
     """Yield every tensor of a step with its name, layers in the order of the forward pass."""
     yield TensorName(DATA, "output"), images
-    owned = _owned(tensors.parameters, tensors.forms)
-    statistics = _owned(tensors.statistics, tensors.forms)
+    owned = _group_by_layer(tensors.parameters, tensors.forms)
+    statistics = _group_by_layer(tensors.statistics, tensors.forms)
     arrays: Mapping[Role, Mapping[str, np.ndarray]] = {
         "input": tensors.inputs,
         "output": tensors.outputs,
@@ -81,26 +82,26 @@ def named_tensors(
     yield TensorName(LOSS, "input_gradient"), tensors.logits_gradient
 
 
-def _owned(
+def _group_by_layer(
     arrays: Mapping[str, np.ndarray], layers: Mapping[str, object]
 ) -> dict[str, dict[str, np.ndarray]]:
     """Arrays by the innermost layer that holds them, then by their name there."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    groups: dict[str, dict[str, np.ndarray]] = {}
     for path, array in arrays.items():
         scopes = path.split("/")
         for depth in range(len(scopes) - 1, 0, -1):
             layer = "/".join(scopes[:depth])
             if layer in layers:
-                found.setdefault(layer, {})["/".join(scopes[depth:])] = array
+                groups.setdefault(layer, {})["/".join(scopes[depth:])] = array
                 break
-    return found
+    return groups
 
 
 def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
     """Raise RecipeError, with the nearest layer, for a pattern that covers none of the layers."""
-    known = [*layers, DATA, LOSS]
+    names = [*layers, DATA, LOSS]
     try:
-        require_covered(patterns, [tuple(layer.split("/")) for layer in known], "layers")
+        require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")
     except ValueError as error:
         raise RecipeError([f"{key}: {error}"]) from error
 

@@ -24,7 +24,7 @@ _OF_BITS = ("bitcast_convert_type", "nextafter")
 """Primitives that depend on how a number is stored, computed in their own type."""
 
 
-def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+def widen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that computes `function` in float64 on the CPU, compiled.
 
     Takes arrays of any types; results that are floating-point numbers are float64.
@@ -56,7 +56,8 @@ def _compute_wide(eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
     called = called_jaxpr(eqn)
     if called is not None:
         return _run(called, operands)
@@ -67,8 +68,8 @@ def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     if name == "reduce_precision":
         return operands
     if name in _OF_BITS:
-        own = zip(operands, eqn.invars, strict=True)
-        operands = [value.astype(_dtype_of(atom)) for value, atom in own]
+        pairs = zip(operands, eqn.invars, strict=True)
+        operands = [value.astype(_dtype_of(atom)) for value, atom in pairs]
     else:
         preferred = params.get("preferred_element_type")
         if preferred is not None:

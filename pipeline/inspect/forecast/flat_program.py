@@ -57,7 +57,8 @@ class _Flattening:
         self._platform = platform
         self._branches: dict[Var, int] = {}
         """Numbers of the branches that the platform decides."""
-        self._function, self._last_function = 0, 0
+        self._function = 0
+        self._last_function = 0
         self.equations: list[JaxprEqn] = []
         self.functions: list[int] = []
         self.constants: dict[Var, Any] = {}
@@ -74,7 +75,8 @@ class _Flattening:
         return constant
 
     def _add_equation(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
-        name, called = equation.primitive.name, per_device_jaxpr(equation)
+        name = equation.primitive.name
+        called = per_device_jaxpr(equation)
         if name in IDENTITIES:
             return inputs
         if name == "cond":
@@ -97,7 +99,8 @@ class _Flattening:
         if (call.ctx.xla_metadata or {}).get("inlineable") != "false":
             yield
             return
-        outer, self._last_function = self._function, self._last_function + 1
+        outer = self._function
+        self._last_function = self._last_function + 1
         self._function = self._last_function
         yield
         self._function = outer

@@ -101,10 +101,10 @@ def forecast_step(
     # XLA's name of the platform: "cuda" of a device that jax calls "gpu".
     platform = backend.device.platform
     platform = platform_of(platform).lowering_name or platform
-    parts = parts_of(_traced(work, state), platform)
+    parts = parts_of(_trace_step(work, state), platform)
     times = _times_us(parts, backend.device, looped=not work.single_steps)
     measured_us = sum(parts[part] * us for part, us in times.items())
-    by_kind = _by_kind(parts, times)
+    by_kind = _sum_by_kind(parts, times)
     rest_us = by_kind.pop("rest", 0.0)
     return HostForecast(
         recipe=recipe.name,
@@ -119,7 +119,7 @@ def forecast_step(
     )
 
 
-def _traced(work: CompileInputs, state: TrainState) -> Any:
+def _trace_step(work: CompileInputs, state: TrainState) -> Any:
     """Trace one step as the body of a training loop has it, from the choice of its batch on."""
 
     def step(
@@ -136,7 +136,8 @@ def _times_us(
 ) -> Mapping[StepPart, float]:
     """Return the measured times of the parts that weigh most."""
     rough = {part: count * rough_us(part) for part, count in parts.items()}
-    total, seen = sum(rough.values()), 0.0
+    total = sum(rough.values())
+    seen = 0.0
     times: dict[StepPart, float] = {}
     until = time.monotonic() + BUDGET_S
     for part in sorted(rough, key=rough.__getitem__, reverse=True):
@@ -147,13 +148,13 @@ def _times_us(
     return times
 
 
-def _by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
+def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
     """Return the microseconds of each kind of parts; what was not measured is scaled by its rough
     count as the measured ones of its kind are, or where none was, as all are."""
-    whole = _ratio(parts, times, list(times))
+    overall = _ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
-        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or whole
+        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or overall
         total[kind] = sum(
             count * (times[part] if part in times else ratio * rough_us(part))
             for part, count in parts.items()
@@ -185,20 +186,20 @@ def _host_ms(
     rates = placement.put(in_blocks(work.learning_rates))
     buffers = placement.put(empty_buffers(work.train.window(0).inputs))
 
-    def unchanged(carry: LoopCarry, *_: Any) -> LoopCarry:
+    def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:
         return carry
 
     def blank(seed: Any) -> TrainState:
         return placement.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
-    idle: Any = jax.jit(unchanged, donate_argnums=0)
+    idle: Any = jax.jit(return_carry, donate_argnums=0)
     programs = Programs(blank, idle, idle)
     executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
     with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
         return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
 
 
-def checked(forecast: HostForecast, measured_ms: float) -> str:
+def measured_line(forecast: HostForecast, measured_ms: float) -> str:
     """Return the comparison of a forecast with a measured step, as a line."""
     off = forecast.step_ms / measured_ms - 1
     return (

@@ -16,10 +16,13 @@ from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart
 from pipeline.models.lowerings.tune.timing import Timer, random_operands
 
-ROUND_S, ROUNDS = 0.01, 3
+ROUND_S = 0.01
+ROUNDS = 3
 
 FLOP_PER_NS: Mapping[Kind, float] = {"product": 150.0, "convolution": 15.0, "call": 200.0}
-BYTE_NS, VALUE_NS, DRAW_NS = 0.05, 0.2, 3.0
+BYTE_NS = 0.05
+VALUE_NS = 0.2
+DRAW_NS = 3.0
 """Rough costs: of a byte that is read or written, of an exponential or a quotient, of a random
 number; and operations a nanosecond by kind. Only the order of the parts comes from them and,
 scaled by those that were measured, the time of the small ones; so they hold for any machine."""
@@ -42,7 +45,8 @@ def rough_us(part: StepPart) -> float:
     if part.kind in FLOP_PER_NS:
         return 1e-3 * (ns + _flops(part.equations[0]) / FLOP_PER_NS[part.kind])
     for equation in part.equations:
-        name, count = equation.primitive.name, values_of(*equation.outvars)
+        name = equation.primitive.name
+        count = values_of(*equation.outvars)
         ns += KEPT * BYTE_NS * bytes_of(*equation.outvars)
         ns += VALUE_NS * count * (name in SLOW) + DRAW_NS * count * (name in DRAWS)
         if name.startswith(("reduce", "arg")):
@@ -81,7 +85,7 @@ def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     function = jaxpr_as_fun(part.program)
 
     def call(words: tuple[Array, ...]) -> list[Array]:
-        arrays = [_from_words(each, shape) for each, shape in zip(words, shapes, strict=False)]
+        arrays = [_from_words(array, shape) for array, shape in zip(words, shapes, strict=False)]
         return [jax.random.key_data(r) if is_key(r.dtype) else r for r in function(*arrays)]
 
     if looped:

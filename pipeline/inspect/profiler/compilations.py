@@ -59,7 +59,8 @@ class Compilations(logging.Handler):
         self._first_s = min(self._first_s, began_s) if follows else began_s
         self._last_s = ended_s
         if event == EVENT:
-            seconds, self._last_s = ended_s - self._first_s, -math.inf
+            seconds = ended_s - self._first_s
+            self._last_s = -math.inf
             name = str(kwargs.get("fun_name", ""))
             shapes = self._shapes.get(name, "")
             self.found.append(Compilation(name, ended_s, seconds, shapes))
@@ -68,8 +69,10 @@ class Compilations(logging.Handler):
 @contextmanager
 def watch_compilations() -> Iterator[Compilations]:
     """Yield the compilations of the body, from its begin."""
-    watch, logger = Compilations(), logging.getLogger(COMPILE_LOGGER)
-    level, propagates = logger.level, logger.propagate
+    watch = Compilations()
+    logger = logging.getLogger(COMPILE_LOGGER)
+    level = logger.level
+    propagates = logger.propagate
     jax.monitoring.register_event_duration_secs_listener(watch.note)
     logger.addHandler(watch)
     # The lines are for this handler alone.

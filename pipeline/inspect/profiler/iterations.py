@@ -109,19 +109,19 @@ def operation_of(name: str, module: str, program: HloProgram) -> Operation:
     """Describe an operation by its name in a trace; of other programs only the module is known."""
     if program.name and module and module != program.name:
         return Operation(name, "other", "", f"program {module}", UNKNOWN)
-    found = program.find(name)
-    if found is None:
+    instruction = program.find(name)
+    if instruction is None:
         return Operation(name, "other", "" if program.name else module, "unknown", UNKNOWN)
-    phase = phase_of(found.scope)
-    if found.is_callback:
+    phase = phase_of(instruction.scope)
+    if instruction.is_callback:
         kind = "calls of Python"
-    elif found.converts and found.opcode in ("fusion", "convert"):
+    elif instruction.converts and instruction.opcode in ("fusion", "convert"):
         kind = CONVERSIONS
     else:
-        kind = program.kind_of(name) or found.opcode
-    named = _layer_in(found.scope) if phase in ("forward", "backward") else ""
-    moves = phase == "other" and not found.scope
-    return Operation(name, phase, MOVING if moves else named, kind, found)
+        kind = program.kind_of(name) or instruction.opcode
+    named = _layer_in(instruction.scope) if phase in ("forward", "backward") else ""
+    moves = phase == "other" and not instruction.scope
+    return Operation(name, phase, MOVING if moves else named, kind, instruction)
 
 
 def _layer_in(scope: str) -> str:
@@ -145,7 +145,7 @@ def divide(
     branch, belong to the step in which they began. `fp_point` and `bp_point` name the operations at
     which the forward pass begins and the backward pass ends.
     """
-    events, evaluated_ns = _of_training(events, program.name)
+    events, evaluated_ns = _select_training(events, program.name)
     operations = {
         event.name: operation_of(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
@@ -154,16 +154,16 @@ def divide(
     by_name: dict[str, list[TracedOp]] = defaultdict(list)
     for event in leaves:
         by_name[event.name].append(event)
-    busy = {name: sum(event.ns for event in own) for name, own in by_name.items()}
+    busy = {name: sum(event.ns for event in ops) for name, ops in by_name.items()}
     wall, gap, left_out = share_clock(leaves, evaluated_ns)
-    times = {name: OperationTime(busy[name], wall[name], len(own)) for name, own in by_name.items()}
+    times = {name: OperationTime(busy[name], wall[name], len(ops)) for name, ops in by_name.items()}
     points = _iterations(by_name, operations, steps, fp_point, bp_point)
     last = max((e.end_ns for e in leaves), default=0.0)
     span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
     return Traced(operations, times, points, leaves, gap, span)
 
 
-def _of_training(
+def _select_training(
     events: Sequence[TracedOp], module: str
 ) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
     """Return the events of the training loop, and the begins of an evaluation's, ascending, whose
@@ -173,9 +173,9 @@ def _of_training(
     if not module or not counts:
         return events, ()
     ((main, _),) = counts.most_common(1)
-    own = [event for event in events if event.module == module and event.program == main]
+    selected = [event for event in events if event.module == module and event.program == main]
     other = [e.begin_ns for e in events if e.module == module and e.program != main]
-    return own, tuple(sorted(other))
+    return selected, tuple(sorted(other))
 
 
 def share_clock(
@@ -193,7 +193,9 @@ def share_clock(
     # Ends before begins at the same time: an event of no length is none.
     marks.sort(key=lambda mark: (mark[0], mark[1]))
     active: Counter[str] = Counter()
-    running, gap, left_out = 0, 0.0, 0.0
+    running = 0
+    gap = 0.0
+    left_out = 0.0
     wall: dict[str, float] = {mark[2]: 0.0 for mark in marks}
     last = marks[0][0] if marks else 0.0
     for at, change, name in marks:
@@ -220,22 +222,22 @@ def _iterations(
     fp_point: str | None,
     bp_point: str | None,
 ) -> tuple[Iteration, ...]:
-    each = {name: own for name, own in by_name.items() if len(own) == steps}
-    if not each:
+    regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
+    if not regular:
         return ()
-    ends = [max(own[k].end_ns for own in each.values()) for k in range(steps)]
-    groups: list[list[TracedOp]] = [[own[k] for own in each.values()] for k in range(steps)]
-    for name, own in by_name.items():
-        if name in each:
+    ends = [max(ops[k].end_ns for ops in regular.values()) for k in range(steps)]
+    groups: list[list[TracedOp]] = [[ops[k] for ops in regular.values()] for k in range(steps)]
+    for name, ops in by_name.items():
+        if name in regular:
             continue
-        for event in own:
+        for event in ops:
             place = bisect.bisect_right(ends, event.begin_ns)
             if place < steps:
                 groups[place].append(event)
     return tuple(
-        found
+        points
         for group in groups
-        if (found := _points(group, operations, fp_point, bp_point)) is not None
+        if (points := _points(group, operations, fp_point, bp_point)) is not None
     )
 
 
@@ -284,4 +286,4 @@ def typical(times: Sequence[IterationTimes]) -> IterationTimes | None:
     """Return the iteration of median length, whose tails add up; None where there is none."""
     if not times:
         return None
-    return sorted(times, key=lambda one: one.iteration)[len(times) // 2]
+    return sorted(times, key=lambda tails: tails.iteration)[len(times) // 2]

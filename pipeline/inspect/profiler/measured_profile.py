@@ -58,27 +58,29 @@ class ProfiledRun:
 
 def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Traced]:
     """Return the profile of a run, and the traced operations that it was made of."""
-    recipe, executable = run.recipe, run.executable
-    spec, steps = recipe.profile, executable.last - executable.first
+    recipe = run.recipe
+    executable = run.executable
+    spec = recipe.profile
+    steps = executable.last - executable.first
     events = executable.traced or ()
     traced = divide(events, run.program, steps, spec.fp_point, spec.bp_point)
-    own = [one for one in executable.dispatches if one.traced]
+    dispatches = [dispatch for dispatch in executable.dispatches if dispatch.traced]
     # From the begin of the first dispatch to the end of the last, without times between two of them
     # in which something was evaluated.
     between_s = sum(
-        other.begin_s - one.end_s
-        for one, other in pairwise(own)
-        if not _evaluated_between(one, other, executable)
+        after.begin_s - before.end_s
+        for before, after in pairwise(dispatches)
+        if not _evaluated_between(before, after, executable)
     )
-    traced_ms = 1000 * (sum(one.seconds for one in own) + between_s) / steps
+    traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
     host = host_time(executable, run.compilations)
     # Shares of the trace, times of the untraced step: tracing lengthens short operations. Between
     # several dispatches there is the host, too.
-    clock_ms = host.device + (host.between if len(own) > 1 else 0.0)
+    clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
     scale = clock_ms / traced.span_ns if traced.span_ns else 0.0
     operators = _operators(traced, steps, scale, peaks, count_host=spec.aicpu)
-    total = sum(one.wall_ns for one in traced.times.values()) + traced.gap_ns
-    busy = sum(one.busy_ns for one in traced.times.values())
+    total = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
+    busy = sum(time.busy_ns for time in traced.times.values())
     named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
     profile = StepProfile(
         source="measured",
@@ -102,38 +104,39 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
             total / (1e6 * traced_ms * steps) if traced_ms else 0.0,
             busy / (traced.span_ns - traced.gap_ns) if traced.span_ns > traced.gap_ns else 0.0,
         ),
-        flops=sum(one.flops for one in operators),
-        nbytes=sum(one.nbytes for one in operators),
+        flops=sum(op.flops for op in operators),
+        nbytes=sum(op.nbytes for op in operators),
     )
     return profile, traced
 
 
 def _evaluated_between(
-    one: TimedDispatch, other: TimedDispatch, executable: ProfiledExecutable
+    before: TimedDispatch, after: TimedDispatch, executable: ProfiledExecutable
 ) -> bool:
-    return any(one.end_s <= begin < other.begin_s for begin, _ in executable.evaluations_s)
+    return any(before.end_s <= begin < after.begin_s for begin, _ in executable.evaluations_s)
 
 
-def untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
+def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
     """Return the dispatches that are neither traced nor warm the process up."""
-    plain = [one for one in dispatches if not one.traced]
-    total, skipped = sum(one.steps for one in plain), 0
-    for place, one in enumerate(plain):
-        if skipped >= min(WARM_SHARE * total, total - one.steps):
+    plain = [dispatch for dispatch in dispatches if not dispatch.traced]
+    total = sum(dispatch.steps for dispatch in plain)
+    skipped = 0
+    for place, dispatch in enumerate(plain):
+        if skipped >= min(WARM_SHARE * total, total - dispatch.steps):
             return plain[max(place, min(1, len(plain) - 1)) :]
-        skipped += one.steps
+        skipped += dispatch.steps
     return plain[-1:]
 
 
 def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation]) -> HostTime:
     """Return the parts of an untraced step: medians over dispatches, weighted by their steps."""
-    plain = untraced(executable.dispatches)
-    steps = sum(one.steps for one in plain)
-    device = _median_ms([(one.seconds - one.wait_s, one.steps) for one in plain])
-    wait = 1000 * sum(one.wait_s for one in plain) / max(1, steps)
+    plain = select_untraced(executable.dispatches)
+    steps = sum(dispatch.steps for dispatch in plain)
+    device = _median_ms([(d.seconds - d.wait_s, d.steps) for d in plain])
+    wait = 1000 * sum(dispatch.wait_s for dispatch in plain) / max(1, steps)
     between = _between_ms(plain, executable)
     first = executable.dispatches[0].end_s if executable.dispatches else 0.0
-    compiled = sum(one.seconds for one in compilations if one.ended_s > first)
+    compiled = sum(c.seconds for c in compilations if c.ended_s > first)
     return HostTime(
         step=device + wait + between,
         device=device,
@@ -148,7 +151,8 @@ def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation
 def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
     """The median of seconds a step over dispatches, each counted as often as it has steps."""
     ordered = sorted((1000 * seconds / steps, steps) for seconds, steps in parts if steps)
-    half, seen = sum(steps for _, steps in ordered) / 2, 0
+    half = sum(steps for _, steps in ordered) / 2
+    seen = 0
     for ms, steps in ordered:
         seen += steps
         if seen >= half:
@@ -158,16 +162,17 @@ def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
 
 def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
     """Mean milliseconds a step between two untraced dispatches, without evaluations."""
-    gaps, steps = 0.0, 0
-    for one, other in pairwise(plain):
-        if other.start != one.stop:
+    gaps = 0.0
+    steps = 0
+    for before, after in pairwise(plain):
+        if after.start != before.stop:
             # The traced steps lie between them.
             continue
-        if _evaluated_between(one, other, executable):
+        if _evaluated_between(before, after, executable):
             # What an evaluation reports is part of it.
             continue
-        gaps += other.begin_s - one.end_s
-        steps += other.steps
+        gaps += after.begin_s - before.end_s
+        steps += after.steps
     return 1000 * gaps / steps if steps else 0.0
 
 
@@ -221,16 +226,18 @@ def _layers(
 ) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in operators:
-        own = spent[row.layer or f"({row.phase})"]
-        own[row.phase] += row.ms
-        own["flops"] += row.flops
-        own["bytes"] += row.nbytes
+        sums = spent[row.layer or f"({row.phase})"]
+        sums[row.phase] += row.ms
+        sums["flops"] += row.flops
+        sums["bytes"] += row.nbytes
     span_ms = traced.span_ns * scale or 1.0
     rows = []
-    for layer, own in spent.items():
-        ms = sum(own[phase] for phase in PHASES)
-        forward, backward = own["forward"], own["backward"]
-        flops, nbytes = own["flops"], own["bytes"]
+    for layer, sums in spent.items():
+        ms = sum(sums[phase] for phase in PHASES)
+        forward = sums["forward"]
+        backward = sums["backward"]
+        flops = sums["flops"]
+        nbytes = sums["bytes"]
         rows.append(LayerTime(layer, ms, ms / span_ms, forward, backward, flops, nbytes))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
@@ -249,14 +256,14 @@ def _memory(state: TrainState, feed: Feed) -> dict[str, int]:
 
 def program_memory(program: Any) -> dict[str, int]:
     """Return the bytes of a compiled program; empty where XLA doesn't say."""
-    found = getattr(program, "memory_analysis", lambda: None)()
-    if found is None:
+    analysis = getattr(program, "memory_analysis", lambda: None)()
+    if analysis is None:
         return {}
     return {
-        "temporaries": int(found.temp_size_in_bytes),
-        "arguments": int(found.argument_size_in_bytes),
-        "results": int(found.output_size_in_bytes),
-        "machine code": int(found.generated_code_size_in_bytes),
+        "temporaries": int(analysis.temp_size_in_bytes),
+        "arguments": int(analysis.argument_size_in_bytes),
+        "results": int(analysis.output_size_in_bytes),
+        "machine code": int(analysis.generated_code_size_in_bytes),
     }
 
 
@@ -264,7 +271,7 @@ def exceeds_peaks(profile: StepProfile) -> bool:
     """Whether an operator that takes a good part of the step is faster than the measured peaks;
     memory counts where no cache holds its operands."""
     return any(
-        (one.of_flops or 0.0) > 1 or ((one.of_bytes or 0.0) > 1 and one.nbytes > TRIAD * one.calls)
-        for one in profile.operators
-        if one.share > NOTABLE
+        (op.of_flops or 0.0) > 1 or ((op.of_bytes or 0.0) > 1 and op.nbytes > TRIAD * op.calls)
+        for op in profile.operators
+        if op.share > NOTABLE
     )

@@ -17,10 +17,14 @@ from pipeline.inspect.profiler.profile_table import profile_table
 from pipeline.inspect.profiler.profiled_executable import TimedDispatch
 from pipeline.inspect.profiler.step_profile import StepProfile, StepVerdict
 
-JSON, TABLE, TRACE, PICTURE = "profile.json", "table.txt", "trace.json", "picture.svg"
+JSON = "profile.json"
+TABLE = "table.txt"
+TRACE = "trace.json"
+PICTURE = "picture.svg"
 FORMAT = 1
 ITERATION_PARTS = ("data tail", "FP and BP", "update tail")
-PID, ITERATIONS_TID = 1, 0
+PID = 1
+ITERATIONS_TID = 0
 MOST_SHOWN = 30_000
 """Operations in trace.json, the first ones: 6 MB, which a browser opens at once."""
 
@@ -75,8 +79,8 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
     for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
         yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")
-    begins = [one.begin for one in traced.iterations[:1]]
-    begins += [one.end for one in traced.iterations]
+    begins = [iteration.begin for iteration in traced.iterations[:1]]
+    begins += [iteration.end for iteration in traced.iterations]
     for number, (begin, point) in enumerate(zip(begins, traced.iterations, strict=False), 1):
         times = (begin, point.fp_begin, point.bp_end, point.end)
         for name, (start, end) in zip(ITERATION_PARTS, pairwise(times), strict=True):
@@ -88,6 +92,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
         args: TraceEvent = {"kind": operation.kind, "phase": operation.phase}
         args |= {"layer": operation.layer} if operation.layer else {}
         args |= {"scope": operation.instruction.scope} if operation.instruction.scope else {}
-        begin_ns, end_ns = traced_op.begin_ns, traced_op.end_ns
+        begin_ns = traced_op.begin_ns
+        end_ns = traced_op.end_ns
         event = span(traced_op.name, operation.phase, begin_ns, end_ns, traced_op.thread)
         yield event | {"args": args}

@@ -58,7 +58,8 @@ def _typical_iteration(traced: Traced) -> tuple[Iteration, Iteration] | None:
 
 def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> Drawing:
     """Draw the parts of an iteration, and what each thread did in it."""
-    begin, end = before.end, iteration.end
+    begin = before.end
+    end = iteration.end
     parts = (
         ("pale-sand", iteration.fp_begin - begin, "data tail"),
         ("pale-blue", iteration.bp_end - iteration.fp_begin, "FP and BP"),
@@ -93,8 +94,8 @@ def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
         )
         for phase in profile.phases
     ]
-    whole = sum(phase.ms for phase in profile.phases)
-    yield lane_chart("Phases", [Lane("", pile_blocks(phases))], whole)
+    total_ms = sum(phase.ms for phase in profile.phases)
+    yield lane_chart("Phases", [Lane("", pile_blocks(phases))], total_ms)
     layers = profile.layers[:MAX_LAYERS]
     lanes = [
         Lane(layer.layer[-22:], pile_blocks(_layer_parts(layer)), f"{layer.ms:.3g} ms")

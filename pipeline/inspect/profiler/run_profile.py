@@ -29,7 +29,7 @@ from pipeline.inspect.profiler.measured_profile import (
     exceeds_peaks,
     measured_profile,
     program_memory,
-    untraced,
+    select_untraced,
 )
 from pipeline.inspect.profiler.peaks import peaks_of
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
@@ -47,7 +47,8 @@ from pipeline.training.state import TrainState
 STEPS = 60
 MOST_EVENTS = 100_000
 """Events of a trace: more than 20 times as many take minutes to write and to read."""
-TRACED_S, TRAINED_S = 2.0, 2.5
+TRACED_S = 2.0
+TRAINED_S = 2.5
 """Seconds that the traced steps, and all steps of a run that is only profiled, should take."""
 LONGEST_RUN = 2000
 """Most steps of a run that is only profiled."""
@@ -141,7 +142,8 @@ class RunProfiler:
 
     def _look(self) -> float:
         """Return the seconds of a step, roughly, timed on a state that is thrown away."""
-        state, times = self._raw.init(), []
+        state = self._raw.init()
+        times = []
         for _ in range(LOOKS):
             began = time.perf_counter()
             state, _ = self._raw.run(state, 0, 1, "none")
@@ -170,9 +172,10 @@ class RunProfiler:
 
         Raises RecipeError if the trace has no operation, RunError if a file can't be written.
         """
-        dataset, backend = self.run.dataset, self.run.backend
-        dispatches = tuple(one for one in self.executable.dispatches if one.traced)
-        traced = sum(one.steps for one in dispatches)
+        dataset = self.run.dataset
+        backend = self.run.backend
+        dispatches = tuple(dispatch for dispatch in self.executable.dispatches if dispatch.traced)
+        traced = sum(dispatch.steps for dispatch in dispatches)
         if self.executable.traced is None or traced < self._window.steps:
             # The run was stopped, or ended early.
             raise RunError(
@@ -188,9 +191,9 @@ class RunProfiler:
             peaks = peaks_of(backend.device, cache_root(recipe.cache))
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
             # What was compiled after the first dispatch and before the last one ended.
-            ends_s = [one.end_s for one in self.executable.dispatches]
+            ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
             compilations = self._watch.found if self._watch is not None else []
-            later = tuple(one for one in compilations if ends_s[0] < one.ended_s < ends_s[-1])
+            later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
             run = ProfiledRun(recipe, device, self.executable, state, later, memory, self._program)
             profile, operations = measured_profile(run, peaks)
             if exceeds_peaks(profile):
@@ -211,7 +214,8 @@ class RunProfiler:
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
 
     def _evidence(self, run: ProfiledRun, profile: StepProfile) -> Evidence:
-        recipe, dataset = self._recipe, self.run.dataset
+        recipe = self._recipe
+        dataset = self.run.dataset
         host = profile.host
         assert host is not None, "it was measured"
         dispatches = self.executable.dispatches
@@ -222,15 +226,20 @@ class RunProfiler:
             host = replace(host, wait=self._starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
         # The steps whose time is reported; a short run may have traced ones alone.
-        timed = untraced(dispatches) or dispatches
-        first_s, last_s = timed[0].end_s, timed[-1].end_s
+        timed = select_untraced(dispatches) or dispatches
+        first_s = timed[0].end_s
+        last_s = timed[-1].end_s
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
             feed=reported,
             sink_steps=self._schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
-            compilations=tuple(one for one in run.compilations if first_s < one.ended_s < last_s),
+            compilations=tuple(
+                compilation
+                for compilation in run.compilations
+                if first_s < compilation.ended_s < last_s
+            ),
             compiled_steps=timed[-1].stop - timed[0].stop,
             streams_resident=_resident(recipe, dataset),
             precision=level_of(recipe),
@@ -257,7 +266,8 @@ class RunProfiler:
 
     def _sink_gain(self) -> SinkGain | None:
         """Measure which sink would be fastest, with a state that is thrown away."""
-        recipe, schedule = self._recipe, self._schedule
+        recipe = self._recipe
+        schedule = self._schedule
         mechanisms = mechanisms_of(recipe.train.mechanism, self._raw)
         if least_steps(mechanisms) > schedule.total:
             return None
@@ -277,21 +287,23 @@ class RunProfiler:
         now_ms = costs.off_ms
         if recipe.train.sink and schedule.sink_steps is not None:
             cost = next(
-                (one for one in costs.sinks if one.mechanism == choice.mechanism), costs.sinks[0]
+                (sink for sink in costs.sinks if sink.mechanism == choice.mechanism), costs.sinks[0]
             )
             now_ms = predict(cost, schedule.sink_steps, bounds)
         return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
     def _event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
         """Return what evaluations cost by step of the whole run; a part of one is timed."""
-        recipe, schedule = self._recipe, self._schedule
+        recipe = self._recipe
+        schedule = self._schedule
         periods = event_periods(recipe, schedule.steps_per_pass)[Event.EVALUATE]
         count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
         batches = dataset.eval_order.steps_per_pass
         if not count or not batches:
             return None
         self.executable.evaluate(state, 0, 1)
-        began, done = time.perf_counter(), 0
+        began = time.perf_counter()
+        done = 0
         while done < batches and time.perf_counter() - began < EVALUATED_S:
             stop = min(batches, max(1, 2 * done))
             self.executable.evaluate(state, done, stop)
@@ -304,24 +316,27 @@ def choose_window(
     recipe: Recipe, built: Built, program: HloProgram, step_s: float | None, done: int = 0
 ) -> TracedSteps:
     """Choose the steps to trace. Raises RecipeError where the run is too short."""
-    spec, schedule = recipe.profile, built.run_schedule
+    spec = recipe.profile
+    schedule = built.run_schedule
     steps = spec.steps
     if steps is None:
-        executed = sum(one.opcode not in FREE for one in program.instructions.values())
+        executed = sum(
+            instruction.opcode not in FREE for instruction in program.instructions.values()
+        )
         steps = min(STEPS, MOST_EVENTS // max(1, executed))
         if step_s:
             steps = min(steps, int(TRACED_S / step_s))
         steps = max(LEAST_STEPS, steps)
     sink = schedule.sink_steps or 1
     total = schedule.total
-    wanted = int(TRAINED_S / step_s) if step_s else total - done
+    train_steps = int(TRAINED_S / step_s) if step_s else total - done
     if spec.start is not None:
         first = done + spec.start
     else:
         # The first sink warms the process up, where it is not most of the run.
-        first = done + max(WARM_STEPS, min(sink, wanted // 2, total - done - 2 * steps))
+        first = done + max(WARM_STEPS, min(sink, train_steps // 2, total - done - 2 * steps))
     if step_s:
-        total = min(total, done + max(first - done + 2 * steps, wanted))
+        total = min(total, done + max(first - done + 2 * steps, train_steps))
     if first + steps > total:
         raise RecipeError(
             [

@@ -124,7 +124,7 @@ class StepVerdict:
         text = f"{self.name}: {self.why}"
         if self.change is not None:
             return f"{text}; {self.change}"
-        tried = ", ".join(f"{one.what} {one.gain:.2f}x" for one in self.tried)
+        tried = ", ".join(f"{change.what} {change.gain:.2f}x" for change in self.tried)
         return f"{text}; tried without gain: {tried}" if tried else text
 
 
@@ -165,7 +165,10 @@ class StepProfile:
         tree = asdict(self)
         zero = self.points[0].begin if self.points else 0.0
         tree["points"] = [
-            {name: None if at is None else round(at - zero, 1) for name, at in asdict(one).items()}
-            for one in self.points[:ITERATIONS_IN_JSON]
+            {
+                name: None if at is None else round(at - zero, 1)
+                for name, at in asdict(point).items()
+            }
+            for point in self.points[:ITERATIONS_IN_JSON]
         ]
         return tree

@@ -64,7 +64,8 @@ class Tracer:
 
     def stop(self) -> tuple[TracedOp, ...]:
         """Stop tracing and return the operations in the order of their begins."""
-        folder, self._folder = self._folder, None
+        folder = self._folder
+        self._folder = None
         assert folder is not None, "it was started"
         with folder:
             jax.profiler.stop_trace()
@@ -73,10 +74,10 @@ class Tracer:
 
 def read_trace(folder: Path) -> tuple[TracedOp, ...]:
     """Read the operations of the first device from the files of a trace."""
-    found = sorted(folder.rglob("*.xplane.pb"))
-    if not found:
+    files = sorted(folder.rglob("*.xplane.pb"))
+    if not files:
         return ()
-    planes = list(jax.profiler.ProfileData.from_file(str(found[0])).planes)
+    planes = list(jax.profiler.ProfileData.from_file(str(files[0])).planes)
     of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
     traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
     return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))

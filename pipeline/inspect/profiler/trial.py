@@ -26,8 +26,11 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.lower import lower
 
-LONGEST_COMPILE_S, LONGEST_READ_S, LONGEST_STEP_MS = 30.0, 30.0, 200.0
-ROUNDS, TRIAL_S = 5, 0.15
+LONGEST_COMPILE_S = 30.0
+LONGEST_READ_S = 30.0
+LONGEST_STEP_MS = 200.0
+ROUNDS = 5
+TRIAL_S = 0.15
 HELPS = 1.03
 """Gain below which a change is none."""
 PRECISIONS = {"converting": "O0", "memory-bound": "bf16", "compute-bound": "bf16"}
@@ -98,11 +101,11 @@ def _trial_of(
         steps = dataset.train_order.steps_per_pass
         read_s = sum(evidence.feed.prepare_ms_per_step.values()) * steps / 1000
         return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= LONGEST_READ_S else None
-    wanted = PRECISIONS.get(verdict.name)
+    precision = PRECISIONS.get(verdict.name)
     fixed = recipe.train.to_float or recipe.parallel.mode != "none"
-    if wanted is None or wanted == evidence.precision or fixed:
+    if precision is None or precision == evidence.precision or fixed:
         return None
-    return Trial(f"train.precision={wanted}", (("precision", wanted),))
+    return Trial(f"train.precision={precision}", (("precision", precision),))
 
 
 @contextmanager
@@ -133,7 +136,8 @@ def _gain(
 
     A step that waits for data is not timed again: its first windows would be read again.
     """
-    streams, ratios = before.feed.kind == "stream", []
+    streams = before.feed.kind == "stream"
+    ratios = []
     # Reading ahead would take the processor from the trial.
     before.feed.close()
     with (
@@ -148,6 +152,6 @@ def _gain(
         variant = Variant(sink, "loop")
         steps = sink * max(3, int(1000 * TRIAL_S / (single * sink)))
         for _ in range(ROUNDS):
-            one = evidence.step_ms if streams else old.time(variant, steps).step_ms
-            ratios.append(one / new.time(variant, steps).step_ms)
+            old_ms = evidence.step_ms if streams else old.time(variant, steps).step_ms
+            ratios.append(old_ms / new.time(variant, steps).step_ms)
     return statistics.median(ratios)

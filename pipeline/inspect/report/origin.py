@@ -20,10 +20,14 @@ from pipeline.study.runs.kept_run import KeptRun, read_run
 from pipeline.study.runs.lineage import data_of, ops_of
 
 PROFILES = ("profile.json", "profile/profile.json")
-DUMP, ABOUT = "dump", "dump.json"
+DUMP = "dump"
+ABOUT = "dump.json"
 TABLES = ("phases", "layers")
 """Tables of a profile that are shown."""
-MOST_PROFILES, MOST_ROWS, MOST_COLUMNS, MOST_DUMPS = 4, 30, 8, 50
+MOST_PROFILES = 4
+MOST_ROWS = 30
+MOST_COLUMNS = 8
+MOST_DUMPS = 50
 MOST_FOUND = 10_000
 
 
@@ -63,8 +67,8 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
         if number and number < len(processes) - 1:
             # The summary has the step of the newest process alone.
             name = ""
-        said = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
-        yield row(what, said, str(process.get("begun", "")))
+        text = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
+        yield row(what, text, str(process.get("begun", "")))
     steps = saved_steps(run.run_dir / FOLDER)
     if steps:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
@@ -74,7 +78,7 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
 
 def _profile(run_dir: Path) -> list[Block]:
     """The verdict of a profile, and its tables of phases and layers."""
-    tree = next((found for name in PROFILES if (found := _object(run_dir / name))), None)
+    tree = next((parsed for name in PROFILES if (parsed := _object(run_dir / name))), None)
     if tree is None:
         return []
     verdict = tree.get("verdict")
@@ -107,11 +111,13 @@ def _plain_rows(value: Any) -> list[dict[str, Any]]:
         value = [{"name": name, "value": number} for name, number in value.items()]
     if not isinstance(value, list):
         return []
-    rows = [one for one in value[:MOST_ROWS] if isinstance(one, Mapping)]
+    rows = [item for item in value[:MOST_ROWS] if isinstance(item, Mapping)]
     names = [str(name) for name in rows[0] if _is_plain(rows[0][name])] if rows else []
-    shown = names[:MOST_COLUMNS]
+    columns = names[:MOST_COLUMNS]
     return [
-        {name.replace("_", " "): _cell(row.get(name)) for name in shown} for row in rows if shown
+        {name.replace("_", " "): _cell(row.get(name)) for name in columns}
+        for row in rows
+        if columns
     ]
 
 
@@ -130,11 +136,11 @@ def _dumps(run_dir: Path) -> Iterator[dict[str, str]]:
     root = run_dir / DUMP
     # Steps are names of folders: 9 comes before 10.
     there = () if root.is_symlink() else islice(root.glob(f"**/{ABOUT}"), MOST_FOUND)
-    found = sorted(there, key=lambda file: (len(str(file)), str(file)))
-    for file in found[:MOST_DUMPS]:
-        about = _object(file) or {}
+    files = sorted(there, key=lambda file: (len(str(file)), str(file)))
+    for file in files[:MOST_DUMPS]:
+        header = _object(file) or {}
         keys = ("step", "content", "precision", "loss", "run_loss", "stopped")
-        facts = {key: _cell(about[key]) if _is_plain(about.get(key)) else "" for key in keys}
+        facts = {key: _cell(header[key]) if _is_plain(header.get(key)) else "" for key in keys}
         yield {"dump": str(file.parent.relative_to(run_dir)), **facts}
 
 

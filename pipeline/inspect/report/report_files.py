@@ -19,8 +19,11 @@ from pipeline.inspect.report.evaluated import (
     Predictions,
 )
 
-PREDICTIONS, CLASSES, CONFUSION = "predictions.csv", "classes.csv", "confusion.csv"
-NUMBERS, LABELS = "numbers.csv", "labels.csv"
+PREDICTIONS = "predictions.csv"
+CLASSES = "classes.csv"
+CONFUSION = "confusion.csv"
+NUMBERS = "numbers.csv"
+LABELS = "labels.csv"
 MAX_CONFUSIONS = 10
 
 

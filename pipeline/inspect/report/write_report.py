@@ -61,7 +61,8 @@ from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
 from pipeline.stages.record.log_arrays import read_arrays
 from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
 
-PAGE, MISTAKES = "index.html", "mistakes.png"
+PAGE = "index.html"
+MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
 OWN = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
 KIND = "report"
@@ -104,16 +105,16 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     evaluations = read_arrays(run_dir / EVALS)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
     predictions = evaluate_samples(run, dataset)
-    drawn = _charts(steps, evaluations, predictions, dataset.targets.names)
-    worst = _pictured(list(_worst(predictions, dataset.targets.names)), dataset)
+    charts = _charts(steps, evaluations, predictions, dataset.targets.names)
+    worst = _picture_samples(list(_worst(predictions, dataset.targets.names)), dataset)
     figures = _figures(predictions, len(dataset.eval))
     evaluated = _Evaluated(run_dir, run, dataset, predictions)
-    document = _page(evaluated, drawn, worst, figures)
+    document = _page(evaluated, charts, worst, figures)
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
-    files |= {name: chart.file_text() for name, chart in drawn.items()}
+    files |= {name: chart.file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(
-            sheet([shown for _, shown in worst], [(w.predicted, w.label) for w, _ in worst])
+            sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
         )
     _write(folder, {**files, PAGE: document})
     return folder / PAGE, figures
@@ -125,7 +126,8 @@ def _holds_other_files(folder: Path) -> bool:
         return False
     if not folder.is_dir():
         return True
-    names, page = {file.name for file in folder.iterdir()}, folder / PAGE
+    names = {file.name for file in folder.iterdir()}
+    page = folder / PAGE
     if not names:
         return False
     if not names <= set(OWN) or not page.is_file():
@@ -196,21 +198,22 @@ def _charts(
     names: Sequence[str],
 ) -> dict[str, Drawing]:
     """The charts of a report by the names of their files."""
-    drawn: dict[str, Drawing | None] = {
+    charts: dict[str, Drawing | None] = {
         "loss.svg": curve_chart("loss", _both("loss", steps, evaluations)),
         "learning_rate.svg": curve_chart("learning rate", _curves("rate", steps, "learning_rate")),
     }
     for name in HEADLINES:
         if name in evaluations:
             title = HEADS.get(name, name.replace("_", " "))
-            drawn["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
+            charts["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
             break
     if isinstance(predictions, NumberPredictions):
-        true, predicted = predictions.true[:, 0], predictions.predicted[:, 0]
-        drawn["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
-        drawn["residuals.svg"] = histogram("residuals", predicted - true, "predicted - true")
-    found = ((name, drawn.get(name)) for name in CHARTS)
-    return {name: chart for name, chart in found if chart is not None}
+        true = predictions.true[:, 0]
+        predicted = predictions.predicted[:, 0]
+        charts["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
+        charts["residuals.svg"] = histogram("residuals", predicted - true, "predicted - true")
+    ordered = ((name, charts.get(name)) for name in CHARTS)
+    return {name: chart for name, chart in ordered if chart is not None}
 
 
 def _both(
@@ -233,10 +236,12 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
     match predictions:
         case ClassPredictions():
             for row in predictions.wrong[:MAX_MISTAKES].tolist():
-                guess, true = predictions.predicted[row], predictions.labels[row]
-                share, own = predictions.probability[row], predictions.of_label[row]
+                guess = predictions.predicted[row]
+                true = predictions.labels[row]
+                share = predictions.probability[row]
+                present = predictions.of_label[row]
                 index = int(predictions.samples[row])
-                label = f"is {names[true]} ({own:.1%})"
+                label = f"is {names[true]} ({present:.1%})"
                 yield WorstSample(index, f"{names[guess]} ({share:.0%})", label)
         case PositionPredictions():
             for index in np.argsort(predictions.right, kind="stable")[:MAX_MISTAKES].tolist():
@@ -248,7 +253,8 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
             scaled = errors / np.maximum(predictions.true.std(axis=0), 1e-30)
             for index in np.argsort(-scaled.max(axis=1), kind="stable")[:MAX_MISTAKES].tolist():
                 column = int(scaled[index].argmax())
-                guess, true = predictions.predicted[index, column], predictions.true[index, column]
+                guess = predictions.predicted[index, column]
+                true = predictions.true[index, column]
                 text = f"{names[column]} {guess:.4g}" if len(names) > 1 else f"{guess:.4g}"
                 yield WorstSample(index, text, f"is {true:.4g}")
         case LabelPredictions():
@@ -260,10 +266,14 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
                     return
                 more = [n for n, w, t in _each(names, wrong, predictions, index) if w and not t]
                 less = [n for n, w, t in _each(names, wrong, predictions, index) if w and t]
-                said = ", ".join([*(f"+{name}" for name in more), *(f"-{name}" for name in less)])
-                own = [name for name, _, true in _each(names, wrong, predictions, index) if true]
-                label = f"is {', '.join(own) or 'none'}"
-                yield WorstSample(index, said, label)
+                differences = ", ".join(
+                    [*(f"+{name}" for name in more), *(f"-{name}" for name in less)]
+                )
+                present = [
+                    name for name, _, true in _each(names, wrong, predictions, index) if true
+                ]
+                label = f"is {', '.join(present) or 'none'}"
+                yield WorstSample(index, differences, label)
 
 
 def _each(
@@ -273,13 +283,15 @@ def _each(
     return zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
 
 
-def _pictured(worst: Sequence[WorstSample], dataset: Dataset) -> list[tuple[WorstSample, Any]]:
+def _picture_samples(
+    worst: Sequence[WorstSample], dataset: Dataset
+) -> list[tuple[WorstSample, Any]]:
     """The samples with their pictures; none where samples are no images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []
-    images = np.asarray(column[np.array([one.index for one in worst])])
-    return [(one, picture(image)) for one, image in zip(worst, images, strict=True)]
+    images = np.asarray(column[np.array([sample.index for sample in worst])])
+    return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -294,21 +306,27 @@ class _Evaluated:
 
 def _page(
     evaluated: _Evaluated,
-    drawn: Mapping[str, Drawing],
+    charts: Mapping[str, Drawing],
     worst: Sequence[tuple[WorstSample, Any]],
     figures: Mapping[str, str],
 ) -> str:
-    run, dataset, predictions = evaluated.run, evaluated.dataset, evaluated.predictions
-    recipe, names = run.recipe, dataset.targets.names
-    about = (
+    run = evaluated.run
+    dataset = evaluated.dataset
+    predictions = evaluated.predictions
+    recipe = run.recipe
+    names = dataset.targets.names
+    summary = (
         f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
         f"{len(dataset.eval):,} samples of its evaluation split."
     )
     samples = [
-        Sample(png(shown), one.predicted, one.label, f"sample {one.index}") for one, shown in worst
+        Sample(
+            png(image), worst_sample.predicted, worst_sample.label, f"sample {worst_sample.index}"
+        )
+        for worst_sample, image in worst
     ]
     mistakes = f"What the network said, in colour, and what is true; {_order(predictions)} first."
-    training = [drawn[name] for name in CHARTS[:3] if name in drawn]
+    training = [charts[name] for name in CHARTS[:3] if name in charts]
     sections = [
         Section("Training", "", [Charts(training)] if training else []),
         *_task_sections(predictions, names),
@@ -316,7 +334,7 @@ def _page(
         *origin_sections(evaluated.run_dir),
     ]
     footer = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
-    return render_page(Page(KIND, f"{recipe.name}: report", about, sections, figures, footer))
+    return render_page(Page(KIND, f"{recipe.name}: report", summary, sections, figures, footer))
 
 
 def _order(predictions: Predictions) -> str:
@@ -336,15 +354,16 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
         case ClassPredictions() | PositionPredictions():
             return _class_sections(predictions.counts, names)
         case LabelPredictions():
-            about = "Predicted where the probability is above 0.5."
-            return [Section("Labels", about, [RowTable(count_rows(predictions.counts, names))])]
+            caption = "Predicted where the probability is above 0.5."
+            return [Section("Labels", caption, [RowTable(count_rows(predictions.counts, names))])]
         case NumberPredictions():
-            shown: list[Drawing | None] = []
+            drawings: list[Drawing | None] = []
             for column, name in enumerate(names[:MAX_SCATTERED]):
-                true, guess = predictions.true[:, column], predictions.predicted[:, column]
-                shown.append(scatter_chart(f"{name}: predicted", true, guess))
-                shown.append(histogram(f"{name}: residuals", guess - true, "predicted - true"))
-            charts = [chart for chart in shown if chart is not None]
+                true = predictions.true[:, column]
+                guess = predictions.predicted[:, column]
+                drawings.append(scatter_chart(f"{name}: predicted", true, guess))
+                drawings.append(histogram(f"{name}: residuals", guess - true, "predicted - true"))
+            charts = [chart for chart in drawings if chart is not None]
             pairs = [Charts(charts, pairs=True)] if charts else []
             return [
                 Section("Numbers", "", [RowTable(number_rows(predictions, names))]),
@@ -353,7 +372,8 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
 
 
 def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
-    rows, order = count_rows(counts, names), "in the order of their labels"
+    rows = count_rows(counts, names)
+    order = "in the order of their labels"
     if len(rows) > MAX_ROWS:
         rows.sort(key=lambda row: row["f1"])
         order = f"the {MAX_ROWS} with the lowest F1; all in {CLASSES}"
@@ -362,8 +382,8 @@ def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
         blocks.append(Matrix(names, counts.confusion.tolist()))
     if mistakes := confusion_rows(counts, names):
         blocks.append(RowTable(mistakes))
-    about = "True classes in rows, predicted ones in columns; the most frequent mistakes."
+    caption = "True classes in rows, predicted ones in columns; the most frequent mistakes."
     return [
         Section("Classes", f"Classes {order}.", [RowTable(rows)]),
-        Section("Confusion", about, [Beside(blocks)] if blocks else []),
+        Section("Confusion", caption, [Beside(blocks)] if blocks else []),
     ]

@@ -39,14 +39,14 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     """The program that a recipe needs; numbers of `compiled_in` are part of it."""
     numbers = numbers_of(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
-    kept = []
+    entries = []
     for key, value in flat(recipe.model_dump(mode="json")):
         if key in numbers:
             # A number that is 0 is often left out of what is computed.
-            kept.append((key, "0" if numbers[key] == 0 else "a number"))
+            entries.append((key, "0" if numbers[key] == 0 else "a number"))
         elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
-            kept.append((key, json.dumps(value)))
-    return tuple(sorted(kept))
+            entries.append((key, json.dumps(value)))
+    return tuple(sorted(entries))
 
 
 def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
@@ -59,7 +59,7 @@ def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, flo
     }
 
 
-def grouped(
+def group_recipes(
     recipes: Mapping[str, Recipe], compiled_in: Iterable[str] = ()
 ) -> dict[ProgramKey, list[str]]:
     """The names of recipes by the program that they share, in their order."""

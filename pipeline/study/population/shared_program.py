@@ -143,7 +143,7 @@ class SharedProgram:
                 if self._compiled is None:
                     self._compiled = self._compile(context, dataset, built, backend)
                 compiled = self._compiled
-                lowered = _lowered(built, compiled)
+                lowered = _with_group_lowerings(built, compiled)
                 step = _step_alone(context.recipe, lowered)
                 constants = compiled.shared.arguments_of(numbers_of(context.recipe), step)
             except CompiledInError as error:
@@ -173,7 +173,8 @@ class SharedProgram:
     def _compile(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
-        recipe, reporter = context.recipe, context.reporter
+        recipe = context.recipe
+        reporter = context.reporter
         # Written at once: what the group keeps of the choice is read from there below.
         folder = RunFolder(context.run_dir, ranks=context.ranks)
         lowered = lower(recipe, dataset, built, backend, folder, reporter)
@@ -196,13 +197,13 @@ class SharedProgram:
         feeds = inputs.train.device_bytes + inputs.eval.device_bytes
         self.places.require_room(states + temporary + feeds)
         file = context.run_dir / LOWERINGS
-        kept = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
+        lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         inputs.train.close()
         return _Compiled(
             recipe,
             lowered.parts,
             lowered.single_steps,
-            kept,
+            lowerings,
             executable.programs,
             executable.report,
             executable.rates,
@@ -214,15 +215,15 @@ class SharedProgram:
         self, recipe: Recipe, built: Built, compiled: _Compiled, backend: Backend
     ) -> Callable[..., TrainState]:
         """The program of a run's initialisation: that of the first run, where it is the same."""
-        about = _initial_values(recipe, compiled.shared)
-        if about == _initial_values(compiled.recipe, compiled.shared):
+        values = _initial_values(recipe, compiled.shared)
+        if values == _initial_values(compiled.recipe, compiled.shared):
             return compiled.programs.init
-        if about not in self._inits:
+        if values not in self._inits:
             seed = backend.placement.put(built.seed)
             options = UNOPTIMIZED if platform_of(backend.device.platform).optimizes_slowly else None
             program = jax.jit(built.step.init).lower(seed)
-            self._inits[about] = program.compile(compiler_options=options)
-        return self._inits[about]
+            self._inits[values] = program.compile(compiler_options=options)
+        return self._inits[values]
 
 
 def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
@@ -234,14 +235,15 @@ def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
     leaves = dict(flat(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
     if not shared.draws_alike:
-        own = numbers_of(recipe)
-        numbers = {key: own[key] for key in shared.tracer.keys}
+        all_numbers = numbers_of(recipe)
+        numbers = {key: all_numbers[key] for key in shared.tracer.keys}
     return repr((sorted(leaves.items()), sorted(numbers.items())))
 
 
-def _lowered(built: Built, compiled: _Compiled) -> Built:
+def _with_group_lowerings(built: Built, compiled: _Compiled) -> Built:
     """The step of a run with the layers of its group's network, and its own initialisation."""
-    network, shared = built.parts.network, compiled.parts
+    network = built.parts.network
+    shared = compiled.parts
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]
     network = network.clone(**{name: getattr(shared.network, name) for name in fields})
     parts = replace(built.parts, network=network, lowerings=shared.lowerings)

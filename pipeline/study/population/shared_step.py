@@ -63,16 +63,16 @@ class StepTracer:
     base: StepTrace
     shapes: tuple[tuple[Any, ...], tuple[Any, ...]]
     """Of what the step takes, and the evaluation."""
-    known: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
+    cache: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
 
     def constants_of(self, numbers: Values, step: TrainStep) -> list[np.ndarray] | None:
         """The constants of the step of a run with these numbers; None for other equations."""
         key = tuple(number for name, number in numbers.items() if name in self.keys)
-        if key not in self.known:
+        if key not in self.cache:
             traced = _trace(step, self.shapes)
             is_same = traced.structure == self.base.structure
-            self.known[key] = traced.constants if is_same else None
-        return self.known[key]
+            self.cache[key] = traced.constants if is_same else None
+        return self.cache[key]
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,14 @@ def share_step(
     `inputs` are of the run of `recipe`, one of them. Raises CompiledInError for numbers that decide
     what is compiled.
     """
-    first, step = numbers_of(recipe), inputs.step
+    first = numbers_of(recipe)
+    step = inputs.step
     keys = {key for key in first if len({member[key] for member in members}) > 1}
     shapes = _shapes_of(inputs)
     tracer = StepTracer(keys, first, _trace(step, shapes) if keys else NO_TRACE, shapes)
-    runs, draws_alike, deciding = [tracer.base.constants], True, set[str]()
+    runs = [tracer.base.constants]
+    draws_alike = True
+    deciding = set[str]()
     values = {(key, member[key]) for key in keys for member in members}
     for key, value in sorted(values - first.items()):
         try:
@@ -139,15 +142,19 @@ def share_step(
         if len(set(bits)) > 1:
             by_values.setdefault(bits, []).append(place)
     places = tuple(map(tuple, by_values.values()))
-    return SharedStep(_shared(step, places, tracer.base.trained), tracer, places, draws_alike)
+    return SharedStep(
+        _add_arguments(step, places, tracer.base.trained), tracer, places, draws_alike
+    )
 
 
 def _shapes_of(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    step, feeds = inputs.step, (inputs.train, inputs.eval)
+    step = inputs.step
+    feeds = (inputs.train, inputs.eval)
     train, evaluate = (
         jax.eval_shape(batch_at, feed.window(0).inputs, np.int32(0)) for feed in feeds
     )
-    state, sums = jax.eval_shape(step.init, inputs.seed), jax.eval_shape(step.zero_sums)
+    state = jax.eval_shape(step.init, inputs.seed)
+    sums = jax.eval_shape(step.zero_sums)
     rates = in_blocks(inputs.learning_rates)
     return (state, train, rates), (state, evaluate, sums)
 
@@ -164,7 +171,7 @@ def _initial_bits(step: TrainStep, inputs: CompileInputs) -> Any:
     return traced.structure, traced.bits
 
 
-def _shared(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:
+def _add_arguments(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:
     """The step with arguments for constants, of which the first `trained` are of training."""
     if not places:
         return step
@@ -179,6 +186,7 @@ def _shared(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> T
 
 def _with_value(spec: Any, path: Sequence[str], value: float) -> Any:
     """A recipe, or a section of it, with a number that another recipe has there."""
-    name, rest = path[0], path[1:]
-    inner = _with_value(getattr(spec, name), rest, value) if rest else value
+    name = path[0]
+    inner_path = path[1:]
+    inner = _with_value(getattr(spec, name), inner_path, value) if inner_path else value
     return spec.model_copy(update={name: inner})

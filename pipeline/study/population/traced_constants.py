@@ -54,7 +54,8 @@ class TracedConstants:
 
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         before = self._around, self._is_fixed
-        number, params = len(self.structure), equation.params
+        number = len(self.structure)
+        params = equation.params
         is_call = called_jaxpr(equation) is not None
         self.structure.append((equation.primitive, operands))
         if equation.primitive.name in RULED:

@@ -64,16 +64,16 @@ def importance_of_keys(
             f"needs {LEAST_RUNS} runs that are done, have {metric} and the same keys, of which one "
             f"differs; here are {len(rated)}"
         )
-    shares = _bootstrapped(rated, used, metric, larger_is_better)
-    found = []
+    shares = _bootstrap(rated, used, metric, larger_is_better)
+    importances = []
     for key in used:
         values = [share[key] for share in shares]
         median, low, high = np.quantile(values, (0.5, 0.1, 0.9), method="nearest").tolist()
-        found.append(KeyImportance(key, median, low, high))
-    return sorted(found, key=lambda one: -one.median)
+        importances.append(KeyImportance(key, median, low, high))
+    return sorted(importances, key=lambda importance: -importance.median)
 
 
-def _bootstrapped(
+def _bootstrap(
     runs: Sequence[KeptRun], keys: Sequence[str], metric: str, larger_is_better: bool
 ) -> list[Mapping[str, float]]:
     import optuna
@@ -115,13 +115,13 @@ def _bootstrapped(
         optuna.create_study(storage=storage, study_name=metric, direction=direction)
         study = SampledStudy(metric, storage)
         for _ in range(SAMPLES):
-            chosen = generator.choices(range(len(runs)), k=min(len(runs), MOST_RUNS))
-            study.sample = [make_trial(number, index) for number, index in enumerate(chosen)]
+            indices = generator.choices(range(len(runs)), k=min(len(runs), MOST_RUNS))
+            study.sample = [make_trial(number, index) for number, index in enumerate(indices)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 evaluator = PedAnovaImportanceEvaluator()
-                found = get_param_importances(study, evaluator=evaluator, params=list(keys))
-            finite = {key: share for key, share in found.items() if math.isfinite(share)}
+                importances = get_param_importances(study, evaluator=evaluator, params=list(keys))
+            finite = {key: share for key, share in importances.items() if math.isfinite(share)}
             shares.append({key: finite.get(key, 0.0) for key in keys})
     finally:
         optuna.logging.set_verbosity(before)
@@ -143,7 +143,8 @@ def distribution_of(values: Sequence[Any]) -> Any:
         return CategoricalDistribution(list(dict.fromkeys(map(_choice, values))))
     if max(map(abs, numbers)) > LARGEST:
         return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     log = low > 0 and high / low >= WIDE
     if all(isinstance(number, int) for number in numbers):
         return IntDistribution(int(low), int(high), log=log)

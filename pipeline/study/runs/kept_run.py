@@ -68,8 +68,8 @@ def find_runs(root: Path) -> list[Path]:
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     try:
-        with os.scandir(folder) as found:
-            entries = list(found)
+        with os.scandir(folder) as scan:
+            entries = list(scan)
     except OSError as error:
         if depth == 0:
             raise DataError(f"{folder}: can't be read: {error.strerror}") from error
@@ -80,9 +80,9 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     if depth == MAX_DEPTH:
         return
-    own = set(FOLDERS) if is_run else set()
+    skipped = set(FOLDERS) if is_run else set()
     for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and entry.name not in own:
+        if entry.is_dir(follow_symlinks=False) and entry.name not in skipped:
             yield from _runs_below(Path(entry.path), depth + 1)
 
 
@@ -91,10 +91,10 @@ def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
 
     Raises DataError where the folder can't be read, or holds no run.
     """
-    found = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
-    if not found:
+    runs = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
+    if not runs:
         raise DataError(f"{root}: holds no run; a run directory has {RECIPE} and {METRICS}")
-    return found
+    return runs
 
 
 def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
@@ -148,11 +148,12 @@ def _read_summary(file: Path) -> Mapping[str, Any]:
 
 
 def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
-    steps, evaluations = run_dir / METRICS, run_dir / EVALS
-    found = dict(sample_log(steps)) if steps.is_file() else {}
+    steps = run_dir / METRICS
+    evaluations = run_dir / EVALS
+    curves = dict(sample_log(steps)) if steps.is_file() else {}
     if evaluations.is_file():
-        found |= {f"eval {name}": one for name, one in sample_log(evaluations).items()}
-    return found
+        curves |= {f"eval {name}": curve for name, curve in sample_log(evaluations).items()}
+    return curves
 
 
 def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +230,7 @@ def differing_keys(runs: Sequence[KeptRun]) -> list[str]:
     for run in runs:
         for key, value in run.keys.items():
             values.setdefault(key, {})[repr(value)] = None
-    differing = [key for key, found in values.items() if len(found) > 1]
+    differing = [key for key, distinct in values.items() if len(distinct) > 1]
     return sorted(differing, key=lambda key: (key.startswith(PLACES), -len(values[key]), key))
 
 

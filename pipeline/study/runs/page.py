@@ -42,13 +42,13 @@ def write_page(
     content = page_data(runs, metric, larger_is_better)
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
     states = Counter(run.status for run in runs)
-    about = ", ".join(f"{count} {state}" for state, count in states.items())
+    summary = ", ".join(f"{count} {state}" for state, count in states.items())
     lacking = sum(metric not in run.figures for run in runs)
     if lacking < len(runs):
-        about += f"; ranked by {metric}"
-        about += f", which {lacking} don't have" if lacking else ""
+        summary += f"; ranked by {metric}"
+        summary += f", which {lacking} don't have" if lacking else ""
     text = render_page(
-        Page("runs", title, about),
+        Page("runs", title, summary),
         "runs.html",
         content=content,
         importance=importance,
@@ -69,7 +69,7 @@ def page_data(
     keys = differing_keys(runs)[: MOST_COLUMNS - 8]
     figures = _figures(runs, metric)[: MOST_COLUMNS - len(keys)]
     axes = [key for key in keys if _spreads(runs, key)][: MOST_AXES - 1]
-    ranked = _ranked(runs, metric, larger_is_better)
+    ranked = _rank_runs(runs, metric, larger_is_better)
     evaluated = f"eval {metric}"
     is_evaluated = any(
         evaluated in run.curves and len(run.curves[evaluated].steps) > 1 for run in runs
@@ -92,9 +92,9 @@ def page_data(
 def _figures(runs: Sequence[KeptRun], metric: str | None) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.figures)
     first = [metric] if metric is not None else []
-    known = [name for name in names if name not in (*first, "count")]
-    values = {name: {run.figures.get(name) for run in runs} - {None} for name in known}
-    differing = [name for name in known if len(values[name]) > 1]
+    candidates = [name for name in names if name not in (*first, "count")]
+    values = {name: {run.figures.get(name) for run in runs} - {None} for name in candidates}
+    differing = [name for name in candidates if len(values[name]) > 1]
     return [*first, *sorted(differing, key=lambda name: name in SPEEDS)]
 
 
@@ -114,7 +114,7 @@ def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
     return min(there) > 0 and max(there) >= span * min(there)
 
 
-def _ranked(runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool) -> list[int]:
+def _rank_runs(runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool) -> list[int]:
     rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
     sign = -1 if larger_is_better else 1
     return sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])

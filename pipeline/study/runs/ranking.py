@@ -31,7 +31,8 @@ def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
 
     def rank(name: str) -> tuple[bool, bool, int, int]:
         evaluated = not name.startswith("train_")
-        count, place = names.count(name), order.get(name, len(order))
+        count = names.count(name)
+        place = order.get(name, len(order))
         return evaluated and name != "loss", evaluated, count, -place
 
     return max(dict.fromkeys(names), key=rank)
@@ -41,5 +42,5 @@ def is_better_larger(figure: str) -> bool:
     """Return whether a larger figure is the better one, of training samples as of others."""
     if figure in SMALLER_IS_BETTER:
         return False
-    known = metric_directions(parts("metric"))
-    return known.get(figure, known.get(figure.removeprefix("train_"), "max")) == "max"
+    metrics = metric_directions(parts("metric"))
+    return metrics.get(figure, metrics.get(figure.removeprefix("train_"), "max")) == "max"

@@ -90,6 +90,6 @@ def _texts(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield text
     tail = min(size, max(4 * len(first), 4096))
     file.seek(size - tail)
-    whole = file.read(tail).split(b"\n")[:-1]
-    if whole:
-        yield whole[-1] + b"\n"
+    lines = file.read(tail).split(b"\n")[:-1]
+    if lines:
+        yield lines[-1] + b"\n"

@@ -54,11 +54,11 @@ class Command(BaseModel):
         params = self.sweeper.params or {}
         return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
 
-    def without_secrets(self) -> Command:
+    def redact(self) -> Command:
         """Return the command as it is written down, and compared with what is."""
         tree = tree_without_secrets(self.model_dump(mode="json"))
-        shown = tuple(without_secret_values(self.overrides))
-        return Command.model_validate({**tree, "overrides": shown})
+        overrides = tuple(without_secret_values(self.overrides))
+        return Command.model_validate({**tree, "overrides": overrides})
 
 
 def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
@@ -67,9 +67,9 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
     Raises OmegaConfBaseException where a setting of the sweeper refers to a missing key, and
     RecipeError where its `params` are invalid.
     """
-    given = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
-    assert isinstance(given, dict)
-    settings = {str(key): value for key, value in given.items() if key not in FREE}
+    section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(section, dict)
+    settings = {str(key): value for key, value in section.items() if key not in FREE}
     settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
@@ -83,9 +83,9 @@ def write_command(sweep_dir: Path, command: Command) -> None:
 
     Raises DataError where the existing file can't be read.
     """
-    written = command.without_secrets()
-    if read_command(sweep_dir) != written:
-        write_whole(sweep_dir / COMMAND, yaml_text(written.model_dump(mode="json")))
+    redacted = command.redact()
+    if read_command(sweep_dir) != redacted:
+        write_whole(sweep_dir / COMMAND, yaml_text(redacted.model_dump(mode="json")))
 
 
 def read_command(sweep_dir: Path) -> Command | None:
@@ -107,6 +107,6 @@ def find_sweep(
 
 def _is_of(sweep_dir: Path, command: Command) -> bool:
     try:
-        return read_command(sweep_dir) == command.without_secrets()
+        return read_command(sweep_dir) == command.redact()
     except DataError:
         return False

@@ -31,20 +31,22 @@ from pipeline.stages.record.run_directory import (
     written_at_ns,
 )
 
-JOURNAL, JOURNAL_LOCK, BEATS = "study.log", "study.log.lock", ".beats"
+JOURNAL = "study.log"
+JOURNAL_LOCK = "study.log.lock"
+BEATS = ".beats"
 """Files of a study: Optuna's journal, its lock, and the folder of heartbeat files."""
 Kept = TypeVar("Kept", bound=BaseModel)
 
 
 @contextmanager
-def claimed(job_dir: Path) -> Iterator[bool]:
+def claim_job(job_dir: Path) -> Iterator[bool]:
     """Claim a job against other processes; false, without waiting, where another runs it."""
     with locked_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
 
 @contextmanager
-def alone(sweep_dir: Path) -> Iterator[None]:
+def hold_planning_lock(sweep_dir: Path) -> Iterator[None]:
     """Hold the sweep's planning lock, waiting for other processes."""
     with locked_file(sweep_dir / LOCK, wait=True):
         yield
@@ -54,7 +56,7 @@ def is_held(job_dir: Path) -> bool:
     """Return whether a process is running this job."""
     if not (job_dir / CLAIM).exists():
         return False
-    with claimed(job_dir) as free:
+    with claim_job(job_dir) as free:
         return not free
 
 
@@ -92,10 +94,10 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     """The values that overrides give to keys, without passwords, parsed as YAML; invalid YAML stays
     a text."""
-    shown = without_secret_values(overrides)
+    redacted = without_secret_values(overrides)
     values: dict[str, Any] = {}
     for key in keys:
-        text = value_of(shown, key) or "null"
+        text = value_of(redacted, key) or "null"
         try:
             values[key] = parse_yaml(text)
         except ValueError:

@@ -43,8 +43,8 @@ def trials_of_runs(
     runs = read_runs(folder, curves=False)
     fixed = flat_keys(recipe.model_dump(mode="json"))
     searched = {key_of(name) for name in space}
-    found = (_trial(run, fixed, searched, space, metric) for run in runs)
-    return [trial for trial in found if trial is not None], len(runs)
+    candidates = (_trial(run, fixed, searched, space, metric) for run in runs)
+    return [trial for trial in candidates if trial is not None], len(runs)
 
 
 def _trial(

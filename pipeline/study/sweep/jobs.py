@@ -26,7 +26,7 @@ from pipeline.stages.run import run
 from pipeline.stages.runner.context import Inspection, RunOptions
 from pipeline.study.sweep.directory import (
     changed_text,
-    claimed,
+    claim_job,
     is_finished,
     read_overrides,
     values_of,
@@ -57,7 +57,8 @@ class Job:
         on_changed: OnChanged,
         inspection: Inspection,
     ) -> None:
-        self.swept, self.failures = tuple(swept), dict(failures)
+        self.swept = tuple(swept)
+        self.failures = dict(failures)
         self.on_changed: OnChanged = on_changed
         self.inspection = inspection
 
@@ -70,13 +71,13 @@ class Job:
         signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
-        with claimed(job_dir) as free:
+        with claim_job(job_dir) as free:
             if not free:
-                print(f"{_of_job(job_dir)} another process is at it", flush=True)
+                print(f"{_job_label(job_dir)} another process is at it", flush=True)
                 return
             if is_finished(job_dir, self.failures):
                 status = printable(str(read_status(job_dir)))
-                print(f"{_of_job(job_dir)} {status} already", flush=True)
+                print(f"{_job_label(job_dir)} {status} already", flush=True)
                 return
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
@@ -94,7 +95,7 @@ class Job:
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
-        print(f"\n{_of_job(job_dir)} {printable(changed_text(changed))}{resumed}", flush=True)
+        print(f"\n{_job_label(job_dir)} {printable(changed_text(changed))}{resumed}", flush=True)
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
@@ -121,7 +122,7 @@ class Job:
         return self.open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))
 
 
-def _of_job(job_dir: Path) -> str:
+def _job_label(job_dir: Path) -> str:
     return f"job {printable(job_dir.name):<6}"
 
 

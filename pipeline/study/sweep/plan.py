@@ -30,9 +30,9 @@ from pipeline.study.sweep.directory import (
     BEATS,
     JOURNAL,
     JOURNAL_LOCK,
-    alone,
     changed_text,
     find_jobs,
+    hold_planning_lock,
     read_overrides,
     values_of,
     write_overrides,
@@ -52,7 +52,7 @@ class PlannedJob:
     no earlier one to compare it with."""
 
     @property
-    def placed(self) -> list[str]:
+    def launch_overrides(self) -> list[str]:
         """The overrides for a launcher, including the job's directory."""
         return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
 
@@ -98,11 +98,11 @@ def plan_jobs(
     jobs = []
     for number, overrides in enumerate(combinations):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        plain = [one for one in parsed if _is_plain(one, parsed, swept)]
-        others = tuple(str(one.input_line) for one in parsed if one not in plain)
-        config = composed.get(others)
+        plain = [change for change in parsed if _is_plain(change, parsed, swept)]
+        fixed = tuple(str(change.input_line) for change in parsed if change not in plain)
+        config = composed.get(fixed)
         if config is None:
-            config = composed[others] = compose(sweeper, overrides)
+            config = composed[fixed] = compose(sweeper, overrides)
         else:
             apply_overrides(plain, config)
             _note_overrides(config, parsed)
@@ -114,23 +114,26 @@ def plan_jobs(
     return jobs
 
 
-def _is_plain(override: Override, others: Sequence[Override], swept: Sequence[str]) -> bool:
+def _is_plain(override: Override, overrides: Sequence[Override], swept: Sequence[str]) -> bool:
     """Whether an override sets one value of the recipe, which no other override touches."""
-    key, value = override.key_or_group, override.value()
+    key = override.key_or_group
+    value = override.value()
     if key not in swept or override.type is not OverrideType.CHANGE or override.package:
         return False
     if not isinstance(value, str | int | float | None) or not sets_key(str(override.input_line)):
         return False
-    keys = [one.key_or_group for one in others if one is not override]
-    return not any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in keys)
+    keys = [other.key_or_group for other in overrides if other is not override]
+    return not any(
+        f"{other}.".startswith(f"{key}.") or key.startswith(f"{other}.") for other in keys
+    )
 
 
 def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Let Hydra's own section say which overrides a configuration has, as composing does."""
-    own = [one for one in overrides if not one.is_hydra_override()]
+    task_overrides = [override for override in overrides if not override.is_hydra_override()]
     with read_write(config), open_dict(config.hydra):
-        config.hydra.overrides.task = [one.input_line for one in own]
-        set_override_dirname(config.hydra.job, own)
+        config.hydra.overrides.task = [override.input_line for override in task_overrides]
+        set_override_dirname(config.hydra.job, task_overrides)
 
 
 def _folder_of(config: DictConfig, number: int) -> Path:
@@ -173,7 +176,7 @@ def enter(
     sweep_dir.mkdir(parents=True, exist_ok=True)
     require_real(sweep_dir, (LOCK, JOURNAL, JOURNAL_LOCK), (JOURNAL,))
     require_real_trees(sweep_dir, (BEATS,))
-    with alone(sweep_dir):
+    with hold_planning_lock(sweep_dir):
         _refuse_another(sweep_dir, jobs, command, grows=grows)
         new = [job for job in jobs if read_overrides(job.folder) is None]
         for job in jobs:
@@ -205,8 +208,9 @@ def _refuse_another(
     problems = []
     there = read_command(sweep_dir)
     if there is not None:
-        name, before = there.sweeper.name, there.arguments
-        now = command.without_secrets().arguments
+        name = there.sweeper.name
+        before = there.arguments
+        now = command.redact().arguments
         if name not in (None, command.sweeper.name):
             problems.append(f"that of hydra/sweeper={name}, here {command.sweeper.name}")
         if not grows:

@@ -30,8 +30,9 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
     A job of a dead process is free again, and is started here. Raises RunError when repeated starts
     finish no job: the launcher doesn't work.
     """
-    futile, waiting = 0, False
-    while left := _unfinished(jobs, failures):
+    futile = 0
+    waiting = False
+    while left := _find_unfinished(jobs, failures):
         free = [job for job in left if not is_held(job.folder)]
         if not free:
             if not waiting:
@@ -39,15 +40,16 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
             waiting = True
             time.sleep(POLL_S)
             continue
-        waiting, reason = False, _try(launch, free)
-        lost = [job for job in _unfinished(free, failures) if not is_held(job.folder)]
+        waiting = False
+        reason = _try(launch, free)
+        lost = [job for job in _find_unfinished(free, failures) if not is_held(job.folder)]
         futile = futile + 1 if len(lost) == len(free) else 0
         if futile == STARTS:
             ended = f"started {STARTS} times, and ended each time {reason}"
             raise RunError(f"jobs {_names(lost)}: {ended}")
 
 
-def _unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
+def _find_unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
     return [job for job in jobs if not is_finished(job.folder, failures)]
 
 
@@ -80,7 +82,7 @@ def launch(
     returns: list[JobReturn] = []
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
-        placed = [job.placed for job in batch]
+        placed = [job.launch_overrides for job in batch]
         with sharing_processors(_settings(launcher), len(batch)):
             returns += launcher.launch(placed, initial_job_idx=batch[0].number)
     return returns

@@ -65,7 +65,9 @@ def _distribution(override: Override) -> BaseDistribution:
 def _interval(value: IntervalSweep) -> BaseDistribution:
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    low, high, log = value.start, value.end, "log" in value.tags
+    low = value.start
+    high = value.end
+    log = "log" in value.tags
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log=log)
     assert low is not None
@@ -79,7 +81,9 @@ def _range(value: RangeSweep) -> BaseDistribution:
     values = list(value.range())
     if not values:
         raise ValueError("a range without values")
-    low, high, step = min(values), max(values), abs(value.step)
+    low = min(values)
+    high = max(values)
+    step = abs(value.step)
     if all(isinstance(item, int) for item in values):
         return IntDistribution(int(low), int(high), step=int(step))
     return FloatDistribution(float(low), float(high), step=float(step))
@@ -95,13 +99,13 @@ def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]
 
     Of a range, whose values are all of one kind, only the lowest is used.
     """
-    listed = {key: _listed(distribution) for key, distribution in space.items()}
+    listed = {key: _list_values(distribution) for key, distribution in space.items()}
     first = {key: values[0] for key, values in listed.items()}
-    others = ({**first, key: value} for key, values in listed.items() for value in values[1:])
-    return [first, *others]
+    variations = ({**first, key: value} for key, values in listed.items() for value in values[1:])
+    return [first, *variations]
 
 
-def _listed(distribution: BaseDistribution) -> Sequence[Any]:
+def _list_values(distribution: BaseDistribution) -> Sequence[Any]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):

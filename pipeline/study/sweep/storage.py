@@ -53,7 +53,9 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
     """Optuna's journal with heartbeats: a file per trial, touched at every beat."""
 
     def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
-        self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
+        self._beats = folder / BEATS
+        self._interval_s = interval_s
+        self._callback = callback
         self._beats.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / JOURNAL_LOCK)
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
@@ -132,7 +134,8 @@ def _silence_optuna() -> None:
 @contextmanager
 def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
     """Inside, send heartbeats of trials from a thread, the first one immediately."""
-    interval_s, ended = heart.get_heartbeat_interval(), threading.Event()
+    interval_s = heart.get_heartbeat_interval()
+    ended = threading.Event()
 
     def beat() -> None:
         for trial in trials:

@@ -73,8 +73,8 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
             problems.append(f"hydra.sweeper.{name} = {sweeper[name]}: {rule}")
     if problems:
         raise RecipeError(problems)
-    given = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
-    return StudySettings(**{**given, "study_name": given["study_name"] or str(sweep_dir)})
+    settings = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
+    return StudySettings(**{**settings, "study_name": settings["study_name"] or str(sweep_dir)})
 
 
 def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
@@ -91,11 +91,11 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
         direction="maximize" if settings.maximizes else "minimize",
         load_if_exists=True,
     )
-    about = study.user_attrs.get("metric")
-    if about is None:
+    metric = study.user_attrs.get("metric")
+    if metric is None:
         study.set_user_attr("metric", settings.metric)
-    elif about != settings.metric:
-        problem = f"hydra.sweeper.metric = {settings.metric}: the study is about {about}"
+    elif metric != settings.metric:
+        problem = f"hydra.sweeper.metric = {settings.metric}: the study is about {metric}"
         raise RunError(f"{sweep_dir}: {problem}; name another directory")
     return study
 
@@ -115,9 +115,12 @@ class TrialPruner(Pruner):
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
-        self._trial, self._metric, self._by_evaluations = trial, metric, by_evaluations
+        self._trial = trial
+        self._metric = metric
+        self._by_evaluations = by_evaluations
         self._sign = 1.0 if directions()[metric] == "min" else -1.0
-        self._loss, self._steps = 0.0, 0
+        self._loss = 0.0
+        self._steps = 0
         self._prune_reason: str | None = None
 
     @property
@@ -136,7 +139,8 @@ class TrialPruner(Pruner):
         if not self._by_evaluations:
             mean = self._loss / self._steps if self._steps else math.nan
             self._report(self._sign * mean, report.step)
-        self._loss, self._steps = 0.0, 0
+        self._loss = 0.0
+        self._steps = 0
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Report the metric."""

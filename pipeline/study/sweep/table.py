@@ -39,7 +39,8 @@ from pipeline.study.sweep.directory import (
 from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 
 TABLE = "sweep.csv"
-SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
+SINK_SIZE = "train.sink_size"
+AMORTISATION = "amortisation"
 JOBS_KEPT = 1 << 14
 BYTES_PER_S = 750
 """Bytes of a table that may be rewritten each second."""
@@ -142,10 +143,11 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
     """
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
-        size, step_ms = row.summary.modelled.sink_size, row.summary.modelled.step_ms
+        size = row.summary.modelled.sink_size
+        step_ms = row.summary.modelled.step_ms
         if SINK_SIZE in row.changed and size is not None and step_ms is not None:
-            others = {key: value for key, value in row.changed.items() if key != SINK_SIZE}
-            curves.setdefault(changed_text(others), {})[size] = step_ms
+            fixed = {key: value for key, value in row.changed.items() if key != SINK_SIZE}
+            curves.setdefault(changed_text(fixed), {})[size] = step_ms
     pictures: list[Path] = []
     for text, points in curves.items():
         if len(points) > 1:
@@ -170,7 +172,8 @@ def write_amortisation(
         if size < 1 or not (math.isfinite(ms) and ms > 0):
             raise ValueError(f"sink of {size} steps at {ms} ms: both should be above zero")
     points = sorted(points)
-    (first, first_ms), (last, last_ms) = points[0], points[-1]
+    (first, first_ms) = points[0]
+    (last, last_ms) = points[-1]
     words = (
         f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "
         f"{last:,}: {first_ms / last_ms:.2f} times as fast."

@@ -68,17 +68,18 @@ def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
         return max(1, jobs)
     if kind.endswith(BY_PROCESSORS):
         return min(max(1, jobs), _slots(launcher.get("ray") or {}))
-    given = launcher.get("n_jobs") or 1
-    return given if given > 0 else max(1, processors() + 1 + given)
+    n_jobs = launcher.get("n_jobs") or 1
+    return n_jobs if n_jobs > 0 else max(1, processors() + 1 + n_jobs)
 
 
 def _slots(ray: Mapping[str, Any]) -> int:
     """The number of jobs that Ray runs at once; 1 on a cluster that was there before."""
-    init, remote = ray.get("init") or {}, ray.get("remote") or {}
+    init = ray.get("init") or {}
+    remote = ray.get("remote") or {}
     if init.get("address"):
         return 1
-    each = float(remote.get("num_cpus") or 1)
-    return max(1, int((init.get("num_cpus") or processors()) / each))
+    cpus_per_job = float(remote.get("num_cpus") or 1)
+    return max(1, int((init.get("num_cpus") or processors()) / cpus_per_job))
 
 
 def processors() -> int:

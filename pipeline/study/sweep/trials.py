@@ -24,7 +24,7 @@ from pipeline.config.overrides import key_of
 from pipeline.core.errors import RunError, printable
 from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.command import Command, command_of
-from pipeline.study.sweep.directory import alone, read_summary
+from pipeline.study.sweep.directory import hold_planning_lock, read_summary
 from pipeline.study.sweep.history import EARLIER, trials_of_runs
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
@@ -38,7 +38,7 @@ from pipeline.study.sweep.study import (
     open_study,
     read_settings,
 )
-from pipeline.study.sweep.vectorized import Populations, places_asked
+from pipeline.study.sweep.vectorized import Populations, read_places
 
 REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
@@ -59,7 +59,7 @@ class StudySearch:
 
 def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     """Run the remaining trials of a study, and print the best one."""
-    places = places_asked(sweeper)
+    places = read_places(sweeper)
     search = _open(sweeper, overrides)
     assert sweeper.launcher is not None
     start: Launch = partial(launch, sweeper.launcher, None)
@@ -95,7 +95,7 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
         compose(sweeper, overrides)
     first = plan_job(sweeper, 0, choices[0], ())
     enter(sweep_dir, (), command, grows=False)
-    with alone(sweep_dir):
+    with hold_planning_lock(sweep_dir):
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
             history = settings.history
@@ -115,12 +115,12 @@ def _next_trials(search: StudySearch) -> list[Trial]:
     """
     waiting = False
     while True:
-        with alone(search.sweep_dir):
+        with hold_planning_lock(search.sweep_dir):
             requeue_dead_trials(search)
             trials = search.study.get_trials(deepcopy=False)
             queued = [trial for trial in trials if trial.state == TrialState.WAITING]
-            own = [trial for trial in trials if EARLIER not in trial.user_attrs]
-            started = {number_of_first_try(trial) for trial in own}
+            requested = [trial for trial in trials if EARLIER not in trial.user_attrs]
+            started = {number_of_first_try(trial) for trial in requested}
             left = len(queued) + max(0, search.settings.n_trials - len(started))
             if left > 0:
                 return [_ask(search) for _ in range(min(left, search.settings.n_jobs))]
@@ -198,10 +198,12 @@ def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
 
     Raises RunError where the study's metric is missing, DataError where the summary can't be read.
     """
-    summary, metric = read_summary(job.folder), search.settings.metric
+    summary = read_summary(job.folder)
+    metric = search.settings.metric
     if summary is None:
         raise RunError(f"{job.folder}: the job ended, and its summary was removed")
-    value, tell = summary.metric(metric), partial(search.study.tell, trial, skip_if_finished=True)
+    value = summary.metric(metric)
+    tell = partial(search.study.tell, trial, skip_if_finished=True)
     if summary.status == "done" and value is not None:
         tell(value)
     else:

@@ -25,12 +25,12 @@ from pipeline.stages.runner.context import RunOptions
 from pipeline.study.population.groups import (
     ProgramKey,
     apart,
-    grouped,
+    group_recipes,
     numbers_of,
 )
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
-from pipeline.study.sweep.directory import changed_text, claimed, is_finished, read_summary
+from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
@@ -49,23 +49,23 @@ MemberRun = Callable[[Signals], None]
 """Runs a member, which looks at the signals; it raises nothing that is its own."""
 
 
-def places_asked(sweeper: BasicSweeper) -> Places | None:
+def read_places(sweeper: BasicSweeper) -> Places | None:
     """The number of jobs that train at once in a vectorized sweep; None in any other one.
 
     `true` is as many as there are processors: more of them only share these. Raises RecipeError for
     anything but true, false and a whole number above 0, and with a launcher that starts processes.
     """
     assert sweeper.config is not None
-    asked = sweeper.config.hydra.sweeper.get("vectorize")
-    if asked is None or asked is False:
+    setting = sweeper.config.hydra.sweeper.get("vectorize")
+    if setting is None or setting is False:
         return None
-    if not isinstance(asked, int) or asked < 1:
-        raise RecipeError([f"{KEY} = {asked}: must be true, false or a whole number above 0"])
+    if not isinstance(setting, int) or setting < 1:
+        raise RecipeError([f"{KEY} = {setting}: must be true, false or a whole number above 0"])
     launcher = sweeper.config.hydra.runtime.choices.get("hydra/launcher")
     if launcher != "basic":
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
-    return Places(processors()) if asked is True else Places(asked, is_asked=True)
+    return Places(processors()) if setting is True else Places(setting, is_asked=True)
 
 
 @dataclass(eq=False)
@@ -97,13 +97,15 @@ class Populations:
         """Run jobs; return those that can't share the program that they were to share."""
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         named = {job.folder.name: job for job in jobs}
-        groups = grouped(recipes, self.compiled_in)
+        groups = group_recipes(recipes, self.compiled_in)
         print(f"\n{_line(groups, self.places)}", flush=True)
         again: list[PlannedJob] = []
         runs = []
         places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
-            shared = self._shared(program, [numbers_of(recipes[name]) for name in names], places)
+            shared = self._find_program(
+                program, [numbers_of(recipes[name]) for name in names], places
+            )
             runs += [partial(self._run_member, named[name], shared, again) for name in names]
         stopped = run_in_places(runs, places.count)
         if stopped is not None:
@@ -115,13 +117,13 @@ class Populations:
             del self.programs[program]
         return again
 
-    def _shared(
+    def _find_program(
         self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
     ) -> SharedProgram:
         """The program of a group: that of earlier jobs, where it serves these too."""
-        known = self.programs.get(program)
-        if known is None or known.refused or not all(map(known.serves, members)):
-            before = () if known is None else known.members
+        shared = self.programs.get(program)
+        if shared is None or shared.refused or not all(map(shared.serves, members)):
+            before = () if shared is None else shared.members
             self.programs[program] = SharedProgram((*before, *members), places)
         return self.programs[program]
 
@@ -132,7 +134,7 @@ class Populations:
         if shared.refused is not None:
             again.append(job)
             return
-        with claimed(job.folder) as free:
+        with claim_job(job.folder) as free:
             if not free or is_finished(job.folder, self.task.failures):
                 return
             (job.folder / SUMMARY).unlink(missing_ok=True)
@@ -165,7 +167,7 @@ class Populations:
             report_errors(unless_refused, debug=recipe.debug)
             if job not in again:
                 # In one write: other threads print too.
-                print(f"{_ended(job)}{resumed}\n", end="", flush=True)
+                print(f"{_end_line(job)}{resumed}\n", end="", flush=True)
                 with self._table:
                     update_table(job.folder.parent)
 
@@ -193,15 +195,15 @@ def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
     return f"sweep      {jobs} jobs by {len(groups)} programs, for {keys}; {at_once} at a time"
 
 
-def _ended(job: PlannedJob) -> str:
+def _end_line(job: PlannedJob) -> str:
     """The line of a job that has ended: what sets it apart, its status and its metrics."""
     head = f"job {printable(job.folder.name):<6} {printable(changed_text(job.changed))}"
     summary = read_summary(job.folder)
     if summary is None:
         return f"{head}: {read_status(job.folder)}"
-    found = {name: summary.metric(name) for name in SHOWN}
+    values = {name: summary.metric(name) for name in SHOWN}
     why = f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
-    metrics = "".join(f", {name} {x:.4g}" for name, x in found.items() if x is not None)
+    metrics = "".join(f", {name} {x:.4g}" for name, x in values.items() if x is not None)
     return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{why}"
 
 
@@ -213,7 +215,8 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
     what they dispatch at the same time; a run that ends, however it ends, leaves its place to the
     next one.
     """
-    signals, own = Signals(), [Signals() for _ in runs]
+    signals = Signals()
+    member_signals = [Signals() for _ in runs]
     answered = 0
 
     def run_unless_stopped(run: MemberRun, mine: Signals) -> None:
@@ -223,13 +226,13 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
     with signals.held(), heard(signals), ThreadPoolExecutor(places, "member") as threads:
         waiting: set[Future[None]] = {
             threads.submit(run_unless_stopped, run, mine)
-            for run, mine in zip(runs, own, strict=True)
+            for run, mine in zip(runs, member_signals, strict=True)
         }
         while waiting:
             done, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
-            for one in done:
-                one.result()
-            for mine in own:
+            for future in done:
+                future.result()
+            for mine in member_signals:
                 mine.stop = mine.stop or signals.stop
                 mine.saves += signals.saves - answered
             answered = signals.saves
