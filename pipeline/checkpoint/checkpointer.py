@@ -2,11 +2,10 @@
 
 A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
 and renamed when it is complete, so a run that is killed while saving keeps the one before, and so
-does a power cut. It holds
-every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and the state
-of the host. The data position, the schedule and the random generator are functions of the step. The
-metrics alone may be added later, where the evaluation of the step was interrupted and the resumed
-run has repeated it.
+does a power cut. It holds every array of `TrainState` under its path, written by orbax, and, as
+JSON, the recipe and the state of the host. The data position, the schedule and the random generator
+are functions of the step. Only the metrics may be added later, if the evaluation of the step was
+interrupted and the resumed run has repeated it.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ class Copies(Protocol):
     """Files that are written of each checkpoint for other programs."""
 
     def add(self, checkpoint: Path) -> None:
-        """Write that of a complete checkpoint. Raises OSError, DataError."""
+        """Write the copy of a complete checkpoint. Raises OSError, DataError."""
 
     def remove(self, step: int) -> None:
-        """Remove that of a step, where there is any. Raises OSError."""
+        """Remove the copy of a step, if there is one. Raises OSError."""
 
     def agree(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write those that are missing, and remove those of no checkpoint. Raises OSError,
+        """Write missing copies, and remove copies without a checkpoint. Raises OSError,
         DataError."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which `retention` keeps some.
+    """The checkpoints of one run, of which `retention` selects some.
 
     `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
     numbers. Each checkpoint that is complete is passed to `copies`, and each step that is removed.
@@ -117,7 +116,7 @@ class Checkpoints:
     ) -> None:
         """Save once per step, in the background. Raises RunError when the disk refuses.
 
-        `host_state` is JSON. Where the step is saved already, only the metrics are added.
+        `host_state` is JSON. If the step is saved already, only the metrics are added.
         """
         with self._writing(f"save step {step}"):
             is_saved = step == self._requested or step in saved_steps(self._root)
@@ -148,7 +147,7 @@ class Checkpoints:
         texts: Mapping[str, str],
         logs: Sequence[Path],
     ) -> None:
-        """Write a checkpoint, then remove those that are no longer kept.
+        """Write a checkpoint, then remove checkpoints that need not be retained.
 
         A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
         """
@@ -167,7 +166,7 @@ class Checkpoints:
             commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
-            # Where the disk is full, the summary needs the room.
+            # If the disk is full, the summary needs the room.
             remove_draft(draft)
             raise
         if self._copies is not None:
@@ -209,7 +208,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be.
+        """Wait until all is on disk, also if an error ends the run. Raises RunError if it can't be.
 
         A run that reports success has saved what it should have.
         """

@@ -128,7 +128,7 @@ class HostState:
     sink: SinkState | None = None
     callbacks: CallbackState = CallbackState()
     logs: Mapping[str, Any] = field(default_factory=dict)
-    """Marks of metrics.jsonl and evals.jsonl; checked where the logs are opened."""
+    """Marks of metrics.jsonl and evals.jsonl; checked when the logs are opened."""
 
 
 def parse_host_state(data: Any) -> HostState:

@@ -46,8 +46,8 @@ class DamagedError(DataError):
 
 
 def unreadable(file: Path, error: OSError) -> PipelineError:
-    """Return the error for a file that the system doesn't read: DamagedError where its content or
-    its name is lost, else RunError. A process without descriptors or rights damages nothing."""
+    """Return the error for a file that the system doesn't read: DamagedError if its content or its
+    name is lost, else RunError. A process without descriptors or rights damages nothing."""
     reason = f"{file}: can't be read: {error.strerror}"
     if error.errno in LOST:
         return DamagedError(reason)
@@ -70,7 +70,7 @@ def verify(folder: Path) -> None:
     and RunError as `unreadable` does.
     """
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        # In the order of the manifest, so that of several faults the first one is named.
+        # In the order of the manifest, so the first of several faults is named.
         for _ in threads.map(_verify_file, *zip(*_match_entries(folder), strict=True)):
             pass
 
@@ -99,7 +99,7 @@ def require_complete(folder: Path) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file of a checkpoint. Raises DamagedError where it is damaged, and RunError as
+    """Read a JSON file of a checkpoint. Raises DamagedError if it is damaged, and RunError as
     `unreadable` does."""
     try:
         return bounded_read.read_json(file, MOST_JSON_BYTES)
@@ -152,8 +152,8 @@ def _is_entry(entry: Any) -> bool:
 def _files(folder: Path) -> dict[str, Path]:
     """Return the files of a checkpoint by path.
 
-    Raises DamagedError for a link and for anything that is no regular file; OSError where a folder
-    can't be listed, which `Path.rglob` would treat as empty.
+    Raises DamagedError for a link and for anything but a regular file; OSError if a folder can't be
+    listed, which `Path.rglob` would treat as empty.
     """
     files = {}
 

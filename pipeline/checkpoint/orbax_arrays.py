@@ -29,7 +29,7 @@ DATABASE = "manifest.ocdbt"
 
 ATTEMPTS = 2
 """Readings of a checkpoint that orbax refuses, for reasons of any kind, before it is damaged: orbax
-takes a file for missing where the process has no descriptor left for it."""
+takes a file for missing if the process has no descriptor left."""
 
 FILE_BYTES = 1 << 28
 """About the size of a file of arrays: several are hashed at once."""
@@ -38,8 +38,8 @@ FILE_BYTES = 1 << 28
 def silence_orbax() -> None:
     """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
 
-    Where a write fails, Python would also warn of coroutines that were never awaited, asyncio log
-    the errors of further arrays, and tensorstore print a message for each of these.
+    If a write fails, Python would also warn of coroutines that were never awaited, asyncio log the
+    errors of further arrays, and tensorstore print a message for each of these.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
@@ -59,14 +59,14 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
 
     Synchronous on purpose: orbax's asynchronous writers, CheckpointManager's among them, make
-    folders in one thread and let others wait for it. Where that one fails the others wait for ever,
+    folders in one thread and let others wait for it. If that one fails the others wait for ever,
     and the process can't end.
     """
     import orbax.checkpoint as ocp
 
     alone = _alone()
-    # Without copies of the arrays: they would take as much memory again, and nothing changes the
-    # arrays while they are written.
+    # Without copies of the arrays: they would double the memory, and nothing changes the arrays
+    # while they are written.
     in_place = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     # Compression takes four times as long as all else, and leaves nine tenths of trained weights.
     handler = ocp.PyTreeCheckpointHandler(
@@ -81,7 +81,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
         writer.save(folder.absolute(), args=request)
     if not (folder / DATABASE).exists():
-        # Where the folder can't be listed, orbax finds nothing to put together, and says nothing.
+        # If the folder can't be listed, orbax finds nothing to put together, and says nothing.
         raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
 
 
@@ -100,7 +100,7 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Read arrays by path. Raises DamagedError, also where they exceed the memory, and RunError as
+    """Read arrays by path. Raises DamagedError, also if they exceed the memory, and RunError as
     `unreadable` does."""
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):

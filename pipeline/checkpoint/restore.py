@@ -1,6 +1,6 @@
 """Restore: find, verify and read the checkpoints of a run.
 
-Each is verified file by file before anything in it is parsed. Where the newest of a run is damaged,
+Each is verified file by file before anything in it is parsed. If the newest of a run is damaged,
 the user is warned and the one before is read.
 """
 
@@ -60,7 +60,7 @@ class Checkpoint:
         return int(self.arrays["step"])
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return parameters and batch statistics by path; the average of parameters where there is
+        """Return parameters and batch statistics by path; the average of parameters if there is
         one, as evaluations use it."""
         averages = {
             path.replace("average", "params", 1): path
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
-    """Read the newest sound checkpoint of a run; None if there is none.
+    """Read the newest sound checkpoint of a run; None without any.
 
     Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read.
     """
@@ -89,9 +89,10 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename what is no sound checkpoint up to `step`, so that the run can save later steps.
+    """Rename everything but the sound checkpoints up to `step`, so that the run can save later
+    ones.
 
-    Warns of each: those after `step` are damaged, others are named as a checkpoint and are none.
+    Warns of each: checkpoints after `step` are damaged, other entries only have such a name.
     """
     root = run_dir / FOLDER
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
@@ -104,7 +105,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """Read a checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
 
     Of several the newest that can be read is used, with a warning for each damaged one. Raises
-    DataError when there is none, and RunError as `unreadable` does.
+    DataError without any, and RunError as `unreadable` does.
     """
     try:
         if checkpoint_step(folder) in saved_steps(folder.parent):
@@ -121,8 +122,8 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read one checkpoint. Raises DamagedError where a byte is not as written, and
-    RunError as `unreadable` does."""
+    """Verify and read one checkpoint. Raises DamagedError if a byte is not as written, and RunError
+    as `unreadable` does."""
     verify(folder)
     recipe = read_json(folder / RECIPE / JSON)
     if not isinstance(recipe, dict):

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a run are kept."""
+"""Retention of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Retention:
     """Keep the newest `keep`, the newest `keep` of the steps that it holds, and the best by a
     metric.
 
-    A rollback goes back to the steps for which `holds` returns True, however often a signal or a
-    clock makes the run save.
-    With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
-    least that much younger (MindSpore's keep_checkpoint_per_n_minutes).
+    A rollback goes back to the steps for which `holds` returns True, so they stay even if a signal
+    or a clock makes the run save often. With `minutes` the first checkpoint stays, and after each
+    that stays the first one that is at least `minutes` younger (MindSpore's
+    keep_checkpoint_per_n_minutes).
     """
 
     keep: int
@@ -31,7 +31,7 @@ class Retention:
     minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
-        """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
+        """Return the steps, of these ascending ones, whose checkpoints may be removed."""
         due = [step for step in steps if self.holds(step)]
         retained: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
@@ -45,7 +45,7 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
     draft = draft_path(folder)
     draft.write_text(json.dumps(dict(metrics)), encoding="utf-8")
-    # Empty where the process is killed now, which is harmless: only files are listed.
+    # Empty if the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
     commit(draft, folder / METRICS / METRICS)
     sync(folder)
@@ -54,7 +54,7 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
 def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
     """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
 
-    One whose time of saving is not known is passed over, and so removed like any other.
+    Checkpoints without a readable time are passed over, and so may be removed.
     """
     last: float | None = None
     for step in steps:
@@ -84,7 +84,7 @@ def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
 
 
 def _read_value(folder: Path, metric: str) -> float | None:
-    """Read the metric of a checkpoint; None where there is none, or it is no number."""
+    """Read the metric of a checkpoint; None if it is missing or isn't a number."""
     try:
         value = float(read_json(folder / METRICS / METRICS)[metric])
     except (DamagedError, LookupError, TypeError, ValueError, OverflowError):

@@ -1,8 +1,8 @@
 """The replay of one step, outside the compiled loop, and the finding from its values.
 
 The step is traced from the functions that were compiled, with the same precision, lowerings and
-random keys, and then computed equation by equation. Results may differ from those of the compiled
-step in the last digits, since XLA fuses operations that are computed separately here.
+random keys, and then computed equation by equation. Last digits of results may differ from the
+compiled step, since XLA fuses operations that are computed separately here.
 """
 
 from __future__ import annotations

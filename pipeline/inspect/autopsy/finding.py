@@ -66,7 +66,7 @@ class Finding:
     phase: Phase
     layer: str
     operation: str
-    """The JAX primitive; "" where an input of the step is already not finite."""
+    """The JAX primitive; "" if an input of the step is already not finite."""
     tensor: Tensor
     operands: tuple[Tensor, ...] = ()
     """Operands of the operation."""
@@ -75,7 +75,7 @@ class Finding:
     parameters: tuple[Tensor, ...] = ()
     """Parameters of the layer."""
     samples: BadSamples | None = None
-    """None where the tensor has no part for each sample."""
+    """None if the tensor has no part for each sample."""
 
     @property
     def headline(self) -> str:
@@ -121,7 +121,7 @@ def _dicts(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """The result of examining one bad step: the finding, or why there is none."""
+    """The result of examining one bad step: the finding, or the reason without one."""
 
     step: int
     loss: float

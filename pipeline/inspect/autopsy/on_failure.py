@@ -43,8 +43,8 @@ class Examination:
     def __call__(self, state: TrainState, bad: int) -> Examined:
         """Examine step `bad` from the state before it.
 
-        Raises nothing: where the autopsy fails, or a signal to stop interrupts it, it warns, and
-        the run ends for the bad step.
+        Raises nothing: if the autopsy fails or a signal to stop interrupts it, this warns, and the
+        run ends because of the bad step.
         """
         self.reporter.stage("autopsy", f"replaying step {bad}, one operation at a time")
         largest_weight = find_largest_weight(state)
@@ -76,7 +76,7 @@ class Examination:
         return autopsy
 
     def _runs_again(self, state: TrainState, bad: int) -> Autopsy | None:
-        """The autopsy without a finding, where the compiled step is not bad a second time."""
+        """Return an autopsy without a finding if the compiled step is not bad a second time."""
         again = self.executable.run(self.executable.put(state), bad - 1, bad, "none")[1]
         if again.bad_step is not None:
             return None
@@ -90,7 +90,7 @@ class Examination:
 
 
 def find_largest_weight(state: TrainState) -> float:
-    """Return the greatest magnitude in the parameters; 0 without any, NaN where one is NaN."""
+    """Return the greatest magnitude in the parameters; 0 without any, NaN if one is NaN."""
     leaves = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
     return float(np.max([largest(np.asarray(leaf)) for leaf in leaves], initial=0.0))
 

@@ -1,4 +1,4 @@
-"""The reproducer of a bad step: all inputs of a replay, in a folder of its own.
+"""The reproducer of a bad step: all inputs of a replay, in one folder.
 
     reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
 
@@ -64,7 +64,7 @@ class Reproducer:
     state: TrainState
     batch: Batch
     device: jax.Device
-    """The device of the run, where this machine has it."""
+    """The device of the run, if this machine has it."""
     finding: str
     """The finding of the run, as text."""
 
@@ -110,10 +110,10 @@ def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer, or that of a run directory.
+    """Read a reproducer, given its folder or the run directory.
 
-    Raises DataError where there is none or it is damaged, RecipeError where its recipe is no longer
-    valid, RunError where its choice of lowerings can't be read.
+    Raises DataError if it is missing or damaged, RecipeError if its recipe is no longer valid,
+    RunError if its choice of lowerings can't be read.
     """
     where = _find(folder)
     recipe = read_run_recipe(where)
@@ -180,7 +180,8 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
 def _apply_lowerings(
     parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
 ) -> StepConfig:
-    """The configuration with the run's lowerings, where it had some and this machine has them."""
+    """Return the configuration with the run's lowerings, if it had any and this machine has
+    them."""
     file = folder / LOWERINGS
     network = parts.network
     if not file.exists() or not isinstance(network, Network):
@@ -189,7 +190,7 @@ def _apply_lowerings(
     size = microbatch_size(batch.sample.shape[0], parts.accumulate)
     laid_out = replace(parts, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
-    # Always the user's own cache: a stranger's recipe must not decide where to write.
+    # Always the user's cache: a stranger's recipe must not choose the folder.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
     tuning = Tuning("off", "exhaustive", cache, choice.lowerings)
     try:

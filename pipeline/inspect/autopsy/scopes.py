@@ -1,7 +1,7 @@
 """The replayed part of a step, with named scopes also for operations outside the layers.
 
-Map ops, the loss and the norm of the gradient get scopes of their own. Only the replay is traced
-with them; the compiled step is unchanged.
+Map ops, the loss and the norm of the gradient each get a scope. Only the replay is traced with
+them; the compiled step is unchanged.
 """
 
 from __future__ import annotations

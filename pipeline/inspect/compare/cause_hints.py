@@ -64,7 +64,7 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
     """Return a table of the layers by themselves, the largest errors over the expected first."""
-    # The logits and the loss itself have no layer of their own to blame.
+    # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
     named = {finding.layer for finding in forced.findings}

@@ -1,4 +1,4 @@
-"""Layers of one side computed from what those of the other side read."""
+"""Layers of one side, computed on the inputs of the other side's layers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ReferenceStep:
     def compare(self, examined: LayerPrograms, weights: Weights | None = None) -> ForcedComparison:
         """Feed each layer of `examined` with what the reference's layers read, and blame.
 
-        `weights` are those of the examined side where they differ from the reference's; the
-        expected error is then of those of the reference all the same.
+        `weights` are the examined side's, if they differ from the reference's. The expected error
+        is computed with the reference's in any case.
         """
         network = examined.config.network
         base = self.programs.config.network

@@ -1,9 +1,9 @@
-"""The error that each layer makes by itself, and the one that its type explains.
+"""The error of each layer by itself, and the error that its type explains.
 
 Both sides compute every layer from what the reference's layers read, forward and backward. Errors
-are measured from the reference's layers in float64. The expected error is that of the reference's
-layers, plainly lowered, in the types of the examined side: PyTorch's `same` asks likewise whether a
-result is worse than the reference's own rounding.
+are measured from the reference's layers in float64. The expected error is the error of the
+reference's layers, plainly lowered, in the types of the examined side: PyTorch's `same` asks
+likewise whether a result is worse than the reference's rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.inspect.dumps.tensor_names import Role, TensorName, named_tensors
 FACTOR = 2.0
 FACTOR_FLOAT32 = 3.0
 """How many times its expected error makes a layer a finding: with types of 16 bits, whose roundings
-both sides do at the same places, and in float32, where sums are rounded in another order."""
+both sides do at the same places, and in float32, whose sums are rounded in another order."""
 PATTERN = 12.0
 """How many times the expected ratio of variances makes a finding of an error of 16 bits."""
 FACTOR_WINOGRAD = 12.0
@@ -32,7 +32,7 @@ and after the products lose digits: 3.9 and 4.5 times the expected error were me
 FEW = 6.0
 PATTERN_SIZE = 256
 """The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
-has a pattern of as many elements."""
+has a pattern from PATTERN_SIZE elements on."""
 MAX_KIND = 3.0
 """The most by which the errors of other layers of its kind excuse a layer."""
 LEAST = 0.25
@@ -55,15 +55,15 @@ class LayerError:
     expected: float
     """The same that its type explains."""
     pattern: float
-    """Variance of the error between rows over that within rows, by samples or by channels,
-    whichever is larger; about 1 for rounding."""
+    """Ratio of the variance between rows to the variance within rows, by samples or by channels,
+    the larger of both; about 1 for rounding."""
     expected_pattern: float
     excused: float = 1.0
     """The median ratio of the other layers of its kind."""
     has_winograd: bool = False
     """Whether it is of a convolution, some of which Winograd's formulas compute."""
     misshapen: str = ""
-    """The shapes of both sides where they differ."""
+    """The shapes of both sides if they differ."""
 
     @property
     def ratio(self) -> float:
@@ -181,7 +181,7 @@ def _unit(dtype: str) -> float:
 
 
 def _norm_of_terms(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
-    """The norm of the terms of a parameter's gradient, whose roundings stay where they cancel.
+    """The norm of the terms of a parameter's gradient, whose roundings stay when the terms cancel.
 
     It is the root of the sum of the squares of all products that are added over the batch; 0 for
     other tensors.
@@ -197,9 +197,10 @@ def _norm_of_terms(name: TensorName, true: np.ndarray, read: LayerTensors) -> fl
 
 
 def pattern_of(error: np.ndarray) -> float:
-    """Variance of an error between rows over that within, by samples or channels: the larger.
+    """Ratio of the variance between rows to the variance within them, by samples or channels: the
+    larger.
 
-    It is the F ratio of a one-way analysis of variance: about 1 where errors are independent.
+    It is the F ratio of a one-way analysis of variance: about 1 if errors are independent.
     """
     if error.ndim < 2 or error.size < PATTERN_SIZE:
         return 1.0
@@ -219,7 +220,7 @@ def _variance_ratio(rows: np.ndarray) -> float:
 
 
 def _with_excuses(errors: Sequence[LayerError]) -> list[LayerError]:
-    """Divide by the median ratio of other layers of a kind, where there are three at least.
+    """Divide by the median ratio of other layers of a kind, if there are three at least.
 
     A lowering that adds in another order makes more error in all layers that it computes.
     """

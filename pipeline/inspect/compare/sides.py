@@ -38,13 +38,13 @@ from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.state import TrainState
 
 NEEDED_LOWERINGS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
-"""Keys with which the lowerings that a run has kept are those of its layers no more."""
+"""Keys that, if changed, make the recorded lowerings of a run invalid."""
 RESTORE = "checkpoint.restore"
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A recipe, opened, and its run where it has one; `changed` are overrides of the other side."""
+    """A recipe, opened, and its run if it has one; `changed` are overrides of the other side."""
 
     name: str
     opened: OpenedRecipe
@@ -53,7 +53,7 @@ class Side:
 
 
 def side_of_run(run_dir: Path) -> Side:
-    """Open a run. Raises DataError where it is none."""
+    """Open a run. Raises DataError if it isn't one."""
     if not (run_dir / RECIPE).is_file():
         raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
     return Side(str(run_dir), open_recipe(read_run_recipe(run_dir), run_dir), run_dir)
@@ -68,7 +68,7 @@ def side_of_recipe(overrides: Sequence[str]) -> Side:
 def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
     """Open the recipe of a side with changes; `overrides` are those that it was composed of.
 
-    Lowerings that the run has kept are used where nothing that they depend on has changed.
+    The run's recorded lowerings are used unless something changed that they depend on.
     """
     if side.run_dir is not None:
         recipe = read_run_recipe(side.run_dir, changes)
@@ -88,11 +88,11 @@ class StepComparison:
 
     step: int
     left_loss: float | None
-    """None where the left side can't be computed as a whole."""
+    """None if the left side can't be computed as a whole."""
     right_loss: float
     run_loss: float | None
     rows: tuple[Row, ...]
-    """Both sides running freely, where errors add up."""
+    """Both sides computed as a whole, so errors add up."""
     forced: ForcedComparison
     """Every layer of the left side fed with what the right side's layers read."""
     kinds: Mapping[str, str]
@@ -164,7 +164,7 @@ def _capture(programs: LayerPrograms, weights: Weights, batch: Batch, step: int)
 
 
 def _require_same_network(left: Side, right: Side) -> None:
-    """Raise DataError, with the first differences, where layers or parameters differ."""
+    """Raise DataError, with the first differences, if layers or parameters differ."""
     left_kinds, right_kinds = (
         layer_kinds(side.opened.built.parts, side.opened.built.seed) for side in (left, right)
     )
@@ -213,7 +213,7 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
 
 
 def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
-    """The weights of the left side: the reference's, with a loss scale of its own."""
+    """Return the weights of the left side: the reference's, with the left side's loss scale."""
     if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.parts.loss_scale, right.opened.built.parts.loss_scale
@@ -235,7 +235,8 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
 
 
 def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
-    """How far the left run's own weights of the step are from those that both sides use."""
+    """Return how far the left run's weights of the step are from the weights that both sides
+    use."""
     if step not in saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its own weights are not compared"
     left_weights = Weights.of(kept_state(left.opened, run_dir, step, Reporter()).state)

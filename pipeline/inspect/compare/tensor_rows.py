@@ -33,7 +33,7 @@ HEADER = (
     "MeanRelativeError",
 )
 Mapped = Mapping[str, Sequence[str]]
-"""Layers of the left side by path, and those of the right side that each stands for."""
+"""Layers of the left side by path, with the right side's layers that each stands for."""
 Read = Callable[[TensorName], "np.ndarray | None"]
 
 
@@ -59,7 +59,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Row:
-    """A pair of tensors with its columns; one side is None where it has no counterpart."""
+    """A pair of tensors with its columns; one side is None without a counterpart."""
 
     index: int
     left: TensorName | None
@@ -93,7 +93,7 @@ def pair_names(
 ) -> list[tuple[TensorName | None, TensorName | None]]:
     """Pair the tensors of two sides: by name, or as `mapped` says, a row for each right layer.
 
-    Tensors that are left over have None for a counterpart, those of the right side last.
+    Other tensors are paired with None, the right side's last.
     """
     right_names = set(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()

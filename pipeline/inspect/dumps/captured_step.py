@@ -1,4 +1,4 @@
-"""All tensors of a step: those of its portions, and joined to those of the whole batch."""
+"""All tensors of a step: of its portions, and merged for the whole batch."""
 
 from __future__ import annotations
 

@@ -53,13 +53,13 @@ class DumpHeader:
     model: str
     device: str
     step: int
-    """Steps done; the tensors are those of the next one."""
+    """Steps done; the tensors are of the next step."""
     content: Content
     loss: float
     """The loss by the program that dumped."""
     run: str = ""
     run_loss: float | None = None
-    """The loss that the run logged for the step, where it has done it."""
+    """The loss that the run logged for the step, if it has done the step."""
     precision: str = ""
     layers: Sequence[tuple[str, str, str]] = ()
     """Path, kind and type of result of every layer."""
@@ -96,7 +96,7 @@ def write_dump(
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump; one that the system refuses to go on with stops there, and says so.
+    """Write a dump, up to the first file that the system refuses.
 
     Raises nothing: what was refused, and where, is in the report, and in dump.json if that can
     still be written.
@@ -148,7 +148,7 @@ def add_run_loss(folder: Path, loss: float) -> None:
 
 
 def _statistics(array: np.ndarray) -> dict[str, float | int]:
-    """Return the `STATISTICS` of an array by name, summed in float64; NaN if there is no value."""
+    """Return the `STATISTICS` of an array by name, summed in float64; NaN without any."""
     values = np.asarray(array, np.float64).ravel()
     finite = values[np.isfinite(values)]
     figures = [float("nan")] * 5
@@ -175,7 +175,7 @@ class DumpEntry:
     shape: tuple[int, ...]
     statistics: Mapping[str, float | None]
     file: str | None = None
-    """None where there are statistics alone."""
+    """None if there are statistics alone."""
     sha256: str | None = None
 
 
@@ -199,9 +199,9 @@ class DumpRecord:
         return {str(path): str(kind) for path, kind, _ in self.about.get("layers", ())}
 
     def read(self, name: TensorName) -> np.ndarray | None:
-        """Read an array; None where the dump has its statistics alone.
+        """Read an array; None if the dump has its statistics alone.
 
-        Raises DataError where a byte is not as it was written.
+        Raises DataError if a byte is not as it was written.
         """
         entry = self.entries[name]
         if entry.file is None:
@@ -224,9 +224,9 @@ class DumpRecord:
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the dump at a path or the only one below it; None where there is none.
+    """Return the dump at a path or the only one below it; None without one.
 
-    Raises DataError where there are several.
+    Raises DataError if there are several.
     """
     if (path / ABOUT).is_file() or (path / TENSORS).is_file():
         return path
@@ -240,7 +240,7 @@ def find_dump(path: Path) -> Path | None:
 
 
 def read_dump(folder: Path) -> DumpRecord:
-    """Read the index of a dump. Raises DataError where it is damaged."""
+    """Read the index of a dump. Raises DataError if it is damaged."""
     try:
         header = read_json(folder / ABOUT)
         if not isinstance(header, dict):

@@ -51,15 +51,15 @@ class LayerObserver:
 
     Use one for each trace: its arrays are tracers, which must not outlive the trace. `slots` are
     arrays like the inputs and outputs, by path; the gradients by them are those at the layers'
-    inputs and outputs. With `given`, every layer reads what is given for the layers before it,
-    also in the backward pass, so that each one's results are its own doing.
+    inputs and outputs. With `forced`, every layer reads forced tensors instead of other layers'
+    results, also in the backward pass, so its error is not inherited.
     """
 
     input_slots: Arrays = field(default_factory=dict)
     output_slots: Arrays = field(default_factory=dict)
     forced: ForcedTensors | None = None
     inputs: dict[str, Array] = field(default_factory=dict)
-    """In the layer's own order of axes, as all arrays here but those of `given`."""
+    """In the layer's order of axes, like all arrays here except `forced`."""
     outputs: dict[str, Array] = field(default_factory=dict)
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class LayerObserver:
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
     def _fresh(self, path: str) -> str:
-        """The path, with a number where a layer is applied again."""
+        """Return the path, with a number if a layer is applied again."""
         number = 1
         name = path
         while name in self.inputs:
@@ -104,7 +104,7 @@ def is_inexact(x: Any) -> bool:
 
 @jax.custom_vjp
 def _with_gradient(x: Array, gradient: Array) -> Array:
-    """The array x, whose gradient is given, whatever it is computed to be."""
+    """Return x; its gradient is `gradient` instead of the computed one."""
     return x
 
 

@@ -41,14 +41,14 @@ NumpyArrays = dict[str, np.ndarray]
 class LayerTensors:
     """The tensors of one pass through a network, by layer, in numpy.
 
-    Images are (batch, height, width, channels). Numbers of 16 bits are float32; gradients are those
-    of the loss itself, whatever its scale.
+    Images are (batch, height, width, channels). Numbers of 16 bits are float32; gradients are of
+    the unscaled loss.
     """
 
     inputs: NumpyArrays
     outputs: NumpyArrays
     input_gradients: NumpyArrays
-    """Gradients at what layers read; none where that are whole numbers."""
+    """Gradients at the layers' inputs, except integer inputs."""
     output_gradients: NumpyArrays
     parameters: NumpyArrays
     """Gradients of parameters by path, such as `conv_0/kernel`."""
@@ -79,8 +79,8 @@ class Weights:
 class LayerPrograms:
     """The programs of one configuration of a step, on one device.
 
-    `config` is that of the step's phase. Each is compiled when it is first called. Raises
-    ValueError where the network is no list of layers.
+    `config` is of the step's phase. Each is compiled when it is first called. Raises ValueError if
+    the network isn't a list of layers.
     """
 
     config: StepConfig
@@ -295,7 +295,7 @@ def _results(
 
 
 def _cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
-    """The gradient to go on with at a layer's result; zero where none of its shape is given."""
+    """Return the cotangent of a layer's result; zero without a gradient of its shape."""
     if gradient is None:
         return jnp.zeros_like(y)
     cotangent = form.from_logical(gradient)

@@ -56,8 +56,8 @@ class OpenedRecipe:
         return self.backend.describe()["device"]
 
     def programs(self, step: int) -> LayerPrograms:
-        """Return the programs of the step after `step` steps. Raises RecipeError where the network
-        is no list of layers."""
+        """Return the programs of the step after `step` steps. Raises RecipeError if the network
+        isn't a list of layers."""
         try:
             return LayerPrograms(config_at(self.built.parts, step), self.backend.device)
         except ValueError as error:
@@ -76,7 +76,7 @@ class OpenedRecipe:
         return batch
 
     def fresh_state(self) -> TrainState:
-        """Return the state at step 0, from weights of `checkpoint.restore` where it names any."""
+        """Return the state at step 0, from the weights of `checkpoint.restore` if it is set."""
         state: TrainState = jax.jit(self.built.step.init)(self.built.seed)
         if self.recipe.checkpoint.restore is None:
             return state
@@ -93,7 +93,7 @@ def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRec
     """Read the data of a recipe and build its step, silently.
 
     A recipe of several devices that add in a fixed order is computed on one, with the same shards.
-    Lowerings are those of the run directory `kept_lowerings`, where it has any.
+    Lowerings are read from the run directory `kept_lowerings`, if it has any.
     """
     recipe = _on_one_device(recipe)
     reporter = quiet()
@@ -128,7 +128,7 @@ class KeptState:
 
 
 def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints. Raises DataError where there are none."""
+    """Return the steps of a run's checkpoints. Raises DataError if there are none."""
     steps = saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(
@@ -141,8 +141,8 @@ def require_checkpoints(run_dir: Path) -> list[int]:
 def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> KeptState:
     """Return the state of a run after `step` steps, from its checkpoint before.
 
-    Steps in between are trained again, which gives the run's own numbers. Raises DataError where
-    the run has no checkpoint, or none that can be read.
+    Steps in between are trained again, with the numbers of the run. Raises DataError if the run has
+    no checkpoint that can be read.
     """
     before = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total

@@ -62,8 +62,8 @@ class BatchPortions:
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     """Return the portions of a batch in the step after `step` steps.
 
-    `config` is that of the step's phase. Where the recipe draws an op or pads to buckets, the
-    choice of this step is taken.
+    `config` is of the step's phase. If the recipe draws an op or pads to buckets, the choice of
+    this step is used.
     """
     dropout = dropout_key(batch, step)
     shards = config.shards

@@ -61,8 +61,8 @@ class RunDumps(Dumps):
         return parse_steps(self.recipe.dump.steps) if self.recipe.dump.steps else ()
 
     def require_possible(self, built: Built) -> None:
-        """Raise RecipeError where no dump can be made: for a pattern that no layer matches, a step
-        after the end, and a network that is no list of layers."""
+        """Raise RecipeError for a pattern that no layer matches, a step after the end, and a
+        network that isn't a list of layers."""
         total = built.run_schedule.total
         last = max(self.steps)
         problems = []
@@ -120,7 +120,7 @@ class RunDumps(Dumps):
         return dump_step(request, self.recipe, self._programs[phase], inputs, run)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Hold the losses of the run's steps against those of dumps."""
+        """Compare the losses of the run's steps with the dumps' losses."""
         for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
             report = self._waiting.pop(step)
             at = step - telemetry.start

@@ -40,7 +40,7 @@ class TensorName:
 
     @property
     def tensor_index(self) -> str:
-        """The tensor among those of its layer, such as output:0."""
+        """Role and index in the layer, such as output:0."""
         return f"{self.role}:{self.index}"
 
     def file_name(self, time_us: int) -> str:
@@ -49,7 +49,7 @@ class TensorName:
 
 
 def parse_name(text: str) -> TensorName:
-    """Parse the text of a name. Raises ValueError for what is none."""
+    """Parse the text of a name. Raises ValueError for any other text."""
     layer, role, index = text.rsplit(":", 2)
     if not layer or role not in ROLES:
         raise ValueError(f"{text!r:.80} is no name of a tensor")

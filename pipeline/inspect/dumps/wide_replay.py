@@ -21,7 +21,7 @@ QUICK = {"xla_backend_optimization_level": "0"}
 """Options of a program for the CPU that runs once: optimising it takes longer than that saves."""
 _WIDE = jnp.dtype("float64")
 _OF_BITS = ("bitcast_convert_type", "nextafter")
-"""Primitives that depend on how a number is stored, computed in their own type."""
+"""Primitives that depend on how a number is stored, so they are not widened."""
 
 
 def widen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ def _dtype_of(atom: Any) -> Any:
 
 
 def _wide(value: Any) -> Any:
-    """The value in float64 where it is a floating-point number."""
+    """The value in float64 if it is a floating-point number."""
     return value.astype(_WIDE) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 

@@ -24,9 +24,9 @@ IDENTITIES = ("sharding_constraint",)
 class FlatProgram:
     """Equations in their order, each variable assigned once; `results` are what they are for.
 
-    `functions` has for each equation the number of the function that it stays in, 0 where none:
-    the compiler fuses nothing across the call of one that is marked not to be inlined. `constants`
-    are the variables whose values are known, such as tables of a resize.
+    `functions` has for each equation the number of the function that it stays in, or 0: the
+    compiler fuses nothing across the call of a function that is marked not to be inlined.
+    `constants` are the variables whose values are known, such as tables of a resize.
     """
 
     equations: tuple[JaxprEqn, ...]
@@ -38,8 +38,8 @@ class FlatProgram:
 def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     """Return the equations of a program for a platform, such as "cpu" or "cuda".
 
-    Calls are replaced by what they call. Of branches that one is taken which computes the most
-    values; where the platform decides, the platform's.
+    Calls are replaced by what they call. Of several branches, the one that computes the most values
+    is taken, or the platform's if the platform decides.
     """
     flattening = _Flattening(platform)
     inputs = [Var(v.aval) for v in program.jaxpr.invars]
@@ -128,7 +128,7 @@ def values_of(*atoms: Atom) -> int:
 
 
 def bytes_of(*atoms: Atom) -> int:
-    """Return the bytes of arrays; a key of random numbers has those of its words."""
+    """Return the bytes of arrays; a key of random numbers has the bytes of its words."""
     return sum(math.prod(a.aval.shape) * a.aval.dtype.itemsize for a in atoms)
 
 

@@ -1,8 +1,8 @@
 """Forecast of a step on the machine at hand: its parts measured one by one, before it is compiled.
 
 The step is traced as a run would compile it, with the lowerings that the banks and the rules
-choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count
-are compiled and timed alone; the others count as those of their kind that were.
+choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count are
+compiled and timed alone; the others are scaled like the measured ones of their kind.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def forecast_step(
 ) -> HostForecast:
     """Return what a step will take on a device that is at hand, without compiling it.
 
-    Raises RunError for what is no program of one device: eager mode, several devices, a chip that
-    is not there.
+    Raises RunError for anything but a compiled program of one device at hand.
     """
     if work.eager:
         raise RunError("train.mode = eager: runs op by op; a forecast is of a compiled step")
@@ -149,8 +148,8 @@ def _times_us(
 
 
 def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return the microseconds of each kind of parts; what was not measured is scaled by its rough
-    count as the measured ones of its kind are, or where none was, as all are."""
+    """Return the microseconds of each kind of parts; the rough count of unmeasured parts is scaled
+    by the ratio of the measured parts of their kind, or of all kinds."""
     overall = _ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:

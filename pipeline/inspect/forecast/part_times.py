@@ -57,8 +57,8 @@ def rough_us(part: StepPart) -> float:
 def _flops(equation: JaxprEqn) -> float:
     """Return the multiplications and additions of a product, or of a convolution with a kernel.
 
-    Of a product it is exact. A convolution's result has its last axis for features wherever this
-    project lowers it, and each value sums over the rest of the kernel.
+    Of a product it is exact. A convolution's result has features last in all lowerings here, and
+    each value sums over the other axes of the kernel.
     """
     operands: Any = equation.invars[:2]
     left, right = (v.aval.shape for v in operands)

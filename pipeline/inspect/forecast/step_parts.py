@@ -73,8 +73,8 @@ def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[Ste
 def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     """Return, for each equation, the number of the first call that needs it.
 
-    Calls count from 0 in their order; a call has its own number. What only results need has the
-    number after the last, what nothing needs None.
+    Calls are numbered from 0 in their order; a call needs itself. Equations that only results need
+    have the number after the last, equations that nothing needs None.
     """
     calls = [n for n, equation in enumerate(flat.equations) if _is_apart(equation)]
     number_of_call = {equation: number for number, equation in enumerate(calls)}

@@ -1,4 +1,4 @@
-"""The profile of an emulated Ascend, in the same figures as that of a measured device."""
+"""The profile of an emulated Ascend, in the same figures as a measured one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.inspect.profiler.step_profile import LayerTime, OperatorTime, Phas
 
 
 def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile | None:
-    """Return the profile of the step that was priced; None where none was."""
+    """Return the profile of the priced step; None without an Ascend estimate."""
     if not isinstance(estimate, AscendEstimate):
         return None
     report = estimate.report

@@ -1,4 +1,4 @@
-"""Compilations while a run trains: JAX's own events, with the shapes that were new."""
+"""Compilations while a run trains: JAX's events, with the shapes that were new."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. A
 @dataclass(frozen=True)
 class Compilation:
     """A program that was compiled: its name, when that ended by `perf_counter`, how long tracing,
-    lowering and compiling took, and the shapes of its arguments where they are known."""
+    lowering and compiling took, and the shapes of its arguments if they are known."""
 
     name: str
     ended_s: float

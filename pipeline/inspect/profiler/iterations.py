@@ -93,7 +93,7 @@ class Traced:
 def phase_of(scope: str) -> StepPhase:
     """Return the phase of a step by the scope that an operation was traced in.
 
-    Scopes of the step's own come first: an optimizer may compute gradients.
+    The step's scopes come first: an optimizer may compute gradients.
     """
     parts = scope.split("/")
     if UPDATE in parts:
@@ -141,7 +141,7 @@ def divide(
 ) -> Traced:
     """Divide the operations of a trace of `steps` steps among iterations and operators.
 
-    Operations that ran `steps` times belong to the steps in turn. Others, such as those of a
+    Operations that ran `steps` times belong to the steps in turn. Others, such as operations of a
     branch, belong to the step in which they began. `fp_point` and `bp_point` name the operations at
     which the forward pass begins and the backward pass ends.
     """
@@ -167,8 +167,8 @@ def _select_training(
     events: Sequence[TracedOp], module: str
 ) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
     """Return the events of the training loop, and the begins of an evaluation's, ascending, whose
-    program has a module of the same name. What the host runs between two dispatches is no part of
-    a step. Without a module, in eager mode, every event is."""
+    program has a module of the same name. Programs that the host runs between two dispatches aren't
+    part of a step. Without a module, in eager mode, every event is."""
     counts = Counter(event.program for event in events if event.module == module)
     if not module or not counts:
         return events, ()
@@ -183,14 +183,14 @@ def share_clock(
 ) -> tuple[dict[str, float], float, float]:
     """Return the time of the clock in ns by operation, that in which none ran, and that left out.
 
-    Where several run at once, each has an equal part, so that all add up to the time from the first
+    If several run at once, each has an equal part, so that all add up to the time from the first
     begin to the last end. Of the times without an operation those with an instant of `left_out_ns`,
     ascending, are left out.
     """
     marks: list[tuple[float, int, str]] = []
     for event in events:
         marks += [(event.begin_ns, 1, event.name), (event.end_ns, -1, event.name)]
-    # Ends before begins at the same time: an event of no length is none.
+    # Ends before begins at the same time: an event of no length doesn't count.
     marks.sort(key=lambda mark: (mark[0], mark[1]))
     active: Counter[str] = Counter()
     running = 0
@@ -247,7 +247,7 @@ def _points(
     fp_point: str | None,
     bp_point: str | None,
 ) -> Iteration | None:
-    """Return the points of an iteration; None where no operation has a phase."""
+    """Return the points of an iteration; None if no operation has a phase."""
     forward = [e for e in group if operations[e.name].phase == "forward"]
     backward = [e for e in group if operations[e.name].phase == "backward"] or forward
     begins = [e for e in group if e.name == fp_point] or forward or backward
@@ -283,7 +283,7 @@ def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
 
 
 def typical(times: Sequence[IterationTimes]) -> IterationTimes | None:
-    """Return the iteration of median length, whose tails add up; None where there is none."""
+    """Return the iteration of median length, whose tails add up; None without any."""
     if not times:
         return None
     return sorted(times, key=lambda tails: tails.iteration)[len(times) // 2]

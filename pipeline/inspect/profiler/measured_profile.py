@@ -255,7 +255,7 @@ def _memory(state: TrainState, feed: Feed) -> dict[str, int]:
 
 
 def program_memory(program: Any) -> dict[str, int]:
-    """Return the bytes of a compiled program; empty where XLA doesn't say."""
+    """Return the bytes of a compiled program; empty if XLA doesn't say."""
     analysis = getattr(program, "memory_analysis", lambda: None)()
     if analysis is None:
         return {}
@@ -268,8 +268,8 @@ def program_memory(program: Any) -> dict[str, int]:
 
 
 def exceeds_peaks(profile: StepProfile) -> bool:
-    """Whether an operator that takes a good part of the step is faster than the measured peaks;
-    memory counts where no cache holds its operands."""
+    """Whether an operator with a notable share of the step is faster than the measured peaks.
+    Bandwidth counts if no cache holds the operands."""
     return any(
         (op.of_flops or 0.0) > 1 or ((op.of_bytes or 0.0) > 1 and op.nbytes > TRIAD * op.calls)
         for op in profile.operators

@@ -40,10 +40,10 @@ class Peaks:
 
 
 def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) -> Peaks:
-    """Return the peaks of a device, from the cache folder where they were measured before.
+    """Return the peaks of a device, from the cache folder if they were measured before.
 
-    With `again` they are measured in any case, and the larger ones are kept: the machine may have
-    been busy. A folder that can't be read or written costs a measurement.
+    With `again` they are measured in any case, and the larger values are stored: the machine may
+    have been busy. A folder that can't be read or written costs a measurement.
     """
     file = None if folder is None else folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
@@ -64,7 +64,7 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
 
 
 def _read_peaks(entry: Any) -> Peaks | None:
-    """Return the peaks of an entry of the file; None where it is none."""
+    """Return the peaks of an entry of the file; None if it isn't one."""
     try:
         peaks = Peaks(**entry)
         return peaks if all(value > 0 for value in astuple(peaks)) else None

@@ -52,7 +52,7 @@ class ProfileReport:
 
 
 def write_profile(report: ProfileReport, folder: Path) -> Path:
-    """Write the files of a profile into a folder, made where it is missing, and return it.
+    """Write the files of a profile into a folder, made if it is missing, and return it.
 
     Raises OSError as the system does.
     """

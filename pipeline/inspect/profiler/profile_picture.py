@@ -20,7 +20,7 @@ COLOURS = {
     "other": "purple",
     "between operators": "gap",
 }
-"""Colours of phases; others are those of `other`."""
+"""Colours of phases; other phases have the colour of `other`."""
 MAX_LAYERS = 12
 LINE_LETTERS = 150
 

@@ -120,7 +120,7 @@ class ProfiledExecutable:
         return sums
 
     def end_trace(self) -> None:
-        """Stop tracing, where that is under way, and keep what was traced."""
+        """Stop a trace that is under way, and store its operations."""
         if self._tracer.runs:
             self.traced = self._tracer.stop()
             self._notify()

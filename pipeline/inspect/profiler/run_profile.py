@@ -46,7 +46,7 @@ from pipeline.training.state import TrainState
 
 STEPS = 60
 MOST_EVENTS = 100_000
-"""Events of a trace: more than 20 times as many take minutes to write and to read."""
+"""Most events of a trace: 20 times more take minutes to write and to read."""
 TRACED_S = 2.0
 TRAINED_S = 2.5
 """Seconds that the traced steps, and all steps of a run that is only profiled, should take."""
@@ -62,7 +62,7 @@ EVALUATED_S = 1.0
 
 
 def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
-    """Raise RecipeError where a profile can't be made of a run."""
+    """Raise RecipeError if a run can't be profiled."""
     problems = []
     if not platform_of(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
@@ -250,7 +250,7 @@ class RunProfiler:
 
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
-        on the first window read once more, less that of the device.
+        on the first window read once more, less the device's.
 
         When the run read it first, the reader was being imported and programs were compiling.
         """
@@ -315,7 +315,7 @@ class RunProfiler:
 def choose_window(
     recipe: Recipe, built: Built, program: HloProgram, step_s: float | None, done: int = 0
 ) -> TracedSteps:
-    """Choose the steps to trace. Raises RecipeError where the run is too short."""
+    """Choose the steps to trace. Raises RecipeError if the run is too short."""
     spec = recipe.profile
     schedule = built.run_schedule
     steps = spec.steps
@@ -333,7 +333,7 @@ def choose_window(
     if spec.start is not None:
         first = done + spec.start
     else:
-        # The first sink warms the process up, where it is not most of the run.
+        # The first sink warms the process up, unless it is most of the run.
         first = done + max(WARM_STEPS, min(sink, train_steps // 2, total - done - 2 * steps))
     if step_s:
         total = min(total, done + max(first - done + 2 * steps, train_steps))
@@ -349,6 +349,6 @@ def choose_window(
 
 
 def _resident(recipe: Recipe, dataset: Dataset) -> str | None:
-    """Return the change that puts a streamed split on the device; None where it doesn't fit."""
+    """Return the change that puts a streamed split on the device; None if it doesn't fit."""
     fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
     return RESIDENT if fits and recipe.train.feed == "stream" else None

@@ -14,7 +14,7 @@ ITERATIONS_IN_JSON = 200
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Milliseconds of a step by phase: by the clock, and that its operations were busy."""
+    """Milliseconds of a step by phase: `ms` by the clock, `busy_ms` in which its operations ran."""
 
     phase: str
     ms: float
@@ -25,7 +25,7 @@ class PhaseTime:
 @dataclass(frozen=True)
 class LayerTime:
     """Milliseconds of a step in one layer by the clock, forward and backward, with its FLOP and
-    bytes; outside of the network its name is that of a phase, in parentheses."""
+    bytes; outside of the network its name is a phase, in parentheses."""
 
     layer: str
     ms: float
@@ -40,7 +40,7 @@ class LayerTime:
 class OperatorTime:
     """Time of an operator in a step: `ms` by the clock, `busy_ms` that it ran.
 
-    `of_flops` and `of_bytes` are shares of the peaks while it ran, None where they are unknown.
+    `of_flops` and `of_bytes` are shares of the peaks while it ran, None if they are unknown.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Coverage:
     parts_of_step: float
     """Sum of all parts, gaps included, as a share of the traced steps by the host's clock."""
     overlap: float
-    """Time that operators were busy over the time of the clock: above 1 where some run at once."""
+    """Time that operators were busy over the time of the clock: above 1 if some run at once."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,14 @@ class StepVerdict:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Where the time of a step goes on one device."""
+    """The time of a step on one device, by phase, layer and operator."""
 
     source: Literal["measured", "modelled"]
     device: str
     recipe: str
     batch_size: int
     steps: int
-    """Traced steps; 0 where it is modelled."""
+    """Traced steps; 0 if it is modelled."""
     step_ms: float
     """Milliseconds of an untraced step, the host's work included."""
     traced_step_ms: float | None

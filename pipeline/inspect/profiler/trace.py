@@ -47,7 +47,7 @@ class Tracer:
         return self._folder is not None
 
     def start(self) -> None:
-        """Trace from now on. Raises RunError where another profiler traces this process."""
+        """Trace from now on. Raises RunError if another profiler traces this process."""
         options = jax.profiler.ProfileOptions()
         # Else every call of a Python function is an event, and the step takes several times longer.
         options.python_tracer_level = 0

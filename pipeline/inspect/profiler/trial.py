@@ -32,7 +32,7 @@ LONGEST_STEP_MS = 200.0
 ROUNDS = 5
 TRIAL_S = 0.15
 HELPS = 1.03
-"""Gain below which a change is none."""
+"""Least gain of a change that helps."""
 PRECISIONS = {"converting": "O0", "memory-bound": "bf16", "compute-bound": "bf16"}
 """Precision that may help, by verdict."""
 
@@ -58,8 +58,8 @@ def try_change(
     """Return the verdict with a change that was tried here, or that does not help.
 
     Tried are another precision, a split that lies on the device instead of being read, and a step
-    without the layer that the verdict names. Nothing is tried in a run that goes on, nor where
-    reading, compiling or a step takes long.
+    without the layer that the verdict names. Nothing is tried in a run that continues after its
+    profile, or if reading, compiling or a step takes long.
     """
     trial = _trial_of(verdict, recipe, dataset, evidence)
     takes_long = (
@@ -83,7 +83,7 @@ def try_change(
         return verdict
     change = PredictedChange(trial.what, evidence.step_ms / gain, gain, "tried here")
     if gain < HELPS and verdict.name == "callback-bound":
-        # The call has an effect, so it is made even where nothing reads its result.
+        # The call has an effect, so it is made even if nothing reads its result.
         return verdict
     if gain < HELPS:
         return replace(verdict, change=None, tried=(change,))
@@ -110,7 +110,8 @@ def _trial_of(
 
 @contextmanager
 def _without(path: str) -> Iterator[list[bool]]:
-    """Trace networks with one layer left out; the list is empty where its shape does not allow."""
+    """Trace networks with one layer left out; the list stays empty if its shape does not allow
+    that."""
     left_out: list[bool] = []
 
     def around(layer: Any, compute: Any, x: Any, context: Any) -> Any:

@@ -93,7 +93,7 @@ class Evidence:
     sink: SinkGain | None = None
     events: EventCost | None = None
     streams_resident: str | None = None
-    """Why a streamed split could lie on the device, None where it can't."""
+    """The change that puts a streamed split on the device; None if it doesn't fit."""
     precision: str = "O0"
 
     @property

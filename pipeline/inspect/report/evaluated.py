@@ -43,7 +43,7 @@ class ClassCounts:
     """int64 (C, C) by true class (row) and predicted class; None above `MAX_CONFUSED` classes."""
 
     def ratios(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Precision, recall and F1 by class, float64 (C,); 0 where the denominator is 0."""
+        """Precision, recall and F1 by class, float64 (C,); 0 if the denominator is 0."""
         denominators = self.predicted, self.actual, self.actual + self.predicted
         numerators = self.hits, self.hits, 2 * self.hits
         precision, recall, f1 = (
@@ -133,7 +133,7 @@ Predictions = ClassPredictions | PositionPredictions | NumberPredictions | Label
 def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
     """Evaluate a run's weights on every sample of the evaluation split, as training evaluates.
 
-    Raises DataError where the data is of other targets than the run's.
+    Raises DataError if the data has other targets than the run.
     """
     targets = dataset.targets
     if (targets.task, targets.names) != (run.samples.targets.task, run.samples.targets.names):

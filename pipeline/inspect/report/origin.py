@@ -145,7 +145,7 @@ def _dumps(run_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def _object(file: Path) -> Mapping[str, Any] | None:
-    """A JSON object; None where there is none that can be read."""
+    """A JSON object; None if it can't be read."""
     if not file.is_file():
         return None
     try:

@@ -71,7 +71,7 @@ MAX_MISTAKES = 36
 MAX_MATRIX = 30
 """Classes of a confusion matrix on the page."""
 MAX_SCATTERED = 4
-"""Numbers with charts of their own."""
+"""Numbers with a chart each."""
 HEADLINES = ("accuracy", "micro_f1", "r2")
 """Metrics of which the first that there is has a chart."""
 
@@ -89,8 +89,8 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     """Write the report of a run into `out`, by default into `report` of its directory.
 
     `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
-    figures. Files of an earlier report are replaced. Raises DataError where the run or its data
-    can't be read, RecipeError where its recipe is no longer valid, RunError where the disk refuses.
+    figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
+    be read, RecipeError if its recipe is no longer valid, RunError if the disk refuses.
     """
     run_dir = run_of(source)
     if run_dir is None:
@@ -137,7 +137,7 @@ def _holds_other_files(folder: Path) -> bool:
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Replace the files of a report, its page last, and remove those of an earlier one."""
+    """Replace the files of a report, its page last, and remove an earlier report's."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in OWN:
@@ -286,7 +286,7 @@ def _each(
 def _picture_samples(
     worst: Sequence[WorstSample], dataset: Dataset
 ) -> list[tuple[WorstSample, Any]]:
-    """The samples with their pictures; none where samples are no images."""
+    """The samples with their pictures; none if samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []

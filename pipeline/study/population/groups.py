@@ -25,7 +25,7 @@ the seed."""
 INITIAL = ("model.init",)
 """Keys that the program of initialisation depends on, which is small, and no other one."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
-"""Sections whose numbers become arguments of the program where runs differ in them."""
+"""Sections whose numbers become arguments of the program if runs differ in them."""
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
     " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
@@ -77,8 +77,8 @@ def apart(programs: Iterable[ProgramKey]) -> list[str]:
 
 
 def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
-    """Raise RecipeError where no two of several recipes share a program, with what is in the way,
-    and where one can't be a member at all."""
+    """Raise RecipeError if no two of several recipes share a program, with the keys in the way, or
+    if one can't be a member."""
     require_members(recipes.values())
     if len(recipes) > 1 and len(groups) == len(recipes):
         keys = ", ".join(apart(groups))

@@ -1,7 +1,7 @@
-"""The program that the runs of a group share, lowered and compiled once, by whoever is first.
+"""The program that the runs of a group share, lowered and compiled once, by the first run.
 
-What differs between runs is an argument of it: the state, the order of samples, the seed, the
-learning rates and the constants that vary. So each run computes what it computes alone.
+Differences between runs are its arguments: the state, the order of samples, the seed, the learning
+rates and the constants that vary. So each run computes what it computes alone.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ MAX_LOWERINGS_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Places:
-    """The number of runs that train at once; `is_asked` where the user has given it."""
+    """The number of runs that train at once; `is_asked` if the user has set it."""
 
     count: int
     is_asked: bool = False
 
     def require_room(self, each_bytes: int) -> None:
-        """Raise RunError where runs of that many bytes each don't fit into memory at once."""
+        """Raise RunError if runs of `each_bytes` don't fit into memory at once."""
         available = available_bytes()
         if self.count * each_bytes <= available:
             return
@@ -76,7 +76,7 @@ class _Compiled:
     parts: StepConfig
     single_steps: bool
     lowerings: str | None
-    """The file of its run directory; None where the network has no choice."""
+    """The file of its run directory; None if the network has no choice."""
     programs: Programs
     report: CompileReport
     rates: jax.Array
@@ -100,8 +100,7 @@ class SharedProgram:
     _inits: dict[str, Callable[..., TrainState]] = field(default_factory=dict)
 
     def serves(self, numbers: Values) -> bool:
-        """Whether the program, where it is compiled already, is that of a run with these numbers
-        too."""
+        """Whether the program, if it is compiled already, also fits a run with these numbers."""
         if self._compiled is None:
             return numbers in self.members
         tracer = self._compiled.shared.tracer
@@ -116,11 +115,10 @@ class SharedProgram:
         built: Built,
         backend: Backend,
     ) -> CompiledRun:
-        """Give a run its step as it is lowered, and its share of the program.
+        """Return a run with its lowered step and the shared program.
 
-        A run that was lowered in another way before it is resumed, or that only compiles, has
-        programs of its own. Raises CompiledInError where numbers of the runs decide what is
-        compiled.
+        A resumed run that was lowered in another way, or a run that only compiles, gets separate
+        programs. Raises CompiledInError if numbers of the runs decide what is compiled.
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
@@ -214,7 +212,7 @@ class SharedProgram:
     def _init_of(
         self, recipe: Recipe, built: Built, compiled: _Compiled, backend: Backend
     ) -> Callable[..., TrainState]:
-        """The program of a run's initialisation: that of the first run, where it is the same."""
+        """The program of a run's initialisation: the first run's, if it is the same."""
         values = _initial_values(recipe, compiled.shared)
         if values == _initial_values(compiled.recipe, compiled.shared):
             return compiled.programs.init
@@ -241,7 +239,8 @@ def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
 
 
 def _with_group_lowerings(built: Built, compiled: _Compiled) -> Built:
-    """The step of a run with the layers of its group's network, and its own initialisation."""
+    """Return the step of a run with the layers of its group's network, and the run's
+    initialisation."""
     network = built.parts.network
     shared = compiled.parts
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]

@@ -1,9 +1,9 @@
 """One step for several runs, which takes the constants that they differ in as arguments.
 
 The steps of runs that differ in numbers of the recipe are traced, and their equations compared.
-What differs in constants alone is one program; where the equations differ, a number decides what
-is compiled. A run gives the program the constants of its own trace: those that its program would
-have if it ran alone.
+Steps that differ in constants alone share a program; if the equations differ, a number decides what
+is compiled. A run passes the constants of its trace to the program: the constants of its program if
+it ran alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Arguments = tuple[np.ndarray, ...]
 
 
 class CompiledInError(ValueError):
-    """Numbers that decide what is compiled; `keys` are those of the recipe."""
+    """Numbers that decide what is compiled; `keys` are of the recipe."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"{', '.join(keys)}: decides what is compiled")
@@ -90,7 +90,7 @@ class SharedStep:
     def arguments_of(self, numbers: Values, step: TrainStep) -> Arguments:
         """The values that a run with these numbers gives the program; `step` is its step alone.
 
-        Raises CompiledInError where more differs than these values.
+        Raises CompiledInError if more differs than these values.
         """
         first = self.tracer.first
         if numbers == first:

@@ -70,7 +70,7 @@ class TracedConstants:
         return [(number, result) for result in range(len(equation.outvars))]
 
     def _describe(self, param: Any) -> Any:
-        """A parameter of an equation, comparable with that of another trace."""
+        """Return a parameter of an equation, comparable with another trace's."""
         if isinstance(param, Jaxpr | ClosedJaxpr):
             self.read(as_closed(param))
             return "jaxpr"

@@ -25,7 +25,7 @@ SAMPLES = 24
 """Bootstrap samples."""
 MOST_KEYS = 12
 LARGEST = 2**53
-"""Larger whole numbers are no floats; a key that has some has choices."""
+"""Largest whole number that floats hold exactly; a key with larger ones has choices."""
 WIDE = 30.0
 """Ratio of a key's largest to its smallest value from which it is taken by its logarithm."""
 
@@ -45,9 +45,9 @@ class KeyImportance:
 def importance_of_keys(
     runs: Sequence[KeptRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
 ) -> list[KeyImportance] | str:
-    """Return the importance of keys for a metric, the largest first; or why there is none.
+    """Return the importance of keys for a metric, the largest first, or the reason without any.
 
-    Of the runs that ended as they should and have the metric and all the keys.
+    Only runs count that are done and have the metric and all the keys.
     """
     if importlib.util.find_spec("optuna") is None:
         return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
@@ -131,8 +131,7 @@ def _bootstrap(
 def distribution_of(values: Sequence[Any]) -> Any:
     """Return the distribution of Optuna that covers a key's values.
 
-    Numbers lie in the range that was tried, by their logarithm where it is wide; others are
-    choices.
+    Numbers lie in the range that was tried, by their logarithm if it is wide; others are choices.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -22,14 +22,14 @@ from pipeline.study.runs.sampled_log import LoggedCurve, finite_number, sample_l
 MAX_DEPTH = 8
 """Levels of folders below the given one that are searched."""
 LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
-"""Beginnings of keys that say where a run is, not what it does."""
+"""Beginnings of keys about the place of a run, not about its work."""
 PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
-"""Beginnings of keys that decide what is kept of a run, listed after the others."""
+"""Beginnings of keys that decide what is recorded of a run, listed after the others."""
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run, as its directory tells."""
+    """A run, as read from its directory."""
 
     name: str
     """Its directory, relative to the folder that was searched."""
@@ -37,7 +37,7 @@ class KeptRun:
     status: str
     """done, pruned, stopped or failed; `unfinished` without a summary."""
     begun: str
-    """When its first process began, ISO 8601; empty where that was not kept."""
+    """When its first process began, ISO 8601; empty if it wasn't recorded."""
     keys: Mapping[str, Any]
     """The recipe's values by dotted key."""
     figures: Mapping[str, float]
@@ -45,9 +45,9 @@ class KeptRun:
     curves: Mapping[str, LoggedCurve]
     """Samples of what was logged, by name: `loss`, `eval accuracy`."""
     data: str
-    """Fingerprints of the columns, shortened; empty where they were not kept."""
+    """Fingerprints of the columns, shortened; empty if they weren't recorded."""
     commits: tuple[str, ...]
-    """Commits of the code of the processes, shortened; `+` where files were changed."""
+    """Commits of the code of the processes, shortened; `+` if files were changed."""
     sources: Mapping[str, str]
     """Paths of what the run began with, by relation: `resumed`, `restored`."""
     problem: str = ""
@@ -59,7 +59,7 @@ class KeptRun:
 def find_runs(root: Path) -> list[Path]:
     """Find run directories below a folder, in the order of their names; links are not followed.
 
-    Raises DataError where the folder can't be read.
+    Raises DataError if the folder can't be read.
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder; runs are kept in outputs/ unless told otherwise")
@@ -89,7 +89,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
     """Read all runs below a folder, those that can't be read with what is wrong as `problem`.
 
-    Raises DataError where the folder can't be read, or holds no run.
+    Raises DataError if the folder can't be read, or holds no run.
     """
     runs = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
     if not runs:
@@ -98,7 +98,7 @@ def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
 
 
 def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
-    """Read a run, with samples of its logs where `curves` asks for them."""
+    """Read a run, with samples of its logs if `curves` is set."""
     problems: list[str] = []
     recipe = _read_or(problems, RECIPE, lambda: _read_recipe(run_dir / RECIPE), {})
     summary = _read_or(problems, SUMMARY, lambda: _read_summary(run_dir / SUMMARY), {})

@@ -37,7 +37,7 @@ def write_page(
 ) -> None:
     """Write the page of runs; `metric` is the one that they are ranked by.
 
-    Raises RunError where the disk refuses.
+    Raises RunError if the disk refuses.
     """
     content = page_data(runs, metric, larger_is_better)
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"

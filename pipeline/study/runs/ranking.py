@@ -19,10 +19,10 @@ def directions() -> Mapping[str, Direction]:
 
 
 def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
-    """Return the metric to rank runs by, of the figures of each run; None where none has one.
+    """Return the metric to rank runs by, of the figures of each run; None without any.
 
     A metric of evaluations comes before a loss, and a loss of evaluations before one of training,
-    however few runs have it. Of several such, the one that most runs have is returned.
+    even if few runs have it. Of several, the one that most runs have is returned.
     """
     names = [name for figures in runs for name in figures if name not in _COUNTS]
     if not names:

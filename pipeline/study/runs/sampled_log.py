@@ -1,4 +1,4 @@
-"""Samples of a run's logs: a few lines, evenly spread over the file, whatever its length."""
+"""Samples of a run's logs: a few lines, evenly spread over the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoggedCurve:
 def finite_number(value: Any) -> float | None:
     """Return a number of a log or a summary, or the macro average of one by class.
 
-    None for what isn't finite, or isn't a number; a whole one of hundreds of digits is none.
+    None for anything but a finite number; a whole number of hundreds of digits is too large.
     """
     number = value.get("macro") if isinstance(value, Mapping) else value
     if isinstance(number, bool) or not isinstance(number, int | float):

@@ -30,12 +30,12 @@ FREE = frozenset(
 
 
 class Sweeper(BaseModel):
-    """A sweeper, with those of its settings that decide which jobs it has."""
+    """A sweeper, with its settings that decide which jobs it has."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str | None = None
-    """None in the directory of a sweep from before the name was kept."""
+    """None in the directory of a sweep from before the name was recorded."""
     params: dict[str, Any] | None = None
 
 
@@ -50,7 +50,7 @@ class Command(BaseModel):
 
     @property
     def arguments(self) -> list[str]:
-        """All fixed or swept arguments: the overrides and those of the sweeper's `params`."""
+        """All fixed or swept arguments: the overrides and the sweeper's `params`."""
         params = self.sweeper.params or {}
         return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
 
@@ -64,8 +64,8 @@ class Command(BaseModel):
 def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """Build the command from a recipe's overrides and the composed section `hydra`.
 
-    Raises OmegaConfBaseException where a setting of the sweeper refers to a missing key, and
-    RecipeError where its `params` are invalid.
+    Raises OmegaConfBaseException if a setting of the sweeper refers to a missing key, and
+    RecipeError if its `params` are invalid.
     """
     section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
     assert isinstance(section, dict)
@@ -81,7 +81,7 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
 def write_command(sweep_dir: Path, command: Command) -> None:
     """Write the sweep's latest command: a sweep may grow, and is found by its latest command.
 
-    Raises DataError where the existing file can't be read.
+    Raises DataError if the existing file can't be read.
     """
     redacted = command.redact()
     if read_command(sweep_dir) != redacted:
@@ -89,9 +89,9 @@ def write_command(sweep_dir: Path, command: Command) -> None:
 
 
 def read_command(sweep_dir: Path) -> Command | None:
-    """Read the command of a sweep; None where there is no file yet.
+    """Read the command of a sweep; None if there is no file yet.
 
-    Raises DataError where the file can't be read.
+    Raises DataError if the file can't be read.
     """
     return read_kept(sweep_dir / COMMAND, read_yaml, Command)
 

@@ -40,7 +40,7 @@ Kept = TypeVar("Kept", bound=BaseModel)
 
 @contextmanager
 def claim_job(job_dir: Path) -> Iterator[bool]:
-    """Claim a job against other processes; false, without waiting, where another runs it."""
+    """Claim a job against other processes; false, without waiting, if another runs it."""
     with locked_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
@@ -81,7 +81,7 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     """Return whether a job needs no further run.
 
     The next command retries failed jobs: `failures` are those that failed before this command
-    started, which are retried once, by whichever process comes first.
+    started, which are retried once, by the first process that comes.
     """
     status = read_status(job_dir)
     if status != "failed":
@@ -116,7 +116,7 @@ def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
-    """The keys that distinguish a job; None where there is no job. Raises as `read_kept` does."""
+    """The keys that distinguish a job; None if there is no job. Raises as `read_kept` does."""
 
     def read(file: Path) -> Any:
         return parse_written_yaml(read_text(file, MAX_BYTES))
@@ -126,10 +126,10 @@ def read_overrides(job_dir: Path) -> dict[str, Any] | None:
 
 
 def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:
-    """Read and validate a file of a sweep; None where it is missing or empty.
+    """Read and validate a file of a sweep; None if it is missing or empty.
 
-    `read` parses the file and raises OSError and ValueError. Raises DataError where the file can't
-    be read or does not fit `kind`.
+    `read` parses the file and raises OSError and ValueError. Raises DataError if the file can't be
+    read or does not fit `kind`.
     """
     try:
         tree = read(file)

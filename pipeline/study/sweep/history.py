@@ -26,7 +26,7 @@ OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "c
 
 FIRST_DRAWS = 5
 """Results from which tree-structured Parzen estimators are made: with Optuna's 10 a search of three
-keys took twice as many trials (docs/runs.md)."""
+keys took twice the trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """A place in a list, in a dotted key."""
 
@@ -36,9 +36,9 @@ def trials_of_runs(
 ) -> tuple[list[FrozenTrial], int]:
     """Return the runs below a folder as finished trials of a study, and the number of all runs.
 
-    A run counts where it is done, has the metric, lies in the search space, and has the same recipe
-    but for the searched keys and those that change no result. Raises DataError where the folder
-    can't be read, or holds no run.
+    A run counts if it is done, has the metric, lies in the search space, and has the same recipe
+    except for the searched keys and keys that don't change the result. Raises DataError if the
+    folder can't be read, or holds no run.
     """
     runs = read_runs(folder, curves=False)
     fixed = flat_keys(recipe.model_dump(mode="json"))
@@ -89,7 +89,7 @@ def _is_free(key: str, searched: set[str]) -> bool:
 
 
 def _param(value: Any, distribution: BaseDistribution) -> Any:
-    """Return a run's value as the search space has it; None where it lies outside of it."""
+    """Return a run's value as the search space has it; None if it lies outside."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):

@@ -134,7 +134,7 @@ def resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
 
 
 def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
-    """Run a job; write the summary of a failure that comes before the run's own."""
+    """Run a job; write the summary of a failure that comes before the run writes one."""
     try:
         return attempt()
     except (Exception, KeyboardInterrupt) as error:

@@ -48,8 +48,8 @@ class PlannedJob:
     overrides: tuple[str, ...]
     changed: Mapping[str, Any]
     recipe: Recipe | None
-    """None where the overrides give no valid recipe, which the job will report, or where a grid has
-    no earlier one to compare it with."""
+    """None if the overrides are invalid, which the job will report, or if a grid has no earlier
+    recipe to compare it with."""
 
     @property
     def launch_overrides(self) -> list[str]:
@@ -91,8 +91,8 @@ def plan_jobs(
     """Plan the jobs of a grid, each given by its overrides, as `plan_job` does each of them.
 
     Composing takes most of the time, so jobs that differ in values of keys alone share one
-    composition, whose values are set. The recipe of a job is found out only where its directory has
-    one to compare with, or `with_recipes`.
+    composition, whose values are set. The recipe of a job is checked only if its directory has one
+    to compare with, or `with_recipes` is set.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
     jobs = []
@@ -129,7 +129,7 @@ def _is_plain(override: Override, overrides: Sequence[Override], swept: Sequence
 
 
 def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Let Hydra's own section say which overrides a configuration has, as composing does."""
+    """Record the overrides of a configuration in its section `hydra`, as composing does."""
     task_overrides = [override for override in overrides if not override.is_hydra_override()]
     with read_write(config), open_dict(config.hydra):
         config.hydra.overrides.task = [override.input_line for override in task_overrides]
@@ -144,7 +144,7 @@ def _folder_of(config: DictConfig, number: int) -> Path:
 
 
 def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
-    """The recipe of a job; None where it is no valid one."""
+    """Return the recipe of a job; None if it isn't valid."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     task = copy.deepcopy(config)
@@ -163,14 +163,14 @@ def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
 def enter(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
 ) -> None:
-    """Enter jobs, where they are new, and the command into the sweep's directory.
+    """Enter new jobs and the command into the sweep's directory.
 
     A sweep that `grows`, a grid, may have more jobs than before; in a study jobs come one by one,
     and the command must be the same.
 
-    Raises RunError where the directory holds another sweep, RecipeError where two jobs share a
-    directory or one is outside of the sweep's, DataError where existing files can't be read, are
-    links or do not belong to a sweep.
+    Raises RunError if the directory holds another sweep, RecipeError if two jobs share a directory
+    or one is outside of the sweep's, DataError if existing files can't be read, are links or do not
+    belong to a sweep.
     """
     _check_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def launch(
 ) -> list[JobReturn]:
     """Have a launcher start jobs, at most `max_batch_size` at once, and wait for them.
 
-    A sequential launcher gets single jobs, so that each keeps its own number.
+    A sequential launcher gets single jobs, so that each has its number.
     """
     size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
     returns: list[JobReturn] = []
@@ -89,6 +89,6 @@ def launch(
 
 
 def _settings(launcher: Launcher) -> Mapping[str, Any]:
-    """The section `hydra.launcher`; empty where the launcher keeps none."""
+    """The section `hydra.launcher`; empty if the launcher has none."""
     config = getattr(launcher, "config", None)
     return {} if config is None else config.hydra.launcher

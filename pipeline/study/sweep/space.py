@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
     """The keys to search with their distributions, and the fixed overrides.
 
-    Raises RecipeError for what is no override, if there is nothing to search, or if a range has no
-    values.
+    Raises RecipeError for what isn't an override, if there is nothing to search, or if a range has
+    no values.
     """
     problems = [f"{show(override)}: {problem}" for override, problem in parse_problems(arguments)]
     if problems:

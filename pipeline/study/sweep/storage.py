@@ -1,9 +1,9 @@
 """Storage of a study, which any number of processes share, with heartbeats to detect dead ones.
 
 The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Databases have Optuna's own; for a journal, which has none in Optuna, a
-heartbeat is the modification time of a file. It is compared with that of a file touched just then
-in the same folder, so that only the file server's clock matters.
+trials send heartbeats. Databases have Optuna's; Optuna has none for a journal, so there a heartbeat
+is the modification time of a file. It is compared with a file touched just then in the same folder,
+so that only the file server's clock matters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class FileLock(BaseJournalFileLock):
-    """A lock that the kernel releases when its process dies; Optuna's own remain for 30 s."""
+    """A lock that the kernel releases when its process dies; Optuna's locks remain for 30 s."""
 
     def __init__(self, path: Path) -> None:
         self._lock = Lock(path)
@@ -94,8 +94,8 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
 def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: int) -> BaseStorage:
     """Open the journal in a sweep's directory, or the database that a URL names.
 
-    Dead trials are queued again, at most `max_retry` times each. Raises RunError where the journal
-    or the database can't be opened.
+    Dead trials are queued again, at most `max_retry` times each. Raises RunError if the journal or
+    the database can't be opened.
     """
     _silence_optuna()
     retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
@@ -116,13 +116,13 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
             grace_period=GRACE_BEATS * interval_s,
             heartbeat_stale_trial_callback=retry,
         )
-    except Exception as error:  # a wrong URL, an unreachable server, a file that is no journal
+    except Exception as error:  # a wrong URL, an unreachable server, a file that isn't a journal
         what = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
         raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
 
 
 def _silence_optuna() -> None:
-    """Show only Optuna's warnings, without those of experimental features.
+    """Show only Optuna's warnings, except about experimental features.
 
     Nor its warning that only `Study.optimize` sends heartbeats: `beating` does so here.
     """

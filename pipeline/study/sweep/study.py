@@ -78,9 +78,9 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
 
 
 def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
-    """Open the study in its storage, and create it where it is missing.
+    """Open the study in its storage, and create it if it is missing.
 
-    Raises RunError where it exists with another metric.
+    Raises RunError if it exists with another metric.
     """
     storage = open_storage(settings.storage, sweep_dir, settings.heartbeat_s, settings.max_retry)
     study = optuna.create_study(
@@ -101,7 +101,8 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
 
 
 def number_of_first_try(trial: FrozenTrial) -> int:
-    """The number of the trial that this one retries, else its own: the number of its job."""
+    """Return the number of the trial's job: the number of the trial that it retries, else of
+    itself."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
 
@@ -110,8 +111,8 @@ class TrialPruner(Pruner):
     """Monitor that reports a trial's values and asks the study's pruner after every report.
 
     At the end of every sink it reports the sink's mean training loss, over steps with a finite
-    loss, with its sign changed where a larger metric is better. With `by_evaluations` it reports
-    the metric itself.
+    loss, with its sign changed if a larger metric is better. With `by_evaluations` it reports the
+    metric itself.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
@@ -157,7 +158,7 @@ class TrialPruner(Pruner):
             self._trial.report(value, step)
             poor = self._trial.should_prune()
         except optuna.exceptions.UpdateFinishedTrialError:
-            # Taken for dead, the trial is retried elsewhere, where it will be found finished.
+            # Taken for dead, the trial is retried elsewhere, and will be found finished.
             return
         self._prune_reason = f"step {step}: {self._describe(value)} is poor" if poor else None
 

@@ -84,7 +84,7 @@ class JobRow:
 def conclude(sweep_dir: Path) -> int:
     """Write and print the table; 0 when every job is done, 2 when a recipe was wrong, else 1.
 
-    Raises RunError where there is no job, DataError where a job's files can't be read.
+    Raises RunError if there is no job, DataError if a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
@@ -114,7 +114,7 @@ def _print_best(rows: Sequence[JobRow]) -> None:
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
-    """One row per job, in order. Raises DataError where a job's files can't be read."""
+    """One row per job, in order. Raises DataError if a job's files can't be read."""
     rows = []
     for folder in find_jobs(sweep_dir):
         changed = _overrides(folder, written_at_ns(folder / OVERRIDES))
@@ -137,7 +137,7 @@ def _summary(folder: Path, written_ns: int) -> JobSummary | None:
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
-    """Plot the step time over the sink size, where sizes were swept on an emulated device.
+    """Plot the step time over the sink size, if sizes were swept on an emulated device.
 
     Writes a picture for each combination of the other swept keys; returns their paths.
     """
@@ -202,12 +202,12 @@ def _draw(points: Sequence[tuple[int, float]]) -> Drawing:
 def update_table(sweep_dir: Path) -> None:
     """Rewrite `sweep.csv` as `write_table` does, unless that was done a moment ago.
 
-    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for that of 1,000 jobs, so
-    that tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
+    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for 1,000 jobs, so that
+    tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
     """
     try:
         status = (sweep_dir / TABLE).stat()
-        # A clock that was set back is no reason to wait.
+        # A clock that was set back isn't a reason to wait.
         is_recent = 0 <= time.time() - status.st_mtime < status.st_size / BYTES_PER_S
     except OSError:
         is_recent = False

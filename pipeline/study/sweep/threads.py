@@ -1,4 +1,4 @@
-"""Threads and GPU memory of a job, where a launcher runs several jobs on one machine."""
+"""Threads and GPU memory of a job, if a launcher runs several jobs on one machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ THREADS = "NPROC"
 ALL_AT_ONCE = "submitit_launcher.LocalLauncher"
 """End of the class of a launcher that starts all its jobs at once on this machine."""
 BY_PROCESSORS = "ray_launcher.RayLauncher"
-"""End of the class of one that starts as many as its processors allow."""
+"""End of the class of a launcher that starts jobs up to its number of processors."""
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
     """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
     runs on it at once.
 
-    Call before jax is asked for its devices. A number that the user has set is kept, as is that of
-    `sharing_processors`.
+    Call before jax is asked for its devices. A number that the user or `sharing_processors` has set
+    stays.
     """
     os.environ.update(_shares(launcher, 1))
 
@@ -31,8 +31,8 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Let the processes that a launcher starts in the body for `jobs` jobs share the processors.
 
-    They inherit the environment, where a number that the user has set is kept. This process, whose
-    own jax may be in use, is not affected.
+    They inherit the environment, in which a number that the user has set stays. This process, whose
+    jax may be in use, is not affected.
     """
     shares = _shares(launcher, jobs)
     os.environ.update(shares)
@@ -57,11 +57,11 @@ def share_of(jobs: int) -> int:
 
 
 def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
-    """The number of jobs that a launcher runs at once on one machine, of `jobs` that it is given.
+    """The number of jobs that a launcher runs at once on one machine, of `jobs` jobs.
 
-    joblib: its `n_jobs`, where, as in joblib, a negative number -n leaves n - 1 processors unused.
-    submitit on this machine: all. Ray: as many as its processors allow, unless it is a cluster
-    that was there before. Others: 1.
+    joblib: its `n_jobs`, of which a negative number -n leaves n - 1 processors unused, as in
+    joblib. submitit on this machine: all. Ray: what its processors allow, unless it is an existing
+    cluster. Others: 1.
     """
     kind = str(launcher.get("_target_", ""))
     if kind.endswith(ALL_AT_ONCE):

@@ -82,8 +82,8 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
 def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     """Open the study that a command describes, in its directory.
 
-    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors where a
-    listed value can't be composed; RunError where the directory holds another study.
+    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors if a
+    listed value can't be composed; RunError if the directory holds another study.
     """
     assert sweeper.config is not None
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
@@ -109,7 +109,8 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
 
 
 def _next_trials(search: StudySearch) -> list[Trial]:
-    """The next trials for this process: those of dead processes first; none when all are done.
+    """Return the next trials for this process, dead processes' trials first; none when all are
+    done.
 
     Waits while other processes run the last ones: one of them might die.
     """
@@ -154,7 +155,7 @@ def requeue_dead_trials(search: StudySearch) -> None:
 
 
 def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Fail those of the trials that are still running, and queue them again.
+    """Fail the trials that are still running, and queue them again.
 
     The trials themselves did not fail, so it does not count as a retry.
     """
@@ -196,7 +197,7 @@ def _run(
 def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     """Report a job's summary to the study.
 
-    Raises RunError where the study's metric is missing, DataError where the summary can't be read.
+    Raises RunError if the study's metric is missing, DataError if the summary can't be read.
     """
     summary = read_summary(job.folder)
     metric = search.settings.metric

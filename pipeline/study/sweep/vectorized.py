@@ -39,20 +39,20 @@ from pipeline.study.sweep.threads import processors
 
 KEY = "hydra.sweeper.vectorize"
 MOST_PROGRAMS = 4
-"""Programs that are kept for later trials of a study; each holds memory."""
+"""Programs that stay compiled for later trials of a study; each holds memory."""
 LOOK_S = 0.1
 """Interval of looking for signals, which only the main thread receives."""
 SHOWN = ("train_loss", "accuracy", "loss")
-"""Metrics of a job that are printed at its end, where it has them."""
+"""Metrics of a job that are printed at its end, if it has them."""
 
 MemberRun = Callable[[Signals], None]
-"""Runs a member, which looks at the signals; it raises nothing that is its own."""
+"""Runs a member, which looks at the signals; errors of the member are not raised."""
 
 
 def read_places(sweeper: BasicSweeper) -> Places | None:
     """The number of jobs that train at once in a vectorized sweep; None in any other one.
 
-    `true` is as many as there are processors: more of them only share these. Raises RecipeError for
+    `true` is the number of processors: more jobs would only share these. Raises RecipeError for
     anything but true, false and a whole number above 0, and with a launcher that starts processes.
     """
     assert sweeper.config is not None
@@ -83,7 +83,7 @@ class Populations:
     """Held to write the table: threads of a process have the same name for its draft."""
 
     def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
-        """Run jobs, and return when all have ended. Raises KeyboardInterrupt where a signal stopped
+        """Run jobs, and return when all have ended. Raises KeyboardInterrupt if a signal stopped
         them."""
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
@@ -120,7 +120,7 @@ class Populations:
     def _find_program(
         self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
     ) -> SharedProgram:
-        """The program of a group: that of earlier jobs, where it serves these too."""
+        """Return the program of a group: an earlier one, if it fits these jobs too."""
         shared = self.programs.get(program)
         if shared is None or shared.refused or not all(map(shared.serves, members)):
             before = () if shared is None else shared.members
@@ -130,7 +130,7 @@ class Populations:
     def _run_member(
         self, job: PlannedJob, shared: SharedProgram, again: list[PlannedJob], signals: Signals
     ) -> None:
-        """Run a job that is left and that no other process is at."""
+        """Run a job that is left and that no other process runs."""
         if shared.refused is not None:
             again.append(job)
             return
@@ -210,10 +210,9 @@ def _end_line(job: PlannedJob) -> str:
 def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
     """Run members, `places` of them at a time, in their order.
 
-    Returns the signal that stopped them, as text; None where all have run. A signal reaches the
-    runs that are under way, and no other one begins. Each run has a thread, and the device computes
-    what they dispatch at the same time; a run that ends, however it ends, leaves its place to the
-    next one.
+    Returns the signal that stopped them, as text; None if all have run. A signal reaches the runs
+    that are under way, and no other one begins. Each run has a thread, and the device computes what
+    they dispatch at the same time; a run that ends in any way leaves its place to the next one.
     """
     signals = Signals()
     member_signals = [Signals() for _ in runs]
