@@ -1,4 +1,4 @@
-"""Folder of a run's checkpoints: one rule for readers and writers says which entries are one.
+"""Folder of a run's checkpoints: one rule for readers and writers about its entries.
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros, that holds a
 manifest or, of versions that wrote none, arrays. The manifest shows whether it is sound. Any other
@@ -126,16 +126,13 @@ def _entries(root: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return not os.path.islink(path) and (
-        stat.S_ISREG(_mode(path / MANIFEST)) or stat.S_ISDIR(_mode(path / STATE))
-    )
-
-
-def _mode(path: Path) -> int:
-    """Return the mode of a file, 0 if there is none. Raises OSError."""
-    try:
-        return path.stat().st_mode
-    except OSError as error:
-        if error.errno in LOST:
-            return 0
-        raise
+    if os.path.islink(path):
+        return False
+    for name, is_kind in ((MANIFEST, stat.S_ISREG), (STATE, stat.S_ISDIR)):
+        try:
+            if is_kind((path / name).stat().st_mode):
+                return True
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+    return False

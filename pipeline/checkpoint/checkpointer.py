@@ -1,10 +1,10 @@
 """Checkpoint: the state of a run on disk, whole or not at all.
 
 A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
-and renamed when it is complete, so a run that is killed while saving keeps the one before, and so
-does a power cut. It holds every array of `TrainState` under its path, written by orbax, and, as
-JSON, the recipe and the state of the host. The data position, the schedule and the random generator
-are functions of the step. Only the metrics may be added later, if the evaluation of the step was
+and renamed when it is complete, so after a kill or a power cut while saving, the one before is
+still there. It holds every array of `TrainState` under its path, written by orbax, and, as JSON,
+the recipe and the state of the host. The data position, the schedule and the random generator are
+functions of the step. Only the metrics may be added later, if the evaluation of the step was
 interrupted and the resumed run has repeated it.
 """
 
@@ -224,7 +224,7 @@ class Checkpoints:
 
 
 class NoCheckpoints:
-    """The checkpoints of a process that writes none, since the first of the run does."""
+    """Checkpoints of a process that writes none, since the first process of the run does."""
 
     def prepare(self) -> None:
         """Do nothing."""

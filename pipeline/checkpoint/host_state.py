@@ -45,7 +45,7 @@ class PendingBoundary:
 
     loss: float | None
     verdict: Line | None
-    """Why the pruner ends the run there, as the end of the sink has decided; None: it goes on."""
+    """Why the pruner ends the run there, as the end of the sink has decided; None: it continues."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdict", self.verdict and printable(self.verdict))

@@ -16,15 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.checkpoint_folder import (
-    HOST,
-    JSON,
-    LOST,
-    MANIFEST,
-    METRICS,
-    RECIPE,
-    STATE,
-)
+from pipeline.checkpoint.checkpoint_folder import HOST, JSON, LOST, MANIFEST, METRICS, RECIPE, STATE
 from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files import bounded_read
 
@@ -38,7 +30,7 @@ HASHING_THREADS = 2
 """Files that are read and hashed at once; hashing takes 0.6 s a GB and is done beside training."""
 MOST_JSON_BYTES = 64 << 20
 SAVED_AT = "saved_at"
-"""Key of a manifest: seconds since 1970, which a copy of the folder keeps."""
+"""Key of a manifest: seconds since 1970, the same in a copy of the folder."""
 
 
 class DamagedError(DataError):

@@ -50,7 +50,7 @@ def silence_orbax() -> None:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether asyncio says something other than that an array of orbax could not be written."""
+    """Whether a record of asyncio isn't about an array that orbax could not write."""
     text = record.getMessage()
     return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
 
@@ -81,7 +81,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
         writer.save(folder.absolute(), args=request)
     if not (folder / DATABASE).exists():
-        # If the folder can't be listed, orbax finds nothing to put together, and says nothing.
+        # If the folder can't be listed, orbax finds nothing to put together, without an error.
         raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
 
 

@@ -58,7 +58,7 @@ def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator
     """
     last: float | None = None
     for step in steps:
-        saved_at = _saved_at(checkpoint_path(root, step) / MANIFEST)
+        saved_at = _read_number(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
         if saved_at is None:
             continue
         if last is None or saved_at - last >= seconds:
@@ -66,27 +66,21 @@ def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator
             yield step
 
 
-def _saved_at(manifest: Path) -> float | None:
-    """Return when a checkpoint was saved, in seconds since 1970; None if it can't be read."""
-    try:
-        saved_at = read_json(manifest)[SAVED_AT]
-    except (OSError, DamagedError, LookupError, TypeError):
-        return None
-    return saved_at if isinstance(saved_at, float) else None
-
-
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
     sign = 1 if metric_directions([metric])[metric] == "max" else -1
-    readings = {step: _read_value(checkpoint_path(root, step), metric) for step in steps}
+    readings = {
+        step: _read_number(checkpoint_path(root, step) / METRICS / METRICS, metric)
+        for step in steps
+    }
     values = {step: sign * value for step, value in readings.items() if value is not None}
     return max(values, key=lambda step: (values[step], step), default=None)
 
 
-def _read_value(folder: Path, metric: str) -> float | None:
-    """Read the metric of a checkpoint; None if it is missing or isn't a number."""
+def _read_number(file: Path, key: str) -> float | None:
+    """Read a number of a JSON file; None if it is missing or isn't a number."""
     try:
-        value = float(read_json(folder / METRICS / METRICS)[metric])
+        value = float(read_json(file)[key])
     except (DamagedError, LookupError, TypeError, ValueError, OverflowError):
         return None
     return None if math.isnan(value) else value

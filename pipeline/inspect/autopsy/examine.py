@@ -2,7 +2,8 @@
 
 The step is traced from the functions that were compiled, with the same precision, lowerings and
 random keys, and then computed equation by equation. Last digits of results may differ from the
-compiled step, since XLA fuses operations that are computed separately here.
+compiled step, since XLA fuses operations that are computed separately here. Map ops, the loss and
+the norm of the gradient each get a named scope in the replay; the compiled step is unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,25 @@ from pipeline.backends.graph.replay.values import ReplayValue
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
+from pipeline.data.dataset_spec import MapOp
 from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
-from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
+from pipeline.training.bucketing import in_its_bucket
 from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import gradients_of, norm_of
+
+DATA = "dataset.train.ops"
+LOSS = "loss"
+GRADIENT_NORM = "gradient_norm"
+
+KINDS: dict[Phase, str] = {
+    "data": COLUMN,
+    "forward": "activation",
+    "loss": "loss",
+    "backward": "gradient",
+    "gradient norm": "gradient",
+}
+"""Kinds of tensors that operations produce, by phase of the step."""
 
 _INPUTS = {
     "columns": COLUMN,
@@ -55,18 +71,16 @@ def examine(
     grad_norm = math.nan if norm is None else float(norm.array)
     bad = loss.origin if norm is None else norm.origin
     if bad is None:
-        return Autopsy(step, float(loss.array), grad_norm, None, _why_finite(replay))
+        extreme = replay.interpreter.extreme
+        reason = (
+            "one operation at a time, loss and gradient are finite. The compiled step fuses "
+            "operations and so rounds otherwise; nearest to the end of its type came "
+            f"{extreme.source}, {extreme.value:.4g} in {extreme.dtype}, {extreme.share:.2%} of the "
+            "largest number"
+        )
+        return Autopsy(step, float(loss.array), grad_norm, None, reason)
     finding = replay.finding(first_cause(bad), of_loss=norm is None)
     return Autopsy(step, float(loss.array), grad_norm, finding)
-
-
-def _why_finite(replay: _Replay) -> str:
-    extreme = replay.interpreter.extreme
-    return (
-        "one operation at a time, loss and gradient are finite. The compiled step fuses operations "
-        f"and so rounds otherwise; nearest to the end of its type came {extreme.source}, "
-        f"{extreme.value:.4g} in {extreme.dtype}, {extreme.share:.2%} of the largest number"
-    )
 
 
 @dataclass
@@ -83,7 +97,8 @@ class _Replay:
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
         """Compute the step's loss, and the norm of its gradient unless the loss is not finite.
 
-        The cause of a loss that is not finite lies before the gradient, whose equations are most.
+        The cause of a loss that is not finite comes before the gradient, which has most of the
+        equations.
         """
         function = partial(outcome_of, with_scopes(self.parts))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
@@ -216,3 +231,72 @@ def _gradient_in(origin: Origin) -> NamedTensor | None:
     if not read:
         return None
     return max(read, key=lambda operand: operand.range.max or 0.0).named
+
+
+class Outcome(NamedTuple):
+    """The values that decide whether a step is bad, and the gradients by name."""
+
+    loss: Any
+    grad_norm: Any
+    gradients: Any
+
+
+@dataclass(frozen=True)
+class _ScopedOp:
+    """A map op in a scope named for its place in the recipe, `dataset.train.ops.1.rescale`."""
+
+    op: MapOp
+    position: int
+
+    @property
+    def draws(self) -> int:
+        return self.op.draws
+
+    @property
+    def choices(self) -> int:
+        return self.op.choices
+
+    def chosen(self, number: int) -> _ScopedOp:
+        return replace(self, op=self.op.chosen(number))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.op.columns
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        with jax.named_scope(f"{DATA}.{self.position}.{self.op.name}"):
+            return self.op.map(xp, values, uniforms)
+
+
+def with_scopes(parts: StepConfig) -> StepConfig:
+    """A copy of the parts with named scopes around map ops and loss."""
+    loss = jax.named_scope(LOSS)(parts.loss)
+    ops: Any = tuple(_ScopedOp(op, position) for position, op in enumerate(parts.train_ops))
+    return replace(parts, train_ops=ops, loss=loss)
+
+
+def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
+    """Loss, gradient norm and gradients of a step, without its update."""
+
+    def compute(padded: Batch) -> tuple[Any, Any]:
+        result = gradients_of(parts, state, padded)
+        return result.loss, result.values
+
+    loss, values = in_its_bucket(parts.buckets, batch, compute)
+    with jax.named_scope(GRADIENT_NORM):
+        norm = norm_of(values, 1 / state.loss_scale)
+    return Outcome(loss, norm, values)
+
+
+def phase_of(scope: str, *, of_loss: bool) -> Phase:
+    """The phase of a step that a scope belongs to; `of_loss`: the loss depends on it."""
+    if GRADIENT_NORM in scope:
+        return "gradient norm"
+    if DATA in scope:
+        return "data"
+    if "transpose(" in scope:
+        return "backward"
+    layer = layer_named(scope)
+    if not layer or layer.startswith(LOSS):
+        return "loss" if of_loss else "backward"
+    return "forward"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pipeline.backends.graph.replay.ranges import Range
@@ -106,17 +106,11 @@ class Finding:
             "layer": self.layer or None,
             "operation": self.operation or None,
             "tensor": self.tensor.to_dict(),
-            "operands": _dicts(self.operands),
-            "inputs": _dicts(self.inputs),
-            "parameters": _dicts(self.parameters),
-            "samples": None
-            if samples is None
-            else {"ids": list(samples.ids), "positions": list(samples.positions), "of": samples.of},
+            "operands": [tensor.to_dict() for tensor in self.operands],
+            "inputs": [tensor.to_dict() for tensor in self.inputs],
+            "parameters": [tensor.to_dict() for tensor in self.parameters],
+            "samples": None if samples is None else asdict(samples),
         }
-
-
-def _dicts(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-    return [tensor.to_dict() for tensor in tensors]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ class Examination:
         run ends because of the bad step.
         """
         self.reporter.stage("autopsy", f"replaying step {bad}, one operation at a time")
-        largest_weight = find_largest_weight(state)
+        weights = [np.asarray(leaf) for leaf in jax.tree.leaves(state.params) if leaf.size]
+        # NaN if a weight is NaN.
+        largest_weight = float(np.max([largest(weight) for weight in weights], initial=0.0))
         try:
             # Nothing of the run would be lost: the state is saved.
             with self.signals.released(), self.reporter.clock(f"examining step {bad}"):
@@ -87,12 +89,6 @@ class Examination:
         loss = again.loss[-1]
         grad_norm = again.grad_norm[-1]
         return Autopsy(bad, float(loss), float(grad_norm), None, reason, is_fault_of_machine=True)
-
-
-def find_largest_weight(state: TrainState) -> float:
-    """Return the greatest magnitude in the parameters; 0 without any, NaN if one is NaN."""
-    leaves = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
-    return float(np.max([largest(np.asarray(leaf)) for leaf in leaves], initial=0.0))
 
 
 def batch_of(feed: Feed, step: int) -> Batch:

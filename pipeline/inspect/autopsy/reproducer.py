@@ -37,8 +37,8 @@ from pipeline.data.pixel_labels import moving_labels
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
 from pipeline.data.transform import column_specs
+from pipeline.inspect.autopsy.examine import outcome_of
 from pipeline.inspect.autopsy.finding import Autopsy
-from pipeline.inspect.autopsy.scopes import outcome_of
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
@@ -115,7 +115,12 @@ def read_reproducer(folder: Path) -> Reproducer:
     Raises DataError if it is missing or damaged, RecipeError if its recipe is no longer valid,
     RunError if its choice of lowerings can't be read.
     """
-    where = _find(folder)
+    where = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
+    if where is None:
+        raise DataError(
+            f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient "
+            "is not finite ends a run"
+        )
     recipe = read_run_recipe(where)
     tree = _read_arrays(where / ARRAYS)
     try:
@@ -138,17 +143,6 @@ def read_reproducer(folder: Path) -> Reproducer:
         device = jax.devices()[0]
     return Reproducer(
         _apply_lowerings(parts, where, state, batch, device), state, batch, device, finding
-    )
-
-
-def _find(folder: Path) -> Path:
-    """The folder of a reproducer, given it or its run directory. Raises DataError without one."""
-    for candidate in (folder / REPRODUCER, folder):
-        if (candidate / STEP).is_file():
-            return candidate
-    raise DataError(
-        f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient is "
-        "not finite ends a run"
     )
 
 

@@ -97,7 +97,7 @@ def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
         return 1.0
     if min(norms) <= TINY:
         return nan
-    # Divided one after the other: the product of two small norms may be 0.
+    # Divided by one norm at a time: the product of two small norms may be 0.
     return float(np.clip((x / norms[0] * (y / norms[1])).sum(), -1.0, 1.0))
 
 

@@ -12,7 +12,7 @@ from pipeline.inspect.compare.tensor_rows import Row
 from pipeline.inspect.dumps.tensor_names import LOSS
 
 GAIN = 4.0
-"""How many times the error of what it reads a layer may give before it counts as an amplifier."""
+"""Ratio of a layer's output error to its input error from which it counts as an amplifier."""
 NOTICED = 1e-6
 """Relative Euclidean distance below which an error is not followed."""
 WEAK = 1000.0

@@ -75,7 +75,7 @@ class ReferenceStep:
         weights: Weights | None = None,
         scale: Any = None,
     ) -> LayerTensors:
-        """All portions, with the weights that are given or the reference's."""
+        """Compute all portions with `weights`, or the reference's."""
 
         def compute_pass(step_pass: StepPass) -> LayerTensors:
             used = step_pass.weights

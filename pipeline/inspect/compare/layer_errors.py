@@ -2,8 +2,8 @@
 
 Both sides compute every layer from what the reference's layers read, forward and backward. Errors
 are measured from the reference's layers in float64. The expected error is the error of the
-reference's layers, plainly lowered, in the types of the examined side: PyTorch's `same` asks
-likewise whether a result is worse than the reference's rounding.
+reference's layers, plainly lowered, in the types of the examined side: PyTorch's `same` tests the
+same: whether a result is worse than the reference's rounding.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair the tensors of two sides: by name, or as `mapped` says, a row for each right layer.
+    """Pair the tensors of two sides: by name, or by `mapped`, a row for each right layer.
 
     Other tensors are paired with None, the right side's last.
     """

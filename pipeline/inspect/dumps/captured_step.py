@@ -40,8 +40,8 @@ class CapturedStep:
         return np.concatenate([np.asarray(step_pass.portion.images) for step_pass in self.passes])
 
     def merge_passes(self) -> LayerTensors:
-        """Return the tensors of the whole batch: portions one after the other, gradients of
-        parameters and losses added, batch statistics averaged over shards."""
+        """Return the tensors of the whole batch: portions concatenated, gradients of parameters and
+        losses added, batch statistics averaged over shards."""
         tensors = [step_pass.tensors for step_pass in self.passes]
         last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
         return join(tensors, last)
@@ -72,7 +72,7 @@ def _merge(combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArra
 
 
 def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) -> CapturedStep:
-    """Compute a step, and keep the tensors of all layers."""
+    """Compute a step with the tensors of all layers."""
     shards = []
     for microbatches in portions.shards:
         used = weights

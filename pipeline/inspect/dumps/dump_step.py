@@ -1,23 +1,41 @@
-"""Dump of one step: its tensors computed from a state, and written."""
+"""Dumps of steps: tensors computed from a state and written, of a saved run or during a run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from pipeline.config.dump_spec import Content, What
+from pipeline.backends.base import Executable
+from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import PipelineError, RecipeError
+from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
+from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.captured_step import capture
-from pipeline.inspect.dumps.dump_files import DumpHeader, DumpReport, dump_folder, write_dump
-from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
+from pipeline.inspect.dumps.dump_files import (
+    DumpHeader,
+    DumpReport,
+    add_run_loss,
+    dump_folder,
+    write_dump,
+)
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.portions import portions_of
-from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors
+from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors, require_layers
+from pipeline.stages.build import Built
+from pipeline.stages.record.run_directory import DUMP
+from pipeline.stages.runner.context import Dumps
+from pipeline.training.freezing import config_at
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.telemetry import Telemetry
 
 TIME = "%Y%m%d%H%M%S"
 """The format of the folder of a dump's time."""
@@ -115,3 +133,101 @@ def loss_check(loss: float, run_loss: float | None) -> str:
         f"loss {loss:.9g}, and the run's {run_loss:.9g}: {apart:.3g} apart, {units:,.0f} {counted} "
         "in the last place"
     )
+
+
+@dataclass
+class RunDumps(Dumps):
+    """Writes the dumps of a run; called with a state and the number of steps done.
+
+    The training program and its inputs are unchanged. A dump that fails, as on a full disk, is
+    warned of and is the last one; the run continues.
+    """
+
+    recipe: Recipe
+    run_dir: Path
+    parts: StepConfig
+    executable: Executable
+    device: jax.Device
+    device_name: str
+    reporter: Reporter
+    _time: str = field(default_factory=DumpRequest.now)
+    _programs: dict[int, LayerPrograms] = field(default_factory=dict)
+    """By the first step of a phase: each is compiled once."""
+    _waiting: dict[int, DumpReport] = field(default_factory=dict)
+    """Dumps whose step the run has not done yet."""
+    _ended: bool = False
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of steps done at which there is a dump."""
+        return parse_steps(self.recipe.dump.steps) if self.recipe.dump.steps else ()
+
+    def require_possible(self, built: Built) -> None:
+        """Raise RecipeError for a pattern that no layer matches, a step after the end, and a
+        network that isn't a list of layers."""
+        total = built.run_schedule.total
+        last = max(self.steps)
+        problems = []
+        if last >= total:
+            problems.append(
+                f"dump.steps = {self.recipe.dump.steps}: training has {total:,} steps, so that "
+                f"{total - 1:,} is the last number done before another one"
+            )
+        try:
+            LayerPrograms(config_at(self.parts, 0), self.device)
+        except ValueError as error:
+            problems.append(f"dump.steps: {error}")
+        if problems:
+            raise RecipeError(problems)
+        layers = list(layer_kinds(self.parts, built.seed))
+        require_layers(self.recipe.dump.layers, layers, "dump.layers")
+
+    def __call__(self, state: TrainState, step: int) -> None:
+        """Dump the step after `step` steps. Raises nothing but for a pattern of no layer."""
+        if self._ended:
+            return
+        try:
+            with self.reporter.clock(f"dumping step {step}"):
+                report = self._dump(state, step)
+        except PipelineError:
+            raise
+        except Exception as error:  # a run is worth more than a dump of it
+            self._end(f"dump of step {step}: {type(error).__name__}: {error}")
+            return
+        self.reporter.stage("dump", f"step {step}: {report}")
+        if report.stopped is not None:
+            self._end(f"dump of step {step} {report.stopped}")
+        else:
+            self._waiting[step] = report
+
+    def _end(self, why: str) -> None:
+        self._ended = True
+        self.reporter.warn(f"{why}; no later one is made, and the run goes on")
+
+    def _dump(self, state: TrainState, step: int) -> DumpReport:
+        spec = self.recipe.dump
+        root = spec.path or self.run_dir / DUMP
+        if spec.path is None:
+            require_real_trees(self.run_dir, (DUMP,))
+        elif not root.is_dir():
+            raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
+        limit_bytes = spec.max_mib << 20
+        request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
+        batch = jax.tree.map(np.array, batch_of(self.executable.feed, step + 1))
+        phase = max((phase.start for phase in self.parts.phases if phase.start <= step), default=0)
+        if phase not in self._programs:
+            self._programs[phase] = LayerPrograms(config_at(self.parts, step), self.device)
+        inputs = StepInputs(Weights.of(state), batch, step)
+        run = DumpedRun(str(self.run_dir), self.device_name)
+        return dump_step(request, self.recipe, self._programs[phase], inputs, run)
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Compare the losses of the run's steps with the dumps' losses."""
+        for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
+            report = self._waiting.pop(step)
+            at = step - telemetry.start
+            if at < 0:
+                continue
+            loss = float(telemetry.loss[at])
+            self.reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            add_run_loss(report.folder, loss)

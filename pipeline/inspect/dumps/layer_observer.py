@@ -1,4 +1,4 @@
-"""Observation of the layers of a list: what each reads and gives, and the gradients at both."""
+"""Observation of the layers of a list: inputs, outputs, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LayerForm:
 
 @dataclass
 class LayerObserver:
-    """Computes layers for `around_layers`, and keeps what they read and give.
+    """Computes layers for `around_layers`, and records their inputs and outputs.
 
     Use one for each trace: its arrays are tracers, which must not outlive the trace. `slots` are
     arrays like the inputs and outputs, by path; the gradients by them are those at the layers'
@@ -70,7 +70,7 @@ class LayerObserver:
         x: Array,
         context: LayerContext,
     ) -> Array:
-        """Compute a layer, and note what it reads and gives."""
+        """Compute a layer, and record its input and output."""
         path = self._fresh("/".join(context.path))
         self.inputs[path] = x
         if path in self.input_slots:

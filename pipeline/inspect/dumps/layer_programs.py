@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax import Array
+from jax.tree_util import register_dataclass
 
 from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.inspect.dumps.layer_observer import (
@@ -60,6 +61,7 @@ class LayerTensors:
     forms: Mapping[str, LayerForm] = field(default_factory=dict)
 
 
+@register_dataclass
 @dataclass(frozen=True)
 class Weights:
     """The part of a state that forward and backward pass read."""
@@ -107,15 +109,15 @@ class LayerPrograms:
         return replace(self, config=replace(self.config, network=network))
 
     def free(self, weights: Weights, portion: Portion) -> LayerTensors:
-        """Compute the step as it is: every layer reads what those before it give."""
+        """Compute the step as it is: every layer reads the outputs of the layers before it."""
         program = self._program("free", _free_pass, weights, portion)
-        tree, portion = jax.device_put((_tree(weights), portion), self.device)
-        return _to_numpy(program.call(tree, portion), program.forms)
+        weights, portion = jax.device_put((weights, portion), self.device)
+        return _to_numpy(program.call(weights, portion), program.forms)
 
     def compute_forced(
         self, weights: Weights, portion: Portion, forced: LayerTensors, *, wide: bool = False
     ) -> LayerTensors:
-        """Compute every layer from what other tensors say that it reads, forward and backward.
+        """Compute every layer from the inputs in `forced`, forward and backward.
 
         So errors don't add up: a layer's results differ by what that layer does. With `wide` it is
         computed in float64 on the CPU.
@@ -128,8 +130,8 @@ class LayerPrograms:
             "output_gradients": forced.output_gradients,
             "logits": forced.logits,
         }
-        tree, portion, arrays = jax.device_put((_tree(weights), portion, arrays), device)
-        return _to_numpy(program.call(tree, portion, arrays), program.forms)
+        weights, portion, arrays = jax.device_put((weights, portion, arrays), device)
+        return _to_numpy(program.call(weights, portion, arrays), program.forms)
 
     def _program(
         self,
@@ -145,7 +147,7 @@ class LayerPrograms:
             tensors = None
             if forced is not None:
                 tensors = ForcedTensors(forced.outputs, forced.input_gradients)
-            shapes = _trace(self.config, _tree(weights), portion, tensors)
+            shapes = _trace(self.config, weights, portion, tensors)
             compute = partial(function, self.config, shapes)
             options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
@@ -166,7 +168,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Shapes:
-    """Shapes and types of what layers read and give, and of the logits."""
+    """Shapes and types of the layers' inputs and outputs, and of the logits."""
 
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
@@ -184,10 +186,6 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
     with noting_layers(note):
         jax.eval_shape(partial(initial_variables, config), seed)
     return kinds
-
-
-def _tree(weights: Weights) -> tuple[Any, Any, Any]:
-    return weights.params, weights.batch_stats, weights.loss_scale
 
 
 def _apply(
@@ -210,7 +208,7 @@ def _loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
 
 
 def _trace(
-    config: StepConfig, weights: Any, portion: Portion, forced: ForcedTensors | None
+    config: StepConfig, weights: Weights, portion: Portion, forced: ForcedTensors | None
 ) -> _Shapes:
     observer = LayerObserver(forced=forced)
 
@@ -218,7 +216,8 @@ def _trace(
         logits, _ = _apply(config, params, statistics, portion, observer)
         return dict(observer.inputs), dict(observer.outputs), logits
 
-    inputs, outputs, logits = jax.eval_shape(forward, *weights[:2], portion)
+    params = weights.params
+    inputs, outputs, logits = jax.eval_shape(forward, params, weights.batch_stats, portion)
     # jax sorts the keys of dicts; here they are in the order in which layers begin.
     forms = {path: observer.forms[path] for path in observer.inputs}
     return _Shapes(inputs, outputs, logits, forms)
@@ -229,28 +228,32 @@ def _zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _free_pass(
-    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion
+    config: StepConfig, shapes: _Shapes, weights: Weights, portion: Portion
 ) -> dict[str, Any]:
-    params, statistics, scale = weights
+    scale = weights.loss_scale
     empty = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
     slots = _zeros(shapes.inputs), _zeros(shapes.outputs), empty
 
     def compute(params: Any, slots: Any) -> tuple[Array, Any]:
         observer = LayerObserver(slots[0], slots[1])
-        logits, changed = _apply(config, params, statistics, portion, observer)
+        logits, changed = _apply(config, params, weights.batch_stats, portion, observer)
         loss = _loss(config, tap(logits, slots[2]), portion)
         seen = observer.inputs, observer.outputs, logits, changed, loss.reported
         return loss.minimised * scale, seen
 
     grad = jax.grad(compute, argnums=(0, 1), has_aux=True)
-    (by_params, by_slots), seen = grad(params, slots)
+    (by_params, by_slots), seen = grad(weights.params, slots)
     return _results(shapes.forms, seen, (by_params, *by_slots), scale)
 
 
 def _forced_pass(
-    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion, forced: Mapping[str, Any]
+    config: StepConfig,
+    shapes: _Shapes,
+    weights: Weights,
+    portion: Portion,
+    forced: Mapping[str, Any],
 ) -> dict[str, Any]:
-    params, statistics, scale = weights
+    scale = weights.loss_scale
     tensors = ForcedTensors(
         forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
     )
@@ -258,12 +261,12 @@ def _forced_pass(
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
         observer = LayerObserver(slots[0], forced=tensors)
-        logits, changed = _apply(config, params, statistics, portion, observer)
+        logits, changed = _apply(config, params, weights.batch_stats, portion, observer)
         loss = _loss(config, tap(forced["logits"], slots[1]), portion)
         seen = observer.inputs, observer.outputs, logits, changed, loss.reported
         return (observer.outputs, loss.minimised * scale), seen
 
-    (outputs, total), backward, seen = jax.vjp(compute, params, slots, has_aux=True)
+    (outputs, total), backward, seen = jax.vjp(compute, weights.params, slots, has_aux=True)
     cotangents = {
         path: _cotangent(y, shapes.forms[path], forced["output_gradients"].get(path), scale)
         for path, y in outputs.items()

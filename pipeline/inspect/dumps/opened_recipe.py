@@ -37,7 +37,7 @@ from pipeline.training.state import TrainState
 
 
 def quiet() -> Reporter:
-    """Return a reporter that says nothing."""
+    """Return a reporter without output."""
     return Reporter(console=Console(file=io.StringIO()))
 
 

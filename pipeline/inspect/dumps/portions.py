@@ -47,8 +47,8 @@ class Portion:
 class BatchPortions:
     """The portions of a batch, in the order in which a step adds their gradients.
 
-    Batch norm goes on with the running statistics of the microbatch before, and begins with those
-    of the state for every shard, whose results are averaged.
+    Batch norm continues from the running statistics of the microbatch before. Every shard starts
+    from the state's statistics, and the shards' results are averaged.
     """
 
     shards: tuple[tuple[Portion, ...], ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.backends.base import Backend
+from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.engine.bad_step import Examined
 from pipeline.stages.build import Built
 from pipeline.stages.runner.context import (
@@ -54,7 +55,7 @@ class RunInspection:
             text = "none in a run of several processes; the command dump makes it from a checkpoint"
             context.reporter.warn(f"dump.steps = {steps}: {text}")
             return None
-        from pipeline.inspect.dumps.run_dumps import RunDumps
+        from pipeline.inspect.dumps.dump_step import RunDumps
 
         dumps = RunDumps(
             recipe=context.recipe,
@@ -90,6 +91,4 @@ class RunInspection:
 
     def archive(self, run_dir: Path) -> Path | None:
         """Move the autopsy of an earlier run aside; return its folder, None without any."""
-        from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
-
         return set_aside_autopsy(run_dir)

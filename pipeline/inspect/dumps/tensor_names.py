@@ -28,7 +28,7 @@ _WANTED: Mapping[What, tuple[Role, ...]] = {"input": _READ, "output": _GIVEN, "a
 class TensorName:
     """A tensor: the path of its layer, its role there, and its index or the name of a parameter.
 
-    `output_gradient` is what reaches a layer in the backward pass, `input_gradient` what it gives.
+    `output_gradient` is a layer's input in the backward pass, `input_gradient` its output there.
     """
 
     layer: str
@@ -107,7 +107,7 @@ def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> 
 
 
 def is_wanted(name: TensorName, patterns: Sequence[str], what: What) -> bool:
-    """Whether a tensor is among the layers and roles that are asked for; no pattern is all."""
+    """Whether a tensor is among the requested layers and roles; no pattern is all."""
     path = tuple(name.layer.split("/"))
     covered = not patterns or any(covers(pattern, path) for pattern in patterns)
     return covered and name.role in _WANTED[what]

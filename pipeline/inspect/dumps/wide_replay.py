@@ -1,7 +1,7 @@
 """A traced function in float64: the same equations, every floating-point type widened.
 
-It tells how much of a difference is rounding. Types that layers ask for are widened too, while
-random draws keep their bits: they are integers until they are compared.
+It shows how much of a difference is rounding. Types that layers request are widened too, but random
+draws have the same bits: they are integers until they are compared.
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ def widen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Compute the outputs of a jaxpr, with all floating-point numbers in float64."""
-    return walk(jaxpr, list(map(_wide, operands)), _compute_wide, _read_wide)
 
+    def read(atom: Any, constant: Any) -> Any:
+        is_literal = isinstance(atom, core.Literal)
+        return _wide(np.asarray(constant, atom.aval.dtype) if is_literal else constant)
 
-def _read_wide(atom: Any, constant: Any) -> Any:
-    is_literal = isinstance(atom, core.Literal)
-    return _wide(np.asarray(constant, _dtype_of(atom)) if is_literal else constant)
+    def compute(eqn: Any, operands: list[Any]) -> list[Any]:
+        return list(map(_wide, _compute(eqn, operands)))
 
-
-def _compute_wide(eqn: Any, operands: list[Any]) -> list[Any]:
-    return list(map(_wide, _compute(eqn, operands)))
+    return walk(jaxpr, list(map(_wide, operands)), compute, read)
 
 
 def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
@@ -69,17 +68,13 @@ def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         return operands
     if name in _OF_BITS:
         pairs = zip(operands, eqn.invars, strict=True)
-        operands = [value.astype(_dtype_of(atom)) for value, atom in pairs]
+        operands = [value.astype(atom.aval.dtype) for value, atom in pairs]
     else:
         preferred = params.get("preferred_element_type")
         if preferred is not None:
             params = {**params, "preferred_element_type": _wide_type(preferred)}
     result = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
     return result if eqn.primitive.multiple_results else [result]
-
-
-def _dtype_of(atom: Any) -> Any:
-    return atom.aval.dtype
 
 
 def _wide(value: Any) -> Any:

@@ -17,7 +17,7 @@ Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
 
 IDENTITIES = ("sharding_constraint",)
-"""Equations that give what they were given."""
+"""Equations that return their operand."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Forecast of a step on the machine at hand: its parts measured one by one, before it is compiled.
+"""Forecast of a step on this machine: its parts measured one by one, before it is compiled.
 
 The step is traced as a run would compile it, with the lowerings that the banks and the rules
 choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count are
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,7 @@ import numpy as np
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.feed.window import Inputs, batch_at
-from pipeline.backends.xla import (
-    LoopCarry,
-    Programs,
-    XlaExecutable,
-    empty_buffers,
-    in_blocks,
-)
+from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, empty_buffers, in_blocks
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
@@ -68,15 +62,12 @@ class HostForecast:
         return self.products_ms + self.rest_ms + self.host_ms
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield f"FORECAST, not measured: {self.recipe} on {self.device}, {self.precision}"
-        yield f"  step      {self.step_ms:10.2f} ms, each dispatched alone"
-        yield f"  products  {self.products_ms:10.2f} ms: convolutions and products of matrices"
-        yield f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update"
-        yield f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch"
-        yield (
+        return (
+            f"FORECAST, not measured: {self.recipe} on {self.device}, {self.precision}\n"
+            f"  step      {self.step_ms:10.2f} ms, each dispatched alone\n"
+            f"  products  {self.products_ms:10.2f} ms: convolutions and products of matrices\n"
+            f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update\n"
+            f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch\n"
             f"  timed alone: {self.measured} of {self.parts} different parts, "
             f"{self.measured_share:.0%} of the device's time; others as those of their kind"
         )
@@ -85,9 +76,9 @@ class HostForecast:
 def forecast_step(
     recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
 ) -> HostForecast:
-    """Return what a step will take on a device that is at hand, without compiling it.
+    """Return the time of a step on a device of this machine, without compiling the step.
 
-    Raises RunError for anything but a compiled program of one device at hand.
+    Raises RunError for anything but a compiled program of one such device.
     """
     if work.eager:
         raise RunError("train.mode = eager: runs op by op; a forecast is of a compiled step")

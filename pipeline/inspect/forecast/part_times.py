@@ -1,4 +1,4 @@
-"""Times of a step's parts on the machine at hand: a rough count of each, and a measurement."""
+"""Times of a step's parts on this machine: a rough count of each, and a measurement."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def _flops(equation: JaxprEqn) -> float:
 def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     """Time a part by itself, compiled, in microseconds: the shortest of several rounds counts.
 
-    `looped` says whether steps run in a loop, in the body of which XLA:CPU computes some
-    convolutions more slowly.
+    `looped`: steps run in a loop, in the body of which XLA:CPU computes some convolutions more
+    slowly.
     """
     shapes = [v.aval for v in part.program.jaxpr.invars]
     operands = tuple(map(_operand, shapes)) or (jnp.zeros(1),)

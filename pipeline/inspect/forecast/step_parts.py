@@ -1,9 +1,9 @@
 """The parts of a step that are timed one by one: library calls, and the work between two of them.
 
-XLA computes products, convolutions and sorts by calls, and fuses what lies between. So the step is
-cut at the calls: each is a part, and so is the other work that is connected and needed before the
-same call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient;
-so does the cut. The same part in several layers is timed once.
+XLA computes products, convolutions and sorts by calls, and fuses the rest. So the step is cut at
+the calls: each is a part, and so is the other work that is connected and needed before the same
+call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient; so
+does the cut. The same part in several layers is timed once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class StepPart:
 def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[StepPart]:
     """Return the parts of a program for a platform, and how often each runs.
 
-    A loop counts as its body times its iterations; one whose number of iterations no one knows
-    before it runs, as its body once.
+    A loop counts as its body times its iterations; a `while`, whose iterations aren't known before
+    it runs, as its body once.
     """
     flat = flatten(program, platform)
     first_calls = _find_first_calls(flat)

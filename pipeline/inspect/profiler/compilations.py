@@ -44,12 +44,12 @@ class Compilations(logging.Handler):
         self._first_s = self._last_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the shapes of a line that JAX logs before it compiles."""
+        """Record the shapes in a line that JAX logs before it compiles."""
         if line := _COMPILING.match(record.getMessage()):
             self._shapes[line[1]] = line[2]
 
     def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Keep a compilation."""
+        """Record a compilation."""
         if not event.startswith(COMPILES):
             return
         ended_s = time.perf_counter()

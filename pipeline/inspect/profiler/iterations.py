@@ -181,7 +181,7 @@ def _select_training(
 def share_clock(
     events: Iterable[TracedOp], left_out_ns: Sequence[float] = ()
 ) -> tuple[dict[str, float], float, float]:
-    """Return the time of the clock in ns by operation, that in which none ran, and that left out.
+    """Return ns of the clock: by operation, in which no operation ran, and left out.
 
     If several run at once, each has an equal part, so that all add up to the time from the first
     begin to the last end. Of the times without an operation those with an instant of `left_out_ns`,

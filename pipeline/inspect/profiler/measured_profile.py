@@ -10,18 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import numpy as np
 
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.iterations import (
-    PHASES,
-    Traced,
-    divide,
-    iteration_times,
-    typical,
-)
+from pipeline.inspect.profiler.iterations import PHASES, Traced, divide, iteration_times, typical
 from pipeline.inspect.profiler.peaks import TRIAD, Peaks
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
 from pipeline.inspect.profiler.step_profile import (
@@ -150,14 +145,11 @@ def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation
 
 def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
     """The median of seconds a step over dispatches, each counted as often as it has steps."""
-    ordered = sorted((1000 * seconds / steps, steps) for seconds, steps in parts if steps)
-    half = sum(steps for _, steps in ordered) / 2
-    seen = 0
-    for ms, steps in ordered:
-        seen += steps
-        if seen >= half:
-            return ms
-    return 0.0
+    timed = [(1000 * seconds / steps, steps) for seconds, steps in parts if steps]
+    if not timed:
+        return 0.0
+    times, weights = zip(*timed, strict=True)
+    return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
 
 
 def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
@@ -166,7 +158,7 @@ def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) 
     steps = 0
     for before, after in pairwise(plain):
         if after.start != before.stop:
-            # The traced steps lie between them.
+            # The traced steps ran between them.
             continue
         if _evaluated_between(before, after, executable):
             # What an evaluation reports is part of it.
@@ -255,7 +247,7 @@ def _memory(state: TrainState, feed: Feed) -> dict[str, int]:
 
 
 def program_memory(program: Any) -> dict[str, int]:
-    """Return the bytes of a compiled program; empty if XLA doesn't say."""
+    """Return the bytes of a compiled program; empty if XLA has no analysis."""
     analysis = getattr(program, "memory_analysis", lambda: None)()
     if analysis is None:
         return {}

@@ -229,6 +229,7 @@ class RunProfiler:
         timed = select_untraced(dispatches) or dispatches
         first_s = timed[0].end_s
         last_s = timed[-1].end_s
+        fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
@@ -241,7 +242,7 @@ class RunProfiler:
                 if first_s < compilation.ended_s < last_s
             ),
             compiled_steps=timed[-1].stop - timed[0].stop,
-            streams_resident=_resident(recipe, dataset),
+            streams_resident=RESIDENT if recipe.train.feed == "stream" and fits else None,
             precision=level_of(recipe),
         )
         if feed.kind == "resident" and host.device < SHORT_MS:
@@ -346,9 +347,3 @@ def choose_window(
             ]
         )
     return TracedSteps(first, steps, total)
-
-
-def _resident(recipe: Recipe, dataset: Dataset) -> str | None:
-    """Return the change that puts a streamed split on the device; None if it doesn't fit."""
-    fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
-    return RESIDENT if fits and recipe.train.feed == "stream" else None

@@ -156,7 +156,7 @@ class StepProfile:
     flops: float = 0.0
     """FLOP of a step."""
     nbytes: float = 0.0
-    """Bytes that operators of a step read and write, those that a cache keeps included."""
+    """Bytes that operators of a step read and write, also from and to a cache."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Shares of the step by the part of a device that is busy, as AI Core or AI CPU."""
 

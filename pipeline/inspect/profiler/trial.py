@@ -57,7 +57,7 @@ def try_change(
 ) -> StepVerdict:
     """Return the verdict with a change that was tried here, or that does not help.
 
-    Tried are another precision, a split that lies on the device instead of being read, and a step
+    Candidates are another precision, a split on the device instead of a streamed one, and a step
     without the layer that the verdict names. Nothing is tried in a run that continues after its
     profile, or if reading, compiling or a step takes long.
     """
@@ -93,7 +93,7 @@ def try_change(
 def _trial_of(
     verdict: StepVerdict, recipe: Recipe, dataset: Dataset, evidence: Evidence
 ) -> Trial | None:
-    """Return what to try for a verdict; None for nothing."""
+    """Return what to try for a verdict; None without a candidate."""
     if verdict.layer is not None:
         assert verdict.change is not None, "it names the layer"
         return Trial(verdict.change.what, layer=verdict.layer)

@@ -231,7 +231,7 @@ def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) ->
         of_label = probabilities[index, true]
         parts.append((rows, true, predicted, probabilities[index, predicted], of_label, ahead < 5))
     columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
-    # Buckets are evaluated one after the other.
+    # Buckets were evaluated in turn.
     order = np.argsort(columns[0], kind="stable")
     rows, true, predicted, probability, of_label, in_top5 = (column[order] for column in columns)
     if not len(rows):

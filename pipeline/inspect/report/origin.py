@@ -1,6 +1,6 @@
 """Sections of a report about a run's origin, what was made of it, its profile and its dumps.
 
-The files of profiles and dumps are read as a stranger's: what plainly says something is shown.
+The files of profiles and dumps may come from a stranger: only plain texts and numbers are shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.stages.record.provenance import read_provenance
 from pipeline.study.runs.kept_run import KeptRun, read_run
 from pipeline.study.runs.lineage import data_of, ops_of
 
-PROFILES = ("profile.json", "profile/profile.json")
+PROFILE = "profile/profile.json"
 DUMP = "dump"
 ABOUT = "dump.json"
 TABLES = ("phases", "layers")
@@ -78,16 +78,12 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
 
 def _profile(run_dir: Path) -> list[Block]:
     """The verdict of a profile, and its tables of phases and layers."""
-    tree = next((parsed for name in PROFILES if (parsed := _object(run_dir / name))), None)
-    if tree is None:
-        return []
+    tree = _object(run_dir / PROFILE) or {}
     verdict = tree.get("verdict")
-    if isinstance(verdict, Mapping):
-        verdict = verdict.get("text") or verdict.get("name")
-    several = tree.get("profiles")
-    profiles = several if isinstance(several, list) else [tree]
-    blocks: list[Block] = [Words(verdict)] if isinstance(verdict, str) else []
-    for profile in profiles[:MOST_PROFILES]:
+    text = verdict.get("text") if isinstance(verdict, Mapping) else None
+    profiles = tree.get("profiles")
+    blocks: list[Block] = [Words(text)] if isinstance(text, str) else []
+    for profile in profiles[:MOST_PROFILES] if isinstance(profiles, list) else ():
         if isinstance(profile, Mapping):
             blocks += _profile_blocks(profile)
     return blocks
@@ -106,9 +102,7 @@ def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
 
 
 def _plain_rows(value: Any) -> list[dict[str, Any]]:
-    """Rows of a table that is a list of objects, or one number by name."""
-    if isinstance(value, Mapping):
-        value = [{"name": name, "value": number} for name, number in value.items()]
+    """Rows of a table that is a list of objects."""
     if not isinstance(value, list):
         return []
     rows = [item for item in value[:MOST_ROWS] if isinstance(item, Mapping)]

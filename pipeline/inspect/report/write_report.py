@@ -57,7 +57,7 @@ from pipeline.inspect.report.report_files import (
     number_rows,
 )
 from pipeline.stages.data import load_data
-from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.stages.record.log_arrays import read_arrays
 from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
 
@@ -72,6 +72,13 @@ MAX_MATRIX = 30
 """Classes of a confusion matrix on the page."""
 MAX_SCATTERED = 4
 """Numbers with a chart each."""
+ORDERS: Mapping[type, str] = {
+    ClassPredictions: "the least probable truth",
+    PositionPredictions: "the largest wrong share",
+    NumberPredictions: "the largest error, as a share of the number's standard deviation,",
+    LabelPredictions: "the most wrong labels",
+}
+"""The first of the worst predictions, in words."""
 HEADLINES = ("accuracy", "micro_f1", "r2")
 """Metrics of which the first that there is has a chart."""
 
@@ -108,15 +115,23 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     charts = _charts(steps, evaluations, predictions, dataset.targets.names)
     worst = _picture_samples(list(_worst(predictions, dataset.targets.names)), dataset)
     figures = _figures(predictions, len(dataset.eval))
-    evaluated = _Evaluated(run_dir, run, dataset, predictions)
-    document = _page(evaluated, charts, worst, figures)
+    recipe = run.recipe
+    page = Page(
+        KIND,
+        f"{recipe.name}: report",
+        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
+        f"{len(dataset.eval):,} samples of its evaluation split.",
+        [*_sections(predictions, dataset.targets.names, charts, worst), *origin_sections(run_dir)],
+        figures,
+        f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
+    )
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     files |= {name: chart.file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(
             sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
         )
-    _write(folder, {**files, PAGE: document})
+    _write(folder, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
 
 
@@ -264,23 +279,14 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
             for index in order.tolist():
                 if not wrong[index].any():
                     return
-                more = [n for n, w, t in _each(names, wrong, predictions, index) if w and not t]
-                less = [n for n, w, t in _each(names, wrong, predictions, index) if w and t]
-                differences = ", ".join(
-                    [*(f"+{name}" for name in more), *(f"-{name}" for name in less)]
+                labels = list(
+                    zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
                 )
-                present = [
-                    name for name, _, true in _each(names, wrong, predictions, index) if true
-                ]
+                more = [f"+{name}" for name, is_wrong, true in labels if is_wrong and not true]
+                less = [f"-{name}" for name, is_wrong, true in labels if is_wrong and true]
+                present = [name for name, _, true in labels if true]
                 label = f"is {', '.join(present) or 'none'}"
-                yield WorstSample(index, differences, label)
-
-
-def _each(
-    names: Sequence[str], wrong: np.ndarray, predictions: LabelPredictions, index: int
-) -> Iterator[tuple[str, bool, bool]]:
-    """Name, whether it is predicted wrong, and whether the sample has it, of each label."""
-    return zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
+                yield WorstSample(index, ", ".join([*more, *less]), label)
 
 
 def _picture_samples(
@@ -294,59 +300,25 @@ def _picture_samples(
     return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Evaluated:
-    """A run, the data that it was evaluated on, and its predictions."""
-
-    run_dir: Path
-    run: TrainedRun
-    dataset: Dataset
-    predictions: Predictions
-
-
-def _page(
-    evaluated: _Evaluated,
+def _sections(
+    predictions: Predictions,
+    names: Sequence[str],
     charts: Mapping[str, Drawing],
     worst: Sequence[tuple[WorstSample, Any]],
-    figures: Mapping[str, str],
-) -> str:
-    run = evaluated.run
-    dataset = evaluated.dataset
-    predictions = evaluated.predictions
-    recipe = run.recipe
-    names = dataset.targets.names
-    summary = (
-        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
-        f"{len(dataset.eval):,} samples of its evaluation split."
-    )
+) -> list[Section]:
+    """Return the sections about training and predictions."""
     samples = [
-        Sample(
-            png(image), worst_sample.predicted, worst_sample.label, f"sample {worst_sample.index}"
-        )
-        for worst_sample, image in worst
+        Sample(png(image), one.predicted, one.label, f"sample {one.index}") for one, image in worst
     ]
-    mistakes = f"What the network said, in colour, and what is true; {_order(predictions)} first."
+    mistakes = (
+        f"What the network said, in colour, and what is true; {ORDERS[type(predictions)]} first."
+    )
     training = [charts[name] for name in CHARTS[:3] if name in charts]
-    sections = [
+    return [
         Section("Training", "", [Charts(training)] if training else []),
         *_task_sections(predictions, names),
         Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
-        *origin_sections(evaluated.run_dir),
     ]
-    footer = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
-    return render_page(Page(KIND, f"{recipe.name}: report", summary, sections, figures, footer))
-
-
-def _order(predictions: Predictions) -> str:
-    """The first of the worst predictions, in words."""
-    match predictions:
-        case ClassPredictions():
-            return "the least probable truth"
-        case NumberPredictions():
-            return "the largest error, as a share of the number's standard deviation,"
-        case LabelPredictions():
-            return "the most wrong labels"
-    return "the largest wrong share"
 
 
 def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:

@@ -23,7 +23,7 @@ AS_ARGUMENTS = ("train.optimizer.lr", "train.schedule", "seed")
 """Keys whose values every training program takes as arguments: its table of learning rates, and
 the seed."""
 INITIAL = ("model.init",)
-"""Keys that the program of initialisation depends on, which is small, and no other one."""
+"""Keys that only the program of initialisation depends on, which is small."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if runs differ in them."""
 CAN_VARY = (

@@ -173,7 +173,7 @@ class SharedProgram:
     ) -> _Compiled:
         recipe = context.recipe
         reporter = context.reporter
-        # Written at once: what the group keeps of the choice is read from there below.
+        # Written at once: the group's lowerings are read from there below.
         folder = RunFolder(context.run_dir, ranks=context.ranks)
         lowered = lower(recipe, dataset, built, backend, folder, reporter)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)

@@ -168,7 +168,7 @@ def _trace(step: TrainStep, shapes: tuple[tuple[Any, ...], tuple[Any, ...]]) -> 
 
 def _initial_bits(step: TrainStep, inputs: CompileInputs) -> Any:
     traced = trace_constants(step.init, inputs.seed)
-    return traced.structure, traced.bits
+    return traced.structure, list(map(bits_of, traced.values))
 
 
 def _add_arguments(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:

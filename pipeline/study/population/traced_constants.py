@@ -47,11 +47,6 @@ class TracedConstants:
         self.structure.append(("types", jaxpr.in_avals, jaxpr.out_avals))
         self.structure.append(walk(jaxpr, operands, self._read_equation, self._read_constant))
 
-    @property
-    def bits(self) -> list[tuple[Any, ...]]:
-        """Shape, type and bytes of every value, to be compared."""
-        return list(map(bits_of, self.values))
-
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         before = self._around, self._is_fixed
         number = len(self.structure)

@@ -131,7 +131,7 @@ def _bootstrap(
 def distribution_of(values: Sequence[Any]) -> Any:
     """Return the distribution of Optuna that covers a key's values.
 
-    Numbers lie in the range that was tried, by their logarithm if it is wide; others are choices.
+    Numbers have the range that was tried, logarithmic if it is wide; others are choices.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -20,7 +20,7 @@ from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
 from pipeline.study.runs.sampled_log import LoggedCurve, finite_number, sample_log
 
 MAX_DEPTH = 8
-"""Levels of folders below the given one that are searched."""
+"""Levels of folders that are searched."""
 LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
 """Beginnings of keys about the place of a run, not about its work."""
 PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")

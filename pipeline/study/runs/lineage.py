@@ -57,7 +57,7 @@ def _links(run: KeptRun, folders: Mapping[str, KeptRun], noted: Collection[str])
 
 
 def _name_of(path: str, folders: Mapping[str, KeptRun]) -> str:
-    """Return the name of the run that a path lies in; else the path."""
+    """Return the name of the run that contains a path; else the path."""
     where = Path(os.path.abspath(path))
     for folder in (where, *where.parents):
         run = folders.get(str(folder))

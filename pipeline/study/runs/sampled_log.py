@@ -82,7 +82,7 @@ def _texts(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield text
         return
     for number in range(1, POINTS):
-        # The line in which the place lies has begun before it.
+        # The line at that offset has begun before it.
         file.seek(min(len(first) + (size - len(first)) * number // (POINTS - 1), size - 1))
         file.readline(LONGEST_LINE_BYTES)
         text = file.readline(LONGEST_LINE_BYTES)

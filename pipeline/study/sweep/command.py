@@ -1,4 +1,4 @@
-"""The command of a sweep, as its directory keeps it, and the search for the sweep of a command."""
+"""The command of a sweep in its directory, and the search for the sweep of a command."""
 
 from __future__ import annotations
 

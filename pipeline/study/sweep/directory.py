@@ -92,7 +92,7 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """The values that overrides give to keys, without passwords, parsed as YAML; invalid YAML stays
+    """Return the values of keys in overrides, without passwords, parsed as YAML; invalid YAML stays
     a text."""
     redacted = without_secret_values(overrides)
     values: dict[str, Any] = {}

@@ -132,7 +132,7 @@ def suggest(
     sampler: BaseSampler,
     maximizes: bool,
 ) -> list[Mapping[str, Any]]:
-    """Return values for the next runs, by a sampler that knows the results of earlier ones."""
+    """Return values for the next runs, by a sampler that has seen the results of earlier ones."""
     import optuna
 
     study = optuna.create_study(direction="maximize" if maximizes else "minimize", sampler=sampler)

@@ -1,7 +1,7 @@
 """Execution of one job of a sweep, in the process that a launcher chose.
 
-A job does not raise when it fails, so the sweep continues with the next; its summary.json says how
-it ended.
+A job does not raise when it fails, so the sweep continues with the next; its summary.json has its
+status.
 """
 
 from __future__ import annotations

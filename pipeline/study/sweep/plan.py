@@ -88,7 +88,7 @@ def plan_jobs(
     *,
     with_recipes: bool = False,
 ) -> list[PlannedJob]:
-    """Plan the jobs of a grid, each given by its overrides, as `plan_job` does each of them.
+    """Plan the jobs of a grid, each from its overrides, with the results of `plan_job`.
 
     Composing takes most of the time, so jobs that differ in values of keys alone share one
     composition, whose values are set. The recipe of a job is checked only if its directory has one

@@ -108,7 +108,7 @@ def number_of_first_try(trial: FrozenTrial) -> int:
 
 
 class TrialPruner(Pruner):
-    """Monitor that reports a trial's values and asks the study's pruner after every report.
+    """Monitor that reports a trial's values, and consults the study's pruner after every report.
 
     At the end of every sink it reports the sink's mean training loss, over steps with a finite
     loss, with its sign changed if a larger metric is better. With `by_evaluations` it reports the

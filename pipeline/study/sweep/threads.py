@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.core.host.cuda import share_memory
 
 THREADS = "NPROC"
-"""The variable that tells XLA how many processors to use."""
+"""Environment variable for the number of processors that XLA uses."""
 ALL_AT_ONCE = "submitit_launcher.LocalLauncher"
 """End of the class of a launcher that starts all its jobs at once on this machine."""
 BY_PROCESSORS = "ray_launcher.RayLauncher"
@@ -21,8 +21,7 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
     """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
     runs on it at once.
 
-    Call before jax is asked for its devices. A number that the user or `sharing_processors` has set
-    stays.
+    Call before jax opens its devices. A number that the user or `sharing_processors` has set stays.
     """
     os.environ.update(_shares(launcher, 1))
 

@@ -22,12 +22,7 @@ from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
-from pipeline.study.population.groups import (
-    ProgramKey,
-    apart,
-    group_recipes,
-    numbers_of,
-)
+from pipeline.study.population.groups import ProgramKey, apart, group_recipes, numbers_of
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
@@ -50,7 +45,7 @@ MemberRun = Callable[[Signals], None]
 
 
 def read_places(sweeper: BasicSweeper) -> Places | None:
-    """The number of jobs that train at once in a vectorized sweep; None in any other one.
+    """The number of jobs that train at once in a vectorized sweep; None in other sweeps.
 
     `true` is the number of processors: more jobs would only share these. Raises RecipeError for
     anything but true, false and a whole number above 0, and with a launcher that starts processes.
@@ -211,8 +206,9 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
     """Run members, `places` of them at a time, in their order.
 
     Returns the signal that stopped them, as text; None if all have run. A signal reaches the runs
-    that are under way, and no other one begins. Each run has a thread, and the device computes what
-    they dispatch at the same time; a run that ends in any way leaves its place to the next one.
+    that are under way, and no further run begins. Each run has a thread, and the device computes
+    what they dispatch at the same time; a run that ends in any way leaves its place to the next
+    one.
     """
     signals = Signals()
     member_signals = [Signals() for _ in runs]
