@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -100,7 +101,9 @@ class _Replay:
         The cause of a loss that is not finite comes before the gradient, which has most of the
         equations.
         """
-        function = partial(outcome_of, with_scopes(self.parts))
+        ops: Any = tuple(map(_ScopedOp, self.parts.train_ops, count()))
+        scoped = replace(self.parts, train_ops=ops, loss=jax.named_scope(LOSS)(self.parts.loss))
+        function = partial(outcome_of, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = leaves_by_path((self.state, self.batch))
         inputs = [_input(path, leaf) for path, leaf in leaves.items()]
@@ -266,13 +269,6 @@ class _ScopedOp:
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         with jax.named_scope(f"{DATA}.{self.position}.{self.op.name}"):
             return self.op.map(xp, values, uniforms)
-
-
-def with_scopes(parts: StepConfig) -> StepConfig:
-    """A copy of the parts with named scopes around map ops and loss."""
-    loss = jax.named_scope(LOSS)(parts.loss)
-    ops: Any = tuple(_ScopedOp(op, position) for position, op in enumerate(parts.train_ops))
-    return replace(parts, train_ops=ops, loss=loss)
 
 
 def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:

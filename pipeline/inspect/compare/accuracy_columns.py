@@ -74,12 +74,14 @@ def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return Columns(left=spread(left), right=spread(right))
     difference = np.abs(x - y)
-    relative = relative_errors(x, y)
+    counted = np.abs(y) > EPSILON
+    relative = np.abs(x[counted] / y[counted] - 1)
+    length = norm(y)
     return Columns(
         cosine=cosine_similarity(x, y),
         max_absolute=float(difference.max()),
         accumulated_relative=float(relative.sum()),
-        relative_euclidean=relative_distance(x, y),
+        relative_euclidean=0.0 if length <= TINY else norm(x - y) / length,
         divergence=kl_divergence(x, y),
         left=spread(left),
         right=spread(right),
@@ -99,18 +101,6 @@ def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
         return nan
     # Divided by one norm at a time: the product of two small norms may be 0.
     return float(np.clip((x / norms[0] * (y / norms[1])).sum(), -1.0, 1.0))
-
-
-def relative_errors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """|x/y - 1| of the elements with |y| > epsilon."""
-    counted = np.abs(y) > EPSILON
-    return np.abs(x[counted] / y[counted] - 1)
-
-
-def relative_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """|x - y| / |y|; 0 if y is all 0."""
-    length = norm(y)
-    return 0.0 if length <= TINY else norm(x - y) / length
 
 
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:

@@ -74,7 +74,7 @@ def _merge(combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArra
 def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) -> CapturedStep:
     """Compute a step with the tensors of all layers."""
     shards = []
-    for microbatches in portions.shards:
+    for microbatches in portions:
         used = weights
         passes = list[StepPass]()
         for portion in microbatches:

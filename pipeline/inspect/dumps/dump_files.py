@@ -122,7 +122,10 @@ def write_dump(
             if header.content == "tensors" and nbytes + array.nbytes > limit_bytes:
                 left_out.append(name)
             elif header.content == "tensors":
-                content = _npy(array)
+                buffer = io.BytesIO()
+                plain = np.ascontiguousarray(array).reshape(array.shape)
+                np.save(buffer, plain, allow_pickle=False)
+                content = buffer.getvalue()
                 file = tensor.file_name(time.time_ns() // 1000)
                 write_whole(folder / file, content)
                 entry |= {"file": file, "sha256": hashlib.sha256(content).hexdigest()}
@@ -159,12 +162,6 @@ def _statistics(array: np.ndarray) -> dict[str, float | int]:
     zeros = float(np.mean(values == 0)) if values.size else float("nan")
     not_finite = int(values.size - finite.size)
     return dict(zip(STATISTICS, (*figures, zeros, not_finite), strict=True))
-
-
-def _npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
-    return file.getvalue()
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,7 @@ def dump_step(
     weights = inputs.weights
     step = inputs.step
     portions = portions_of(programs.config, inputs.batch, step)
-    first = next(iter(portions))
-    forms = programs.forms(weights, first)
+    forms = programs.forms(weights, portions[0][0])
     captured = capture(programs, weights, portions)
     tensors = captured.merge_passes()
     header = DumpHeader(

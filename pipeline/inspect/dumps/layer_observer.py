@@ -14,7 +14,7 @@ from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.modules.apply_layers import LayerContext
 from pipeline.models.modules.layer_capture import tap
-from pipeline.models.modules.layout import batch_first, batch_last
+from pipeline.models.modules.layout import batch_last
 
 Arrays = Mapping[str, Any]
 """Arrays by the path of a layer, images as (batch, height, width, channels)."""
@@ -35,10 +35,6 @@ class LayerForm:
     kind: str
     dtype: str
     layout: Layout
-
-    def to_logical(self, x: Array) -> Array:
-        """Return an array of the layer with images as (batch, height, width, channels)."""
-        return batch_first(x, self.layout)
 
     def from_logical(self, x: Array) -> Array:
         """Return images (batch, height, width, channels) in the layer's order of axes."""

@@ -6,7 +6,6 @@ mapped, cut and keyed here as the step does it, one portion after the other, on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,20 +42,12 @@ class Portion:
     """float32 (): what a mean over the whole batch divides by."""
 
 
-@dataclass(frozen=True)
-class BatchPortions:
-    """The portions of a batch, in the order in which a step adds their gradients.
+BatchPortions = tuple[tuple[Portion, ...], ...]
+"""The microbatches of every shard, in the order in which a step adds their gradients.
 
-    Batch norm continues from the running statistics of the microbatch before. Every shard starts
-    from the state's statistics, and the shards' results are averaged.
-    """
-
-    shards: tuple[tuple[Portion, ...], ...]
-    """Microbatches of every shard."""
-
-    def __iter__(self) -> Iterator[Portion]:
-        for microbatches in self.shards:
-            yield from microbatches
+Batch norm continues from the running statistics of the microbatch before. Every shard starts from
+the state's statistics, and the shards' results are averaged.
+"""
 
 
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
@@ -72,7 +63,7 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         mask = jnp.arange(images.shape[0]) < batch.count
         divisor = normalizer(config, labels, mask, batch.count)
         portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
-        return BatchPortions((_microbatches(config, portion),))
+        return (_microbatches(config, portion),)
     size = batch.sample.shape[0] // shards.count
     parts = [_cut(batch, number * size, size) for number in range(shards.count)]
     mapped = [_map_batch(config, part, step) for part in parts]
@@ -87,14 +78,11 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
             for (_, labels), mask in zip(mapped, masks, strict=True)
         ]
         divisor = jnp.maximum(sum(weights), 1.0)
-    return BatchPortions(
-        tuple(
-            _microbatches(
-                config,
-                Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor),
-            )
-            for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
+    return tuple(
+        _microbatches(
+            config, Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor)
         )
+        for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
     )
 
 

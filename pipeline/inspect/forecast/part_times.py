@@ -85,7 +85,10 @@ def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     function = jaxpr_as_fun(part.program)
 
     def call(words: tuple[Array, ...]) -> list[Array]:
-        arrays = [_from_words(array, shape) for array, shape in zip(words, shapes, strict=False)]
+        arrays = [
+            jax.random.wrap_key_data(array) if is_key(shape.dtype) else array
+            for array, shape in zip(words, shapes, strict=False)
+        ]
         return [jax.random.key_data(r) if is_key(r.dtype) else r for r in function(*arrays)]
 
     if looped:
@@ -103,7 +106,3 @@ def _operand(shape: Any) -> Array:
     if dtype.kind in "iub":
         return jnp.asarray(np.resize(np.arange(7), shape.shape).astype(dtype))
     return random_operands(shape.shape, dtype)
-
-
-def _from_words(array: Array, shape: Any) -> Array:
-    return jax.random.wrap_key_data(array) if is_key(shape.dtype) else array

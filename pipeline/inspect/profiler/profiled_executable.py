@@ -89,7 +89,9 @@ class ProfiledExecutable:
         """Run steps `start + 1 .. stop` in up to three parts, the traced one apart."""
         parts: list[Telemetry] = []
         for begin, end in self._cut(start, stop):
-            traced = self._trace_from(begin)
+            if begin == self.first and self.traced is None and not self._tracer.runs:
+                self._tracer.start()
+            traced = self._tracer.runs
             waited = self.feed.waited_s
             began = time.perf_counter()
             state, telemetry = self._executable.run(state, begin, end, mechanism)
@@ -124,12 +126,6 @@ class ProfiledExecutable:
         if self._tracer.runs:
             self.traced = self._tracer.stop()
             self._notify()
-
-    def _trace_from(self, begin: int) -> bool:
-        """Start the trace at its first step; return whether the steps from `begin` are traced."""
-        if begin == self.first and self.traced is None and not self._tracer.runs:
-            self._tracer.start()
-        return self._tracer.runs
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Cut steps `start + 1 .. stop` before and after the traced ones."""

@@ -69,18 +69,13 @@ class Tracer:
         assert folder is not None, "it was started"
         with folder:
             jax.profiler.stop_trace()
-            return read_trace(Path(folder.name))
-
-
-def read_trace(folder: Path) -> tuple[TracedOp, ...]:
-    """Read the operations of the first device from the files of a trace."""
-    files = sorted(folder.rglob("*.xplane.pb"))
-    if not files:
-        return ()
-    planes = list(jax.profiler.ProfileData.from_file(str(files[0])).planes)
-    of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
-    traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
-    return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
+            files = sorted(Path(folder.name).rglob("*.xplane.pb"))
+            if not files:
+                return ()
+            planes = list(jax.profiler.ProfileData.from_file(str(files[0])).planes)
+            of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
+            traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
+            return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
 
 
 def _operations(planes: Iterable[Any]) -> Iterator[TracedOp]:

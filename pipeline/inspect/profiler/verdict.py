@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pipeline.backends.feed.feed_stats import FeedReport
@@ -239,18 +240,9 @@ def _converting(evidence: Evidence) -> StepVerdict | None:
     return StepVerdict("converting", share, why, _without(evidence, ms, "train.precision=O0"))
 
 
-def _memory_bound(evidence: Evidence) -> StepVerdict | None:
-    return _bound(evidence, list(_find_limited(evidence, by_memory=True)), "memory")
-
-
-def _compute_bound(evidence: Evidence) -> StepVerdict | None:
-    return _bound(evidence, list(_find_limited(evidence, by_memory=False)), "compute")
-
-
-def _bound(
-    evidence: Evidence, bound: Sequence[OperatorTime], resource: Literal["memory", "compute"]
-) -> StepVerdict | None:
+def _bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:
     """Whether operators that one resource limits take most of the time."""
+    bound = list(_find_limited(evidence, by_memory=resource == "memory"))
     share = _share_of_operators(evidence, bound)
     if share < MOSTLY:
         return None
@@ -310,8 +302,8 @@ RULES: tuple[Rule, ...] = (
     _event_bound,
     _converting,
     _elementwise,
-    _memory_bound,
-    _compute_bound,
+    partial(_bound, "memory"),
+    partial(_bound, "compute"),
     _operators,
 )
 

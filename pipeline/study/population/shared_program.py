@@ -64,10 +64,6 @@ class Places:
         )
 
 
-class OtherLoweringsError(Exception):
-    """A run that is resumed was computed by other lowerings than its group."""
-
-
 @dataclass(frozen=True)
 class _Compiled:
     """Programs and arguments that the first run of a group has made."""
@@ -122,18 +118,19 @@ class SharedProgram:
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
-        try:
-            with timed(context.summary, "compile_s"):
-                lowered, executable = self._open(context, dataset, built, backend)
-        except OtherLoweringsError:
+        with timed(context.summary, "compile_s"):
+            opened = self._open(context, dataset, built, backend)
+        if opened is None:
             line = "not as the other runs of the sweep: programs of its own"
             context.reporter.stage("lower", line)
             return lower_and_compile(context, recipe, dataset, built, backend)
+        lowered, executable = opened
         return CompiledRun(context, dataset, lowered, backend, executable)
 
     def _open(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
-    ) -> tuple[Built, XlaExecutable]:
+    ) -> tuple[Built, XlaExecutable] | None:
+        """Return a run's lowered step and its programs; None if it was lowered in another way."""
         with self._lock:
             if self.refused is not None:
                 raise self.refused
@@ -151,7 +148,7 @@ class SharedProgram:
         file = context.run_dir / LOWERINGS
         if file.exists():
             if read_text(file, MAX_LOWERINGS_BYTES) != compiled.lowerings:
-                raise OtherLoweringsError
+                return None
         elif compiled.lowerings is not None:
             # A resumed run reads them there.
             write_whole(file, compiled.lowerings)

@@ -69,7 +69,9 @@ def page_data(
     keys = differing_keys(runs)[: MOST_COLUMNS - 8]
     figures = _figures(runs, metric)[: MOST_COLUMNS - len(keys)]
     axes = [key for key in keys if _spreads(runs, key)][: MOST_AXES - 1]
-    ranked = _rank_runs(runs, metric, larger_is_better)
+    rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
+    sign = -1 if larger_is_better else 1
+    ranked = sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
     evaluated = f"eval {metric}"
     is_evaluated = any(
         evaluated in run.curves and len(run.curves[evaluated].steps) > 1 for run in runs
@@ -112,12 +114,6 @@ def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
     if not there or any(isinstance(v, bool) or not isinstance(v, int | float) for v in there):
         return False
     return min(there) > 0 and max(there) >= span * min(there)
-
-
-def _rank_runs(runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool) -> list[int]:
-    rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
-    sign = -1 if larger_is_better else 1
-    return sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
 
 
 def _run(run: KeptRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:

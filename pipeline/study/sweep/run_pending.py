@@ -79,16 +79,12 @@ def launch(
     A sequential launcher gets single jobs, so that each has its number.
     """
     size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
+    config = getattr(launcher, "config", None)
+    settings: Mapping[str, Any] = {} if config is None else config.hydra.launcher
     returns: list[JobReturn] = []
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
         placed = [job.launch_overrides for job in batch]
-        with sharing_processors(_settings(launcher), len(batch)):
+        with sharing_processors(settings, len(batch)):
             returns += launcher.launch(placed, initial_job_idx=batch[0].number)
     return returns
-
-
-def _settings(launcher: Launcher) -> Mapping[str, Any]:
-    """The section `hydra.launcher`; empty if the launcher has none."""
-    config = getattr(launcher, "config", None)
-    return {} if config is None else config.hydra.launcher
