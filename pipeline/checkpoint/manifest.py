@@ -22,7 +22,7 @@ from pipeline.core.files import bounded_read
 
 DESCRIPTION = "_METADATA"
 """File of `STATE` in which orbax lists the arrays."""
-MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
+REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
 """Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
 """File that may be added to a sealed checkpoint: the metrics by which the best is chosen."""
@@ -128,7 +128,7 @@ def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
             pass
         case _:
             raise DamagedError(f"{file}: is no manifest of a checkpoint")
-    for name in MADE_OF:
+    for name in REQUIRED_FILES:
         if name not in entries:
             raise DamagedError(f"{file}: does not list {name}")
     return entries

@@ -64,7 +64,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     import orbax.checkpoint as ocp
 
-    alone = _alone()
+    alone = _single_process_options()
     # Without copies of the arrays: they would double the memory, and nothing changes the arrays
     # while they are written.
     in_place = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
@@ -85,7 +85,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
 
 
-def _alone() -> ocp.options.MultiprocessingOptions:
+def _single_process_options() -> ocp.options.MultiprocessingOptions:
     """Return options by which this process reads or writes without waiting for others."""
     import orbax.checkpoint as ocp
 
@@ -122,7 +122,7 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
     _check_places(folder)
-    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as reader:
+    with ocp.StandardCheckpointer(multiprocessing_options=_single_process_options()) as reader:
         _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
         arrays = reader.restore(folder.absolute())
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):

@@ -89,11 +89,11 @@ class OpenedRecipe:
         return replace(warm, average=restart_average(warm.average, warm.params))
 
 
-def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRecipe:
+def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedRecipe:
     """Read the data of a recipe and build its step, silently.
 
     A recipe of several devices that add in a fixed order is computed on one, with the same shards.
-    Lowerings are read from the run directory `kept_lowerings`, if it has any.
+    Lowerings are read from the run directory `lowerings_dir`, if it has any.
     """
     recipe = _on_one_device(recipe)
     reporter = quiet()
@@ -101,8 +101,8 @@ def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRec
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     folder = None
-    if kept_lowerings is not None and (kept_lowerings / LOWERINGS).is_file():
-        folder = RunFolder(kept_lowerings)
+    if lowerings_dir is not None and (lowerings_dir / LOWERINGS).is_file():
+        folder = RunFolder(lowerings_dir)
     return OpenedRecipe(
         recipe, dataset, lower(recipe, dataset, built, backend, folder, reporter), backend
     )
@@ -119,7 +119,7 @@ def _on_one_device(recipe: Recipe) -> Recipe:
 
 
 @dataclass(frozen=True)
-class KeptState:
+class ReplayedState:
     """A state of a run, in numpy; `replayed` steps were trained again from the checkpoint."""
 
     state: TrainState
@@ -138,7 +138,7 @@ def require_checkpoints(run_dir: Path) -> list[int]:
     return steps
 
 
-def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> KeptState:
+def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
     """Return the state of a run after `step` steps, from its checkpoint before.
 
     Steps in between are trained again, with the numbers of the run. Raises DataError if the run has
@@ -162,7 +162,7 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
     if first == step:
-        return KeptState(state, step)
+        return ReplayedState(state, step)
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
     with reporter.clock(f"training steps {first + 1} to {step} again"):
@@ -173,7 +173,7 @@ def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
             placed, _ = executable.run(executable.put(state), first, step, "loop")
         finally:
             executable.feed.close()
-    return KeptState(jax.tree.map(np.array, placed), step, step - first)
+    return ReplayedState(jax.tree.map(np.array, placed), step, step - first)
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:

@@ -19,9 +19,13 @@ DATA = "dataset.train.ops"
 LOSS = "train.loss"
 """The map ops and the loss, which are listed like layers."""
 
-_READ: tuple[Role, ...] = ("input", "output_gradient")
-_GIVEN: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
-_WANTED: Mapping[What, tuple[Role, ...]] = {"input": _READ, "output": _GIVEN, "all": ROLES}
+_INPUT_ROLES: tuple[Role, ...] = ("input", "output_gradient")
+_OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+_ROLES_BY_CHOICE: Mapping[What, tuple[Role, ...]] = {
+    "input": _INPUT_ROLES,
+    "output": _OUTPUT_ROLES,
+    "all": ROLES,
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -110,4 +114,4 @@ def is_wanted(name: TensorName, patterns: Sequence[str], what: What) -> bool:
     """Whether a tensor is among the requested layers and roles; no pattern is all."""
     path = tuple(name.layer.split("/"))
     covered = not patterns or any(covers(pattern, path) for pattern in patterns)
-    return covered and name.role in _WANTED[what]
+    return covered and name.role in _ROLES_BY_CHOICE[what]

@@ -28,7 +28,7 @@ number; and operations a nanosecond by kind. Only the order of the parts comes f
 scaled by those that were measured, the time of the small ones; so they hold for any machine."""
 KERNEL_NS = 1000.0
 """The least time of a part: a kernel's start."""
-KEPT = 0.6
+MOVED_SHARE = 0.6
 """Share of the bytes between the operations of a part that counts as moved."""
 
 SLOW = frozenset(
@@ -47,7 +47,7 @@ def rough_us(part: StepPart) -> float:
     for equation in part.equations:
         name = equation.primitive.name
         count = values_of(*equation.outvars)
-        ns += KEPT * BYTE_NS * bytes_of(*equation.outvars)
+        ns += MOVED_SHARE * BYTE_NS * bytes_of(*equation.outvars)
         ns += VALUE_NS * count * (name in SLOW) + DRAW_NS * count * (name in DRAWS)
         if name.startswith(("reduce", "arg")):
             ns += VALUE_NS / 2 * values_of(*equation.invars)

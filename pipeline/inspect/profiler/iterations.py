@@ -132,7 +132,7 @@ def _layer_in(scope: str) -> str:
     return layer_of("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
 
 
-def divide(
+def split_trace(
     events: Sequence[TracedOp],
     program: HloProgram,
     steps: int,
@@ -282,7 +282,7 @@ def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
     )
 
 
-def typical(times: Sequence[IterationTimes]) -> IterationTimes | None:
+def median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
     """Return the iteration of median length, whose tails add up; None without any."""
     if not times:
         return None

@@ -16,7 +16,13 @@ from pipeline.backends.feed.feed import Feed
 from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.iterations import PHASES, Traced, divide, iteration_times, typical
+from pipeline.inspect.profiler.iterations import (
+    PHASES,
+    Traced,
+    iteration_times,
+    median_iteration,
+    split_trace,
+)
 from pipeline.inspect.profiler.peaks import TRIAD, Peaks
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
 from pipeline.inspect.profiler.step_profile import (
@@ -58,7 +64,7 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
     spec = recipe.profile
     steps = executable.last - executable.first
     events = executable.traced or ()
-    traced = divide(events, run.program, steps, spec.fp_point, spec.bp_point)
+    traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
     dispatches = [dispatch for dispatch in executable.dispatches if dispatch.traced]
     # From the begin of the first dispatch to the end of the last, without times between two of them
     # in which something was evaluated.
@@ -88,7 +94,9 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
         phases=_phases(traced, scale),
         layers=_layers(traced, operators, scale),
         operators=operators if spec.task_trace else (),
-        iteration=typical(iteration_times(traced.iterations)) if spec.training_trace else None,
+        iteration=median_iteration(iteration_times(traced.iterations))
+        if spec.training_trace
+        else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
         memory={**run.memory, **_memory(run.state, executable.feed)},

@@ -34,8 +34,8 @@ def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: St
     iteration = _typical_iteration(traced)
     if iteration is not None:
         drawings.append(_draw_lines("title", ["One iteration, ms"]))
-        before, typical = iteration
-        drawings.append(_draw_iteration(traced, before, typical))
+        before, median_iteration = iteration
+        drawings.append(_draw_iteration(traced, before, median_iteration))
     for profile in profiles:
         drawings += _draw_profile(profile)
     return stack_drawings(drawings, title, gap=10).file_text()

@@ -31,7 +31,7 @@ LONGEST_READ_S = 30.0
 LONGEST_STEP_MS = 200.0
 ROUNDS = 5
 TRIAL_S = 0.15
-HELPS = 1.03
+MIN_GAIN = 1.03
 """Least gain of a change that helps."""
 PRECISIONS = {"converting": "O0", "memory-bound": "bf16", "compute-bound": "bf16"}
 """Precision that may help, by verdict."""
@@ -82,10 +82,10 @@ def try_change(
         # It can't be had on this device, or its steps are not finite.
         return verdict
     change = PredictedChange(trial.what, evidence.step_ms / gain, gain, "tried here")
-    if gain < HELPS and verdict.name == "callback-bound":
+    if gain < MIN_GAIN and verdict.name == "callback-bound":
         # The call has an effect, so it is made even if nothing reads its result.
         return verdict
-    if gain < HELPS:
+    if gain < MIN_GAIN:
         return replace(verdict, change=None, tried=(change,))
     return replace(verdict, change=change)
 

@@ -34,11 +34,11 @@ GAINFUL = 1.1
 """Gain of a longer sink from which dispatches limit a run."""
 EVENTS = 0.2
 CONVERTING = 0.15
-OF_MEMORY = 0.5
+MEMORY_SHARE = 0.5
 """Share of the memory's bandwidth from which an operator is limited by it."""
-IN_CACHE = 8_000_000
+CACHE_BYTES = 8_000_000
 """Bytes up to which a cache may hold all that an operator reads and writes."""
-OF_PEAK = 0.4
+PEAK_SHARE = 0.4
 """Share of the peak from which an operator is limited by computation."""
 MOSTLY = 0.5
 """Share of the operators' time that decides between memory and computation."""
@@ -317,10 +317,10 @@ def _find_limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTi
         if op.of_flops is None or op.of_bytes is None:
             continue
         below = op.flops < peaks.ridge * op.nbytes
-        large = op.nbytes > IN_CACHE * op.calls
-        if by_memory and below and large and op.of_bytes > OF_MEMORY:
+        large = op.nbytes > CACHE_BYTES * op.calls
+        if by_memory and below and large and op.of_bytes > MEMORY_SHARE:
             yield op
-        if not by_memory and op.of_flops > OF_PEAK:
+        if not by_memory and op.of_flops > PEAK_SHARE:
             yield op
 
 

@@ -64,7 +64,7 @@ from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
 PAGE = "index.html"
 MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
-OWN = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+REPORT_FILES = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
 KIND = "report"
 """Kind of the page, by which a report is recognized."""
 MAX_MISTAKES = 36
@@ -145,7 +145,7 @@ def _holds_other_files(folder: Path) -> bool:
     page = folder / PAGE
     if not names:
         return False
-    if not names <= set(OWN) or not page.is_file():
+    if not names <= set(REPORT_FILES) or not page.is_file():
         return True
     with page.open("rb") as file:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
@@ -155,7 +155,7 @@ def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     """Replace the files of a report, its page last, and remove an earlier report's."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in OWN:
+        for name in REPORT_FILES:
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             write_whole(folder / name, content)

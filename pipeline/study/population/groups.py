@@ -13,13 +13,13 @@ from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.models.networks.torch_module import TorchModule
 
 ABSENT = "(absent)"
-OF_THE_HOST = (
+HOST_KEYS = (
     *("name", "debug", "checkpoint", "monitor", "dump"),
     *("eval.every_steps", "eval.every_passes"),
     *("train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds"),
 )
 """Keys, or sections of keys, that no compiled program depends on."""
-AS_ARGUMENTS = ("train.optimizer.lr", "train.schedule", "seed")
+ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
 """Keys whose values every training program takes as arguments: its table of learning rates, and
 the seed."""
 INITIAL = ("model.init",)
@@ -40,7 +40,7 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     numbers = numbers_of(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
     entries = []
-    for key, value in flat(recipe.model_dump(mode="json")):
+    for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:
             # A number that is 0 is often left out of what is computed.
             entries.append((key, "0" if numbers[key] == 0 else "a number"))
@@ -54,7 +54,7 @@ def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, flo
     left = set(compiled_in)
     return {
         key: float(value)
-        for key, value in flat(recipe.model_dump(mode="python"))
+        for key, value in flatten_tree(recipe.model_dump(mode="python"))
         if isinstance(value, float) and _is_number(key) and key not in left
     }
 
@@ -69,7 +69,7 @@ def group_recipes(
     return groups
 
 
-def apart(programs: Iterable[ProgramKey]) -> list[str]:
+def find_differing_keys(programs: Iterable[ProgramKey]) -> list[str]:
     """The keys in which programs differ."""
     values = list(map(dict, programs))
     keys = dict.fromkeys(key for program in values for key in program)
@@ -81,7 +81,7 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
     if one can't be a member."""
     require_members(recipes.values())
     if len(recipes) > 1 and len(groups) == len(recipes):
-        keys = ", ".join(apart(groups))
+        keys = ", ".join(find_differing_keys(groups))
         raise RecipeError(
             [
                 f"hydra.sweeper.vectorize: no two of {len(recipes)} jobs can share a program: they "
@@ -111,7 +111,7 @@ def require_members(recipes: Iterable[Recipe]) -> None:
         raise RecipeError(list(dict.fromkeys(problems)))
 
 
-def flat(tree: Any, key: str = "") -> list[tuple[str, Any]]:
+def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
     """The leaves of a recipe's tree by dotted key; an empty section or list is one."""
     if isinstance(tree, Mapping) and tree:
         items: Sequence[tuple[Any, Any]] = list(tree.items())
@@ -120,7 +120,9 @@ def flat(tree: Any, key: str = "") -> list[tuple[str, Any]]:
     else:
         return [(key, tree)]
     return [
-        leaf for name, inner in items for leaf in flat(inner, f"{key}.{name}" if key else str(name))
+        leaf
+        for name, inner in items
+        for leaf in flatten_tree(inner, f"{key}.{name}" if key else str(name))
     ]
 
 
@@ -129,7 +131,7 @@ def _is_free(key: str) -> bool:
         return not key.endswith(".pattern")
     if _is_below(key, ("checkpoint.restore",)):
         return False
-    return _is_below(key, (*OF_THE_HOST, *AS_ARGUMENTS, *INITIAL))
+    return _is_below(key, (*HOST_KEYS, *ARGUMENT_KEYS, *INITIAL))
 
 
 def _is_number(key: str) -> bool:

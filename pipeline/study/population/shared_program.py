@@ -35,7 +35,7 @@ from pipeline.stages.record.run_directory import LOWERINGS
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.study.population.groups import flat, numbers_of
+from pipeline.study.population.groups import flatten_tree, numbers_of
 from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep
@@ -227,7 +227,7 @@ def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
 
 def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
     """The values of keys, as text, that the initial state depends on besides the seed."""
-    leaves = dict(flat(recipe.model.init.model_dump(mode="json")))
+    leaves = dict(flatten_tree(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
     if not shared.draws_alike:
         all_numbers = numbers_of(recipe)

@@ -16,7 +16,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.safe_yaml import read_yaml, yaml_text
 from pipeline.stages.record.run_directory import OUTPUTS, written_at_ns
-from pipeline.study.sweep.directory import read_kept
+from pipeline.study.sweep.directory import read_model
 
 COMMAND = "sweep.yaml"
 FREE = frozenset(
@@ -93,7 +93,7 @@ def read_command(sweep_dir: Path) -> Command | None:
 
     Raises DataError if the file can't be read.
     """
-    return read_kept(sweep_dir / COMMAND, read_yaml, Command)
+    return read_model(sweep_dir / COMMAND, read_yaml, Command)
 
 
 def find_sweep(

@@ -35,7 +35,7 @@ JOURNAL = "study.log"
 JOURNAL_LOCK = "study.log.lock"
 BEATS = ".beats"
 """Files of a study: Optuna's journal, its lock, and the folder of heartbeat files."""
-Kept = TypeVar("Kept", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @contextmanager
@@ -116,16 +116,16 @@ def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
-    """The keys that distinguish a job; None if there is no job. Raises as `read_kept` does."""
+    """The keys that distinguish a job; None if there is no job. Raises as `read_model` does."""
 
     def read(file: Path) -> Any:
         return parse_written_yaml(read_text(file, MAX_BYTES))
 
-    changed = read_kept(job_dir / OVERRIDES, read, RootModel[dict[str, Any]])
+    changed = read_model(job_dir / OVERRIDES, read, RootModel[dict[str, Any]])
     return None if changed is None else changed.root
 
 
-def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:
+def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Model | None:
     """Read and validate a file of a sweep; None if it is missing or empty.
 
     `read` parses the file and raises OSError and ValueError. Raises DataError if the file can't be
@@ -206,4 +206,4 @@ class JobSummary(BaseModel):
 
 def read_summary(job_dir: Path) -> JobSummary | None:
     """Read the result of a job; None without a summary. Raises DataError if it can't be read."""
-    return read_kept(job_dir / SUMMARY, read_json, JobSummary)
+    return read_model(job_dir / SUMMARY, read_json, JobSummary)

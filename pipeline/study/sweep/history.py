@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 EARLIER = "earlier_run"
 """Attribute of a trial that is an earlier run: its directory."""
-OF_NO_RESULT = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
+FREE_KEYS = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
 """Beginnings of keys in which an earlier run may differ: they change no result, or by chance."""
-OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
+WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Beginnings of keys that decide with which weights a run begins."""
 
 FIRST_DRAWS = 5
@@ -85,7 +85,7 @@ def _differs(run: KeptRun, fixed: Mapping[str, Any], key: str) -> bool:
 
 def _is_free(key: str, searched: set[str]) -> bool:
     within = any(key == name or key.startswith(f"{name}.") for name in searched)
-    return within or (key.startswith(OF_NO_RESULT) and not key.startswith(OF_WEIGHTS))
+    return within or (key.startswith(FREE_KEYS) and not key.startswith(WEIGHT_KEYS))
 
 
 def _param(value: Any, distribution: BaseDistribution) -> Any:

@@ -99,7 +99,7 @@ class Job:
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
-            recipe = resumable(check(config, overrides), job_dir, self.on_changed)
+            recipe = make_resumable(check(config, overrides), job_dir, self.on_changed)
             options = RunOptions(
                 run_dir=job_dir,
                 changed=changed,
@@ -126,7 +126,7 @@ def _job_label(job_dir: Path) -> str:
     return f"job {printable(job_dir.name):<6}"
 
 
-def resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
+def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
     """The recipe of a job, which resumes what is in its directory."""
     resume = str(job_dir) if (job_dir / RECIPE).exists() else None
     train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})

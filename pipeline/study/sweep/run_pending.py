@@ -14,7 +14,7 @@ from pipeline.config.hydra_versions import BasicLauncher
 from pipeline.core.errors import RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.threads import sharing_processors
+from pipeline.study.sweep.threads import share_processors
 
 POLL_S = 0.5
 """Interval of looking whether other processes have ended their jobs."""
@@ -85,6 +85,6 @@ def launch(
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
         placed = [job.launch_overrides for job in batch]
-        with sharing_processors(settings, len(batch)):
+        with share_processors(settings, len(batch)):
             returns += launcher.launch(placed, initial_job_idx=batch[0].number)
     return returns

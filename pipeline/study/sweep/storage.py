@@ -124,7 +124,7 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
 def _silence_optuna() -> None:
     """Show only Optuna's warnings, except about experimental features.
 
-    Nor its warning that only `Study.optimize` sends heartbeats: `beating` does so here.
+    Nor its warning that only `Study.optimize` sends heartbeats: `send_heartbeats` does so here.
     """
     optuna.logging.set_verbosity(logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -132,7 +132,7 @@ def _silence_optuna() -> None:
 
 
 @contextmanager
-def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
+def send_heartbeats(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
     """Inside, send heartbeats of trials from a thread, the first one immediately."""
     interval_s = heart.get_heartbeat_interval()
     ended = threading.Event()

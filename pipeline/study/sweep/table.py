@@ -41,12 +41,12 @@ from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 TABLE = "sweep.csv"
 SINK_SIZE = "train.sink_size"
 AMORTISATION = "amortisation"
-JOBS_KEPT = 1 << 14
+CACHED_JOBS = 1 << 14
 BYTES_PER_S = 750
 """Bytes of a table that may be rewritten each second."""
 STUDY = "optuna"
 """The sweeper that prints the best trial itself, which may be an earlier run."""
-NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
+HIDDEN_COLUMNS = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, for want of room."""
 
 
@@ -124,13 +124,13 @@ def read_jobs(sweep_dir: Path) -> list[JobRow]:
     return rows
 
 
-@lru_cache(JOBS_KEPT)
+@lru_cache(CACHED_JOBS)
 def _overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
     """The overrides that were written then: a process writes many tables of the same jobs."""
     return read_overrides(folder) or {}
 
 
-@lru_cache(JOBS_KEPT)
+@lru_cache(CACHED_JOBS)
 def _summary(folder: Path, written_ns: int) -> JobSummary | None:
     """The summary that was written then."""
     return read_summary(folder)
@@ -237,7 +237,7 @@ def _show(jobs: Sequence[JobRow], file: Path) -> None:
         for job in jobs
     ]
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
+    columns = [name for name in _columns(rows) if name in filled - HIDDEN_COLUMNS]
     table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for name in columns:
         table.add_column(_head(name))

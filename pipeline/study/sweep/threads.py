@@ -21,13 +21,13 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
     """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
     runs on it at once.
 
-    Call before jax opens its devices. A number that the user or `sharing_processors` has set stays.
+    Call before jax opens its devices. A number that the user or `share_processors` has set stays.
     """
     os.environ.update(_shares(launcher, 1))
 
 
 @contextmanager
-def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
+def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Let the processes that a launcher starts in the body for `jobs` jobs share the processors.
 
     They inherit the environment, in which a number that the user has set stays. This process, whose

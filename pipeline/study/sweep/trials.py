@@ -30,7 +30,7 @@ from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
-from pipeline.study.sweep.storage import BaseHeartbeat, beating
+from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
     StudySettings,
     number_of_first_try,
@@ -70,7 +70,7 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
         start = Populations(sweeper, task, places, start)
     while trials := _next_trials(search):
         try:
-            with beating(search.heart, trials):
+            with send_heartbeats(search.heart, trials):
                 _run(sweeper, search, trials, start)
         except BaseException:
             # Without waiting for heartbeats to be missed.

@@ -22,11 +22,16 @@ from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
-from pipeline.study.population.groups import ProgramKey, apart, group_recipes, numbers_of
+from pipeline.study.population.groups import (
+    ProgramKey,
+    find_differing_keys,
+    group_recipes,
+    numbers_of,
+)
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
-from pipeline.study.sweep.jobs import Job, resumable, with_summary
+from pipeline.study.sweep.jobs import Job, make_resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
 from pipeline.study.sweep.table import update_table
@@ -135,7 +140,7 @@ class Populations:
             (job.folder / SUMMARY).unlink(missing_ok=True)
             assert job.recipe is not None
             resumed = ", going on" if (job.folder / RECIPE).exists() else ""
-            recipe = resumable(job.recipe, job.folder, self.task.on_changed)
+            recipe = make_resumable(job.recipe, job.folder, self.task.on_changed)
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -186,7 +191,7 @@ def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
     at_once = min(places.count, jobs)
     if len(groups) == 1:
         return f"sweep      {jobs} jobs by one program, {at_once} at a time"
-    keys = ", ".join(apart(groups))
+    keys = ", ".join(find_differing_keys(groups))
     return f"sweep      {jobs} jobs by {len(groups)} programs, for {keys}; {at_once} at a time"
 
 

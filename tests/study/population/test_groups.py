@@ -8,7 +8,12 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.population.groups import apart, group_recipes, program_of, require_population
+from pipeline.study.population.groups import (
+    find_differing_keys,
+    group_recipes,
+    program_of,
+    require_population,
+)
 
 Tiny = Callable[..., Recipe]
 
@@ -47,7 +52,7 @@ def test_what_is_compiled_keeps_apart(tiny: Tiny, override: str, keys: list[str]
     recipes = {"0": tiny(*base), "1": tiny(*base, "seed=5"), "2": tiny(*base, override)}
     groups = group_recipes(recipes)
     assert list(groups.values()) == [["0", "1"], ["2"]]
-    assert apart(groups) == keys
+    assert find_differing_keys(groups) == keys
     require_population(recipes, groups)
 
 
