@@ -289,7 +289,7 @@ def inject(injection: Injection, folder: Path) -> Verdict:
     clean.expected_in(network)
     with faulty(injection):
         found = clean.compare(LayerPrograms(config, clean.programs.device))
-    named = found.findings[0].layer if found.findings else ""
+    named = found.findings[0].name.layer if found.findings else ""
     return Verdict(injection, effect_of(found, injection.path), named)
 
 

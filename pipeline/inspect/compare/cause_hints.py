@@ -13,7 +13,7 @@ from pipeline.inspect.dumps.tensor_names import LOSS
 
 GAIN = 4.0
 """Ratio of a layer's output error to its input error from which it counts as an amplifier."""
-NOTICED = 1e-6
+MIN_DISTANCE = 1e-6
 """Relative Euclidean distance below which an error is not followed."""
 WEAK = 1000.0
 """Times its expected error up to which a layer may be of weak accuracy, and not wrong."""
@@ -40,9 +40,11 @@ def cause_hints(
     if gains:
         named = ", ".join(f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:SHOWN])
         hints.append(f"amplifier structures: errors of inputs grow in {named}")
-    weak = [] if forced is None else [f for f in forced.findings if f.worst.ratio < WEAK]
+    weak = [] if forced is None else [f for f in forced.findings if f.ratio < WEAK]
     if weak:
-        hints.append(f"weak accuracy of an operator: {', '.join(f.layer for f in weak[:SHOWN])}")
+        hints.append(
+            f"weak accuracy of an operator: {', '.join(f.name.layer for f in weak[:SHOWN])}"
+        )
     return hints
 
 
@@ -57,7 +59,7 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
     gains = []
     for (layer, role), error in errors.items():
         input_error = errors.get((layer, "input"), 0.0)
-        if role == "output" and input_error > NOTICED and error > GAIN * input_error:
+        if role == "output" and input_error > MIN_DISTANCE and error > GAIN * input_error:
             gains.append((layer, error / input_error))
     return sorted(gains, key=lambda gain: -gain[1])
 
@@ -67,7 +69,7 @@ def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
     # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
-    named = {finding.layer for finding in forced.findings}
+    named = {finding.name.layer for finding in forced.findings}
     table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
     table += [
         (

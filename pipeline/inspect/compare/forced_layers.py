@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pipeline.inspect.compare.layer_errors import BlamedLayer, LayerError, findings, layer_errors
+from pipeline.inspect.compare.layer_errors import LayerError, findings, layer_errors
 from pipeline.inspect.dumps.captured_step import CapturedStep, StepPass, join
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
 
 
 @dataclass(frozen=True)
 class ForcedComparison:
-    """The errors of all layers of a side, and the layers to blame, the worst first."""
+    """The errors of all layers of a side, and of each layer to blame the worst, largest first."""
 
     errors: tuple[LayerError, ...]
-    findings: tuple[BlamedLayer, ...]
+    findings: tuple[LayerError, ...]
 
 
 @dataclass

@@ -38,7 +38,7 @@ MAX_KIND = 3.0
 LEAST = 0.25
 """Relative error, in units of rounding, that any result may have: about half of what rounding
 each element once makes."""
-MADE: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
 """Roles of what a layer makes."""
 
 
@@ -50,14 +50,14 @@ class LayerError:
     kind: str
     dtype: str
     size: int
-    error: float
+    error: float = nan
     """Relative Euclidean distance from the layer in float64."""
-    expected: float
+    expected: float = 0.0
     """The same that its type explains."""
-    pattern: float
+    pattern: float = nan
     """Ratio of the variance between rows to the variance within rows, by samples or by channels,
     the larger of both; about 1 for rounding."""
-    expected_pattern: float
+    expected_pattern: float = nan
     excused: float = 1.0
     """The median ratio of the other layers of its kind."""
     has_winograd: bool = False
@@ -85,25 +85,16 @@ class LayerError:
             by_size = max(by_size, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
         return by_size
 
-
-@dataclass(frozen=True)
-class BlamedLayer:
-    """A layer that makes more error than its type explains, by its worst tensor."""
-
-    layer: str
-    kind: str
-    worst: LayerError
-
     def __str__(self) -> str:
-        worst = self.worst
-        if worst.misshapen:
-            return f"{self.layer} ({self.kind}): {worst.name.tensor_index} has {worst.misshapen}"
+        head = f"{self.name.layer} ({self.kind}): {self.name.tensor_index}"
+        if self.misshapen:
+            return f"{head} has {self.misshapen}"
         text = (
-            f"{self.layer} ({self.kind}): {worst.name.tensor_index} has an error of "
-            f"{worst.error:.3g}, {worst.ratio:,.1f} times what {worst.dtype} explains"
+            f"{head} has an error of {self.error:.3g}, {self.ratio:,.1f} times what {self.dtype} "
+            "explains"
         )
-        if worst.pattern > 3 * max(1.0, worst.expected_pattern):
-            text += f"; it is {worst.pattern:,.0f} times as large between rows as within"
+        if self.pattern > 3 * max(1.0, self.expected_pattern):
+            text += f"; it is {self.pattern:,.0f} times as large between rows as within"
         return text
 
 
@@ -135,15 +126,15 @@ def layer_errors(
             for by_name in arrays[2:]
             if name in by_name and by_name[name].shape == true.shape
         ]
-        error = LayerError(name, kind, dtype, int(true.size), nan, 0.0, nan, nan)
-        error = replace(error, has_winograd=has_winograd and kind == "conv")
+        is_winograd = has_winograd and kind == "conv"
+        error = LayerError(name, kind, dtype, int(true.size), has_winograd=is_winograd)
         errors.append(_measure(error, array, true, references, smallest))
     return _with_excuses(errors)
 
 
 def _made(tensors: LayerTensors) -> Iterator[tuple[TensorName, np.ndarray]]:
     for name, array in named_tensors(tensors, np.zeros(0)):
-        if name.role in MADE and array.size:
+        if name.role in OUTPUT_ROLES and array.size:
             yield name, array
 
 
@@ -240,13 +231,10 @@ def _kind_of(error: LayerError) -> tuple[str, str, str]:
     return error.kind, error.dtype, error.name.role
 
 
-def findings(errors: Sequence[LayerError]) -> list[BlamedLayer]:
-    """Return the layers that make more error than their type explains, the worst first."""
-    worst = worst_by_layer(errors)
-    blamed = [
-        BlamedLayer(layer, error.kind, error) for layer, error in worst.items() if error.score > 1
-    ]
-    return sorted(blamed, key=lambda error: -error.worst.score)
+def findings(errors: Sequence[LayerError]) -> list[LayerError]:
+    """Return the worst error of each layer with more error than its type explains, sorted."""
+    blamed = [error for error in worst_by_layer(errors).values() if error.score > 1]
+    return sorted(blamed, key=lambda error: -error.score)
 
 
 def worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:

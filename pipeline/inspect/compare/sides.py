@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,7 +95,6 @@ class StepComparison:
     """Both sides computed as a whole, so errors add up."""
     forced: ForcedComparison
     """Every layer of the left side fed with what the right side's layers read."""
-    kinds: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 
@@ -120,8 +119,8 @@ def compare_step(
     RecipeError for a pattern that no layer matches.
     """
     _require_same_network(left, right)
-    kinds = layer_kinds(right.opened.built.parts, right.opened.built.seed)
-    require_layers(request.layers, list(kinds), "layers")
+    layers = layer_kinds(right.opened.built.parts, right.opened.built.seed)
+    require_layers(request.layers, list(layers), "layers")
     state, step = _state_of(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
@@ -145,7 +144,7 @@ def compare_step(
         )
     forced = reference.compare(programs[1], left_weights)
     errors = tuple(e for e in forced.errors if is_wanted(e.name, request.layers, "all"))
-    blamed = tuple(f for f in forced.findings if is_wanted(f.worst.name, request.layers, "all"))
+    blamed = tuple(f for f in forced.findings if is_wanted(f.name, request.layers, "all"))
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
@@ -154,7 +153,6 @@ def compare_step(
         run_loss,
         tuple(rows),
         ForcedComparison(errors, blamed),
-        kinds,
         tuple(notes),
     )
 
