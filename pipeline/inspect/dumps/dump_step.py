@@ -10,13 +10,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.backends.base import Executable
 from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
-from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.captured_step import capture
@@ -30,11 +28,10 @@ from pipeline.inspect.dumps.dump_files import (
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors, require_layers
-from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import DUMP
-from pipeline.stages.runner.context import Dumps
+from pipeline.stages.runner.context import CompiledRun, Dumps
 from pipeline.training.freezing import config_at
-from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 TIME = "%Y%m%d%H%M%S"
@@ -142,13 +139,7 @@ class RunDumps(Dumps):
     warned of and is the last one; the run continues.
     """
 
-    recipe: Recipe
-    run_dir: Path
-    parts: StepConfig
-    executable: Executable
-    device: jax.Device
-    device_name: str
-    reporter: Reporter
+    run: CompiledRun
     _time: str = field(default_factory=DumpRequest.now)
     _programs: dict[int, LayerPrograms] = field(default_factory=dict)
     """By the first step of a phase: each is compiled once."""
@@ -159,41 +150,42 @@ class RunDumps(Dumps):
     @property
     def steps(self) -> tuple[int, ...]:
         """Numbers of steps done at which there is a dump."""
-        return parse_steps(self.recipe.dump.steps) if self.recipe.dump.steps else ()
+        steps = self.run.context.recipe.dump.steps
+        return parse_steps(steps) if steps else ()
 
-    def require_possible(self, built: Built) -> None:
+    def require_possible(self) -> None:
         """Raise RecipeError for a pattern that no layer matches, a step after the end, and a
         network that isn't a list of layers."""
+        built = self.run.built
+        spec = self.run.context.recipe.dump
         total = built.run_schedule.total
-        last = max(self.steps)
         problems = []
-        if last >= total:
+        if max(self.steps) >= total:
             problems.append(
-                f"dump.steps = {self.recipe.dump.steps}: training has {total:,} steps, so that "
+                f"dump.steps = {spec.steps}: training has {total:,} steps, so that "
                 f"{total - 1:,} is the last number done before another one"
             )
         try:
-            LayerPrograms(config_at(self.parts, 0), self.device)
+            LayerPrograms(config_at(built.parts, 0), self.run.backend.device)
         except ValueError as error:
             problems.append(f"dump.steps: {error}")
         if problems:
             raise RecipeError(problems)
-        layers = list(layer_kinds(self.parts, built.seed))
-        require_layers(self.recipe.dump.layers, layers, "dump.layers")
+        require_layers(spec.layers, list(layer_kinds(built.parts, built.seed)), "dump.layers")
 
     def __call__(self, state: TrainState, step: int) -> None:
         """Dump the step after `step` steps. Raises nothing but for a pattern of no layer."""
         if self._ended:
             return
         try:
-            with self.reporter.clock(f"dumping step {step}"):
+            with self.run.context.reporter.clock(f"dumping step {step}"):
                 report = self._dump(state, step)
         except PipelineError:
             raise
         except Exception as error:  # a run is worth more than a dump of it
             self._end(f"dump of step {step}: {type(error).__name__}: {error}")
             return
-        self.reporter.stage("dump", f"step {step}: {report}")
+        self.run.context.reporter.stage("dump", f"step {step}: {report}")
         if report.stopped is not None:
             self._end(f"dump of step {step} {report.stopped}")
         else:
@@ -201,24 +193,27 @@ class RunDumps(Dumps):
 
     def _end(self, why: str) -> None:
         self._ended = True
-        self.reporter.warn(f"{why}; no later one is made, and the run goes on")
+        self.run.context.reporter.warn(f"{why}; no later one is made, and the run goes on")
 
     def _dump(self, state: TrainState, step: int) -> DumpReport:
-        spec = self.recipe.dump
-        root = spec.path or self.run_dir / DUMP
+        context = self.run.context
+        spec = context.recipe.dump
+        root = spec.path or context.run_dir / DUMP
         if spec.path is None:
-            require_real_trees(self.run_dir, (DUMP,))
+            require_real_trees(context.run_dir, (DUMP,))
         elif not root.is_dir():
             raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
         limit_bytes = spec.max_mib << 20
         request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
-        batch = jax.tree.map(np.array, batch_of(self.executable.feed, step + 1))
-        phase = max((phase.start for phase in self.parts.phases if phase.start <= step), default=0)
+        batch = jax.tree.map(np.array, batch_of(self.run.executable.feed, step + 1))
+        parts = self.run.built.parts
+        device = self.run.backend.device
+        phase = max((phase.start for phase in parts.phases if phase.start <= step), default=0)
         if phase not in self._programs:
-            self._programs[phase] = LayerPrograms(config_at(self.parts, step), self.device)
+            self._programs[phase] = LayerPrograms(config_at(parts, step), device)
         inputs = StepInputs(Weights.of(state), batch, step)
-        run = DumpedRun(str(self.run_dir), self.device_name)
-        return dump_step(request, self.recipe, self._programs[phase], inputs, run)
+        run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
+        return dump_step(request, context.recipe, self._programs[phase], inputs, run)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Compare the losses of the run's steps with the dumps' losses."""
@@ -228,5 +223,5 @@ class RunDumps(Dumps):
             if at < 0:
                 continue
             loss = float(telemetry.loss[at])
-            self.reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            self.run.context.reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
             add_run_loss(report.folder, loss)

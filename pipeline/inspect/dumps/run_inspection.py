@@ -57,16 +57,8 @@ class RunInspection:
             return None
         from pipeline.inspect.dumps.dump_step import RunDumps
 
-        dumps = RunDumps(
-            recipe=context.recipe,
-            run_dir=context.run_dir,
-            parts=run.built.parts,
-            executable=run.executable,
-            device=run.backend.device,
-            device_name=run.backend.describe()["device"],
-            reporter=context.reporter,
-        )
-        dumps.require_possible(run.built)
+        dumps = RunDumps(run)
+        dumps.require_possible()
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine | None:

@@ -7,6 +7,7 @@ status.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
 """Opens the pruner of a trial, from `hydra.sweeper` and the directory of the sweep."""
 
 
+@dataclass(eq=False)
 class Job:
     """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
 
@@ -48,19 +50,11 @@ class Job:
     looks into every job. A study sets `open_pruner`.
     """
 
+    swept: Sequence[str]
+    failures: Mapping[str, int]
+    on_changed: OnChanged
+    inspection: Inspection
     open_pruner: OpenPruner | None = None
-
-    def __init__(
-        self,
-        swept: Sequence[str],
-        failures: Mapping[str, int],
-        on_changed: OnChanged,
-        inspection: Inspection,
-    ) -> None:
-        self.swept = tuple(swept)
-        self.failures = dict(failures)
-        self.on_changed: OnChanged = on_changed
-        self.inspection = inspection
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
