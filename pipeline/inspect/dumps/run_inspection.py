@@ -67,17 +67,9 @@ class RunInspection:
             return None
 
         def examine(state: TrainState, step: int) -> Examined:
-            from pipeline.inspect.autopsy.on_failure import Examination
+            from pipeline.inspect.autopsy.on_failure import examine_bad_step
 
-            examination = Examination(
-                run_dir=run.context.run_dir,
-                parts=run.built.parts,
-                executable=run.executable,
-                device=run.backend.device,
-                reporter=run.context.reporter,
-                signals=run.context.options.signals,
-            )
-            return examination(state, step)
+            return examine_bad_step(run, state, step)
 
         return examine
 

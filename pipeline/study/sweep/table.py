@@ -172,8 +172,8 @@ def write_amortisation(
         if size < 1 or not (math.isfinite(ms) and ms > 0):
             raise ValueError(f"sink of {size} steps at {ms} ms: both should be above zero")
     points = sorted(points)
-    (first, first_ms) = points[0]
-    (last, last_ms) = points[-1]
+    first, first_ms = points[0]
+    last, last_ms = points[-1]
     words = (
         f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "
         f"{last:,}: {first_ms / last_ms:.2f} times as fast."
