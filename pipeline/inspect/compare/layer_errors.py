@@ -145,7 +145,8 @@ def _measure(
     references: Sequence[np.ndarray],
     smallest: float,
 ) -> LayerError:
-    """Return `error` with its figures: the error of `array`, and of `others` the expected one."""
+    """Return `error` with its figures: the error of `array`, and the expected error from
+    `references`."""
     if array.shape != true.shape:
         return replace(error, misshapen=f"shape {array.shape}, not {true.shape}")
     unit = _unit(error.dtype)

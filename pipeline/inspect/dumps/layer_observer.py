@@ -45,10 +45,10 @@ class LayerForm:
 class LayerObserver:
     """Computes layers for `around_layers`, and records their inputs and outputs.
 
-    Use one for each trace: its arrays are tracers, which must not outlive the trace. `slots` are
-    arrays like the inputs and outputs, by path; the gradients by them are those at the layers'
-    inputs and outputs. With `forced`, every layer reads forced tensors instead of other layers'
-    results, also in the backward pass, so its error is not inherited.
+    Use one for each trace: its arrays are tracers, which must not outlive the trace. `input_slots`
+    and `output_slots` are arrays like the inputs and outputs, by path; gradients by the slots are
+    the gradients at the layers' inputs and outputs. With `forced`, every layer reads forced tensors
+    instead of other layers' results, also in the backward pass, so its error is not inherited.
     """
 
     input_slots: Arrays = field(default_factory=dict)

@@ -153,10 +153,10 @@ def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation
 
 def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
     """The median of seconds a step over dispatches, each counted as often as it has steps."""
-    timed = [(1000 * seconds / steps, steps) for seconds, steps in parts if steps]
-    if not timed:
+    weights = [steps for _, steps in parts if steps]
+    if not weights:
         return 0.0
-    times, weights = zip(*timed, strict=True)
+    times = [1000 * seconds / steps for seconds, steps in parts if steps]
     return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
 
 

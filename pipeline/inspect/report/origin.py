@@ -19,7 +19,7 @@ from pipeline.stages.record.provenance import read_provenance
 from pipeline.study.runs.kept_run import KeptRun, read_run
 from pipeline.study.runs.lineage import data_of, ops_of
 
-PROFILE = "profile/profile.json"
+PROFILES = ("profile.json", "profile/profile.json")
 DUMP = "dump"
 ABOUT = "dump.json"
 TABLES = ("phases", "layers")
@@ -78,7 +78,8 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
 
 def _profile(run_dir: Path) -> list[Block]:
     """The verdict of a profile, and its tables of phases and layers."""
-    tree = _object(run_dir / PROFILE) or {}
+    trees = filter(None, (_object(run_dir / name) for name in PROFILES))
+    tree: Mapping[str, Any] = next(trees, {})
     verdict = tree.get("verdict")
     text = verdict.get("text") if isinstance(verdict, Mapping) else None
     profiles = tree.get("profiles")

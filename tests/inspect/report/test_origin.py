@@ -80,9 +80,8 @@ def test_a_profile_shows_its_verdict_and_tables(tmp_path: Path) -> None:
 
 def test_files_that_say_nothing_are_passed_over(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
-    (run_dir / "profile").mkdir()
     for content in ("", "[]", "{", '{"verdict": [], "profiles": {"a": 1}}', '{"profiles": [[]]}'):
-        (run_dir / "profile" / "profile.json").write_text(content)
+        (run_dir / "profile.json").write_text(content)
         assert "Profile" not in text_of(run_dir)
     (run_dir / "descendants.jsonl").write_text('[]\n{"made": "stolen", "to": "x"}\n{"made"\n\xff\n')
     assert read_descendants(run_dir) == []
