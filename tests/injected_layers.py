@@ -261,7 +261,7 @@ def injections(folder: Path, count: int, seed: int = 0) -> list[Injection]:
     generator = random.Random(seed)
     by_fault: dict[Fault, list[Injection]] = {fault: [] for fault in FAULTS}
     for network in NETWORKS:
-        forms = reference(network, folder).step.joined().forms
+        forms = reference(network, folder).step.merge_passes().forms
         for path, form in forms.items():
             for fault, kinds in FITS.items():
                 if form.kind in kinds:
@@ -285,11 +285,11 @@ def inject(injection: Injection, folder: Path) -> Verdict:
     network = clean.programs.config.network.clone(dtype=injection.dtype)
     config = dataclasses.replace(clean.programs.config, network=network)
     # Without the fault, and once for all.
-    clean.in_float64()
+    clean.compute_float64()
     clean.expected_in(network)
     with faulty(injection):
         found = clean.compare(LayerPrograms(config, clean.programs.device))
-    named = found.findings[0].layer if found.findings else ""
+    named = found.findings[0].name.layer if found.findings else ""
     return Verdict(injection, effect_of(found, injection.path), named)
 
 

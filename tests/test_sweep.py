@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from pipeline.__main__ import main
 from pipeline.core.errors import RunError
 from pipeline.study.sweep.command import Command, Sweeper, write_command
-from pipeline.study.sweep.directory import claimed, write_overrides
+from pipeline.study.sweep.directory import claim_job, write_overrides
 from pipeline.study.sweep.table import conclude, read_jobs, update_table, write_table
 from tests import outcome
 from tests.conftest import STEPS, TINY
@@ -219,7 +219,7 @@ def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path
     for number, summary in enumerate((None, None, None, DONE)):
         leave(tmp_path / str(number), summary, seed=number)
     (tmp_path / "1" / "recipe.yaml").touch()
-    with claimed(tmp_path / "2"):
+    with claim_job(tmp_path / "2"):
         write_table(tmp_path)
     states = ["waiting", "interrupted", "running", "done"]
     assert [row["status"] for row in read_table(tmp_path)] == states

@@ -1,8 +1,8 @@
-"""Archive of the autopsy of a run that was resumed since, apart from that of the resumed run.
+"""Archive of the autopsy of a run that was resumed since.
 
 A run directory holds no records of steps after the one that its run resumed from. An autopsy may be
 of such a step, which can succeed this time (the machine was at fault, or code that has been fixed).
-So it is moved to a folder of its own, where the newest is kept.
+So it is moved to another folder, which holds the newest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-AUTOPSY, REPRODUCER = "autopsy.json", "reproducer"
+AUTOPSY = "autopsy.json"
+REPRODUCER = "reproducer"
 """The findings about a bad step that ended the run, and the files that repeat it."""
 EARLIER_AUTOPSY = "earlier_autopsy"
 """Both, of the last bad step that ended the run before it was resumed."""

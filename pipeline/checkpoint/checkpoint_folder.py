@@ -1,4 +1,4 @@
-"""Folder of a run's checkpoints: one rule for readers and writers says which entries are one.
+"""Folder of a run's checkpoints: one rule for readers and writers about its entries.
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros, that holds a
 manifest or, of versions that wrote none, arrays. The manifest shows whether it is sound. Any other
@@ -20,8 +20,11 @@ from pathlib import Path
 from pipeline.core.files.atomic_write import sync
 
 FOLDER = "checkpoints"
-STATE, HOST, RECIPE, METRICS = "state", "host", "recipe", "metrics"
-"""Folders of a checkpoint; the last one only where the best is kept."""
+STATE = "state"
+HOST = "host"
+RECIPE = "recipe"
+METRICS = "metrics"
+"""Folders of a checkpoint; the last one only if the best is retained."""
 JSON = "metadata"
 """File in `HOST` and `RECIPE`."""
 MANIFEST = "manifest.json"
@@ -46,7 +49,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 def checkpoint_step(path: Path) -> int | None:
     """Return the step of a checkpoint's path, or None for the path of anything else.
 
-    Digits of other scripts are none: `int` would read some of them.
+    Digits of other scripts don't count: `int` would read some of them.
     """
     return int(path.name) if STEP.fullmatch(path.name) else None
 
@@ -59,7 +62,7 @@ def draft_path(path: Path) -> Path:
 def saved_steps(root: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
 
-    Raises OSError where the system refuses to show them.
+    Raises OSError if the system refuses to show them.
     """
     named = ((checkpoint_step(path), path) for path in _entries(root))
     return sorted(step for step, path in named if step is not None and _is_checkpoint(path))
@@ -115,7 +118,7 @@ def _is_number(name: str) -> bool:
 
 
 def _entries(root: Path) -> list[Path]:
-    """List a folder; empty where there is none. Raises OSError where it can't be listed."""
+    """List a folder; empty if there is none. Raises OSError if it can't be listed."""
     try:
         return list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -123,16 +126,13 @@ def _entries(root: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return not os.path.islink(path) and (
-        stat.S_ISREG(_mode(path / MANIFEST)) or stat.S_ISDIR(_mode(path / STATE))
-    )
-
-
-def _mode(path: Path) -> int:
-    """Return the mode of a file, 0 where there is none. Raises OSError."""
-    try:
-        return path.stat().st_mode
-    except OSError as error:
-        if error.errno in LOST:
-            return 0
-        raise
+    if os.path.islink(path):
+        return False
+    for name, is_kind in ((MANIFEST, stat.S_ISREG), (STATE, stat.S_ISDIR)):
+        try:
+            if is_kind((path / name).stat().st_mode):
+                return True
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+    return False

@@ -1,16 +1,16 @@
 """Checkpoint: the state of a run on disk, whole or not at all.
 
 A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
-and renamed when it is complete, so a run that is killed while saving keeps the one before, and so
-does a power cut. It holds
-every array of `TrainState` under its path, written by orbax, and, as JSON, the recipe and the state
-of the host. The data position, the schedule and the random generator are functions of the step. The
-metrics alone may be added later, where the evaluation of the step was interrupted and the resumed
-run has repeated it.
+and renamed when it is complete, so after a kill or a power cut while saving, the one before is
+still there. It holds every array of `TrainState` under its path, written by orbax, and, as JSON,
+the recipe and the state of the host. The data position, the schedule and the random generator are
+functions of the step. Only the metrics may be added later, if the evaluation of the step was
+interrupted and the resumed run has repeated it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -38,13 +38,9 @@ from pipeline.checkpoint.checkpoint_folder import (
 )
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
-from pipeline.checkpoint.orbax_arrays import (
-    import_orbax,
-    silence_orbax,
-    write_arrays,
-)
+from pipeline.checkpoint.orbax_arrays import silence_orbax, write_arrays
 from pipeline.checkpoint.restore import fill, read_checkpoint
-from pipeline.checkpoint.retention import Retention, add_metrics, metrics_text
+from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
 from pipeline.core.host.tree_paths import leaves_by_path
@@ -57,18 +53,18 @@ class Copies(Protocol):
     """Files that are written of each checkpoint for other programs."""
 
     def add(self, checkpoint: Path) -> None:
-        """Write that of a complete checkpoint. Raises OSError, DataError."""
+        """Write the copy of a complete checkpoint. Raises OSError, DataError."""
 
     def remove(self, step: int) -> None:
-        """Remove that of a step, where there is any. Raises OSError."""
+        """Remove the copy of a step, if there is one. Raises OSError."""
 
     def agree(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write those that are missing, and remove those of no checkpoint. Raises OSError,
+        """Write missing copies, and remove copies without a checkpoint. Raises OSError,
         DataError."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which `retention` keeps some.
+    """The checkpoints of one run, of which `retention` selects some.
 
     `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
     numbers. Each checkpoint that is complete is passed to `copies`, and each step that is removed.
@@ -85,7 +81,8 @@ class Checkpoints:
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
-        self._recipe, self._recipe_digest = dict(recipe or {}), recipe_digest
+        self._recipe = dict(recipe or {})
+        self._recipe_digest = recipe_digest
         self._retention = retention
         self._copies = copies
         self._requested: int | None = None
@@ -107,7 +104,8 @@ class Checkpoints:
         """Have the first save find what it needs imported. Does nothing from the second call on."""
         if not self._prepared:
             self._prepared = True
-            self._writer.submit(import_orbax)
+            # No run needs orbax before its first checkpoint, and its import takes long.
+            self._writer.submit(importlib.import_module, "orbax.checkpoint")
 
     def save(
         self,
@@ -118,16 +116,18 @@ class Checkpoints:
     ) -> None:
         """Save once per step, in the background. Raises RunError when the disk refuses.
 
-        `host_state` is JSON. Where the step is saved already, only the metrics are added.
+        `host_state` is JSON. If the step is saved already, only the metrics are added.
         """
         with self._writing(f"save step {step}"):
-            known = step == self._requested or step in saved_steps(self._root)
-        kept_metrics = metrics if self._retention.best is not None else None
+            is_saved = step == self._requested or step in saved_steps(self._root)
+        best_metrics = metrics if self._retention.best is not None else None
         self.finish()
         self._requested = step
-        if known:
-            if kept_metrics:
-                self._add_metrics(step, kept_metrics)
+        if is_saved:
+            if best_metrics:
+                with self._writing(f"save the metrics of step {step}"):
+                    add_metrics(checkpoint_path(self._root, step), best_metrics)
+                    self._remove_old()
             return
         # Copied: the device reuses these buffers while they are still being written.
         arrays = {path: np.array(leaf) for path, leaf in leaves_by_path(state).items()}
@@ -135,8 +135,8 @@ class Checkpoints:
             f"{HOST}/{JSON}": json.dumps(host_state),
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),
         }
-        if kept_metrics:
-            texts[f"{METRICS}/{METRICS}"] = metrics_text(kept_metrics)
+        if best_metrics:
+            texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(best_metrics))
         logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 
@@ -147,7 +147,7 @@ class Checkpoints:
         texts: Mapping[str, str],
         logs: Sequence[Path],
     ) -> None:
-        """Write a checkpoint, then remove those that are no longer kept.
+        """Write a checkpoint, then remove checkpoints that need not be retained.
 
         A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
         """
@@ -166,18 +166,12 @@ class Checkpoints:
             commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
-            # Where the disk is full, the summary needs the room.
+            # If the disk is full, the summary needs the room.
             remove_draft(draft)
             raise
         if self._copies is not None:
             self._copies.add(folder)
         self._remove_old()
-
-    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics to a checkpoint, then remove those that are no longer kept."""
-        with self._writing(f"save the metrics of step {step}"):
-            add_metrics(checkpoint_path(self._root, step), metrics)
-            self._remove_old()
 
     def _remove_old(self) -> None:
         for step in self._retention.removable(self._root, saved_steps(self._root)):
@@ -202,15 +196,6 @@ class Checkpoints:
         saved = read_checkpoint(checkpoint_path(self._root, step))
         return fill(saved.where, saved.arrays, like)
 
-    def _require_saved(self) -> None:
-        """Raise RunError where the newest checkpoint is not there as it was written."""
-        if self._requested is not None:
-            try:
-                require_complete(checkpoint_path(self._root, self._requested))
-            except DamagedError as error:
-                step = self._requested
-                raise RunError(f"{error}; step {step} was saved and is not there") from error
-
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         try:
@@ -223,20 +208,23 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until all is on disk, whatever ends the run. Raises RunError when it can't be.
+        """Wait until all is on disk, also if an error ends the run. Raises RunError if it can't be.
 
         A run that reports success has saved what it should have.
         """
         try:
             self.finish()
-            if error is None:
-                self._require_saved()
+            if error is None and self._requested is not None:
+                require_complete(checkpoint_path(self._root, self._requested))
+        except DamagedError as damage:
+            step = self._requested
+            raise RunError(f"{damage}; step {step} was saved and is not there") from damage
         finally:
             self._writer.shutdown()
 
 
 class NoCheckpoints:
-    """The checkpoints of a process that writes none, since the first of the run does."""
+    """Checkpoints of a process that writes none, since the first process of the run does."""
 
     def prepare(self) -> None:
         """Do nothing."""

@@ -10,26 +10,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.checkpoint_folder import (
-    HOST,
-    JSON,
-    LOST,
-    MANIFEST,
-    METRICS,
-    RECIPE,
-    STATE,
-)
+from pipeline.checkpoint.checkpoint_folder import HOST, JSON, LOST, MANIFEST, METRICS, RECIPE, STATE
 from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files import bounded_read
 
 DESCRIPTION = "_METADATA"
 """File of `STATE` in which orbax lists the arrays."""
-MADE_OF = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
+REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
 """Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
 """File that may be added to a sealed checkpoint: the metrics by which the best is chosen."""
@@ -37,7 +30,7 @@ HASHING_THREADS = 2
 """Files that are read and hashed at once; hashing takes 0.6 s a GB and is done beside training."""
 MOST_JSON_BYTES = 64 << 20
 SAVED_AT = "saved_at"
-"""Key of a manifest: seconds since 1970, which a copy of the folder keeps."""
+"""Key of a manifest: seconds since 1970, the same in a copy of the folder."""
 
 
 class DamagedError(DataError):
@@ -45,8 +38,8 @@ class DamagedError(DataError):
 
 
 def unreadable(file: Path, error: OSError) -> PipelineError:
-    """Return the error for a file that the system doesn't read: DamagedError where its content or
-    its name is lost, else RunError. A process without descriptors or rights damages nothing."""
+    """Return the error for a file that the system doesn't read: DamagedError if its content or its
+    name is lost, else RunError. A process without descriptors or rights damages nothing."""
     reason = f"{file}: can't be read: {error.strerror}"
     if error.errno in LOST:
         return DamagedError(reason)
@@ -69,8 +62,8 @@ def verify(folder: Path) -> None:
     and RunError as `unreadable` does.
     """
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        # In the order of the manifest, so that of several faults the first one is named.
-        for _ in threads.map(_verify_file, *zip(*_listed(folder), strict=True)):
+        # In the order of the manifest, so the first of several faults is named.
+        for _ in threads.map(_verify_file, *zip(*_match_entries(folder), strict=True)):
             pass
 
 
@@ -89,7 +82,7 @@ def require_complete(folder: Path) -> None:
 
     Raises DamagedError, and RunError as `unreadable` does.
     """
-    for file, entry in _listed(folder):
+    for file, entry in _match_entries(folder):
         try:
             size_bytes = file.stat().st_size
         except OSError as error:
@@ -98,7 +91,7 @@ def require_complete(folder: Path) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file of a checkpoint. Raises DamagedError where it is damaged, and RunError as
+    """Read a JSON file of a checkpoint. Raises DamagedError if it is damaged, and RunError as
     `unreadable` does."""
     try:
         return bounded_read.read_json(file, MOST_JSON_BYTES)
@@ -108,7 +101,7 @@ def read_json(file: Path) -> Any:
         raise DamagedError(f"{file}: is no JSON: {error}") from error
 
 
-def _listed(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
     """Return the files of a checkpoint with their entries; there must be no others."""
     entries = _read_entries(folder / MANIFEST)
     try:
@@ -135,7 +128,7 @@ def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
             pass
         case _:
             raise DamagedError(f"{file}: is no manifest of a checkpoint")
-    for name in MADE_OF:
+    for name in REQUIRED_FILES:
         if name not in entries:
             raise DamagedError(f"{file}: does not list {name}")
     return entries
@@ -143,19 +136,25 @@ def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
 
 def _is_entry(entry: Any) -> bool:
     match entry:
-        case {"bytes": int(), "sha256": str()}:
-            return len(entry) == 2
+        case {"bytes": int(), "sha256": str(), **others}:
+            return not others
     return False
 
 
 def _files(folder: Path) -> dict[str, Path]:
     """Return the files of a checkpoint by path.
 
-    Raises DamagedError for a link and for anything that is no regular file; OSError where a folder
-    can't be listed, which `Path.rglob` would treat as empty.
+    Raises DamagedError for a link and for anything but a regular file; OSError if a folder can't be
+    listed, which `Path.rglob` would treat as empty.
     """
     files = {}
-    for path in sorted(_walk(folder)):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    walked = os.walk(folder, onerror=fail)
+    paths = (Path(parent, name) for parent, *names in walked for name in chain.from_iterable(names))
+    for path in sorted(paths):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise DamagedError(f"{path}: is a link")
@@ -165,16 +164,6 @@ def _files(folder: Path) -> dict[str, Path]:
             raise DamagedError(f"{path}: is no regular file")
         files[name] = path
     return files
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder. Raises OSError where something can't be listed."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def _entry(file: Path) -> dict[str, Any]:

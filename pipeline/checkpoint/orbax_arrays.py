@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
@@ -30,22 +29,17 @@ DATABASE = "manifest.ocdbt"
 
 ATTEMPTS = 2
 """Readings of a checkpoint that orbax refuses, for reasons of any kind, before it is damaged: orbax
-takes a file for missing where the process has no descriptor left for it."""
+takes a file for missing if the process has no descriptor left."""
 
 FILE_BYTES = 1 << 28
 """About the size of a file of arrays: several are hashed at once."""
 
 
-def import_orbax() -> None:
-    """Import orbax, which no run needs before its first checkpoint and takes long to import."""
-    importlib.import_module("orbax.checkpoint")
-
-
 def silence_orbax() -> None:
     """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
 
-    Where a write fails, Python would also warn of coroutines that were never awaited, asyncio log
-    the errors of further arrays, and tensorstore print a message for each of these.
+    If a write fails, Python would also warn of coroutines that were never awaited, asyncio log the
+    errors of further arrays, and tensorstore print a message for each of these.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
@@ -56,7 +50,7 @@ def silence_orbax() -> None:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether asyncio says something other than that an array of orbax could not be written."""
+    """Whether a record of asyncio isn't about an array that orbax could not write."""
     text = record.getMessage()
     return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
 
@@ -65,48 +59,48 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
 
     Synchronous on purpose: orbax's asynchronous writers, CheckpointManager's among them, make
-    folders in one thread and let others wait for it. Where that one fails the others wait for ever,
+    folders in one thread and let others wait for it. If that one fails the others wait for ever,
     and the process can't end.
     """
     import orbax.checkpoint as ocp
 
-    alone = _alone()
+    alone = _single_process_options()
+    # Without copies of the arrays: they would double the memory, and nothing changes the arrays
+    # while they are written.
+    in_place = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     # Compression takes four times as long as all else, and leaves nine tenths of trained weights.
     handler = ocp.PyTreeCheckpointHandler(
-        use_compression=False, multiprocessing_options=alone, type_handler_registry=_uncopied()
+        use_compression=False,
+        multiprocessing_options=alone,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (np.ndarray, in_place)
+        ),
     )
     tree = {name: np.asarray(array) for name, array in arrays.items()}
     request = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=FILE_BYTES)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
         writer.save(folder.absolute(), args=request)
     if not (folder / DATABASE).exists():
-        # Where the folder can't be listed, orbax finds nothing to put together, and says nothing.
+        # If the folder can't be listed, orbax finds nothing to put together, without an error.
         raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
 
 
-def _uncopied() -> ocp.type_handlers.TypeHandlerRegistry:
-    """Return handlers that write arrays as they are: orbax copies them first, which takes as much
-    memory again, and nobody changes them while they are written."""
-    import orbax.checkpoint as ocp
-
-    handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    return ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
-
-
-def _alone() -> ocp.options.MultiprocessingOptions:
+def _single_process_options() -> ocp.options.MultiprocessingOptions:
     """Return options by which this process reads or writes without waiting for others."""
     import orbax.checkpoint as ocp
 
     if not jax.distributed.is_initialized():
         return ocp.options.MultiprocessingOptions()
-    own = jax.process_index()
+    process = jax.process_index()
     return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process_{own}"
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=f"process_{process}",
     )
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Read arrays by path. Raises DamagedError, also where they exceed the memory, and RunError as
+    """Read arrays by path. Raises DamagedError, also if they exceed the memory, and RunError as
     `unreadable` does."""
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):
@@ -128,7 +122,7 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
     _check_places(folder)
-    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as reader:
+    with ocp.StandardCheckpointer(multiprocessing_options=_single_process_options()) as reader:
         _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
         arrays = reader.restore(folder.absolute())
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
@@ -140,14 +134,14 @@ def _error_number(error: Exception) -> int | None:
     """Return the errno of an error of the system, which tensorstore has in its text."""
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(match[1]) if match else None
 
 
-def _show(shown: Callable[[Any], object], unraisable: Any) -> None:
+def _show(next_hook: Callable[[Any], object], unraisable: Any) -> None:
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        shown(unraisable)
+        next_hook(unraisable)
 
 
 def _check_places(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Restore: find, verify and read the checkpoints of a run.
 
-Each is verified file by file before anything in it is parsed. Where the newest of a run is damaged,
+Each is verified file by file before anything in it is parsed. If the newest of a run is damaged,
 the user is warned and the one before is read.
 """
 
@@ -27,15 +27,9 @@ from pipeline.checkpoint.checkpoint_folder import (
     set_aside,
     strangers,
 )
-from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.manifest import (
-    DamagedError,
-    read_json,
-    unreadable,
-    verify,
-)
+from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.manifest import DamagedError, read_json, unreadable, verify
 from pipeline.checkpoint.orbax_arrays import read_arrays
-from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import leaves_by_path
@@ -66,7 +60,7 @@ class Checkpoint:
         return int(self.arrays["step"])
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return parameters and batch statistics by path; the average of parameters where there is
+        """Return parameters and batch statistics by path; the average of parameters if there is
         one, as evaluations use it."""
         averages = {
             path.replace("average", "params", 1): path
@@ -81,7 +75,7 @@ class Checkpoint:
 
 
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
-    """Read the newest sound checkpoint of a run; None if there is none.
+    """Read the newest sound checkpoint of a run; None without any.
 
     Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read.
     """
@@ -95,9 +89,10 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename what is no sound checkpoint up to `step`, so that the run can save later steps.
+    """Rename everything but the sound checkpoints up to `step`, so that the run can save later
+    ones.
 
-    Warns of each: those after `step` are damaged, others are named as a checkpoint and are none.
+    Warns of each: checkpoints after `step` are damaged, other entries only have such a name.
     """
     root = run_dir / FOLDER
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
@@ -110,7 +105,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
     """Read a checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
 
     Of several the newest that can be read is used, with a warning for each damaged one. Raises
-    DataError when there is none, and RunError as `unreadable` does.
+    DataError without any, and RunError as `unreadable` does.
     """
     try:
         if checkpoint_step(folder) in saved_steps(folder.parent):
@@ -127,31 +122,24 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read one checkpoint. Raises DamagedError where a byte is not as written, and
-    RunError as `unreadable` does."""
+    """Verify and read one checkpoint. Raises DamagedError if a byte is not as written, and RunError
+    as `unreadable` does."""
     verify(folder)
     recipe = read_json(folder / RECIPE / JSON)
     if not isinstance(recipe, dict):
         raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
-    host = _read_host(folder / HOST / JSON)
-    saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
-    _require_step(saved)
-    return saved
-
-
-def _read_host(file: Path) -> HostState:
+    file = folder / HOST / JSON
     try:
-        return parse_host_state(read_json(file))
+        host = parse_host_state(read_json(file))
     except ValueError as error:
         raise DamagedError(f"{file}: is not what a run saves: {error}") from error
-
-
-def _require_step(saved: Checkpoint) -> None:
+    saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
-        raise DamagedError(f"{saved.where / STATE}: says of no step that it was made there")
-    if saved.step != checkpoint_step(saved.where):
-        raise DamagedError(f"{saved.where / STATE}: was made at step {saved.step}")
+        raise DamagedError(f"{folder / STATE}: says of no step that it was made there")
+    if saved.step != checkpoint_step(folder):
+        raise DamagedError(f"{folder / STATE}: was made at step {saved.step}")
+    return saved
 
 
 def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
@@ -159,17 +147,17 @@ def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
 
     Raises DataError.
     """
-    wanted = leaves_by_path(like)
-    problems = [f"{path} is missing" for path in wanted if path not in arrays]
-    problems += [f"{path} is not in this network" for path in arrays if path not in wanted]
+    expected = leaves_by_path(like)
+    problems = [f"{path} is missing" for path in expected if path not in arrays]
+    problems += [f"{path} is not in this network" for path in arrays if path not in expected]
     problems += [
         f"{path} is {_form(arrays[path])}, this network needs {_form(leaf)}"
-        for path, leaf in wanted.items()
+        for path, leaf in expected.items()
         if path in arrays and _form(arrays[path]) != _form(leaf)
     ]
     if problems:
         raise DataError(f"{where}: of another recipe: {listed(problems)}")
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in wanted])
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in expected])
 
 
 def _form(array: Any) -> str:

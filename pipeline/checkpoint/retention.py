@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a run are kept."""
+"""Retention of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import (
-    MANIFEST,
-    METRICS,
-    checkpoint_path,
-    draft_path,
-)
+from pipeline.checkpoint.checkpoint_folder import MANIFEST, METRICS, checkpoint_path, draft_path
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
 from pipeline.training.part_specs import metric_directions
-
-
-def _holds_none(step: int) -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -28,51 +19,46 @@ class Retention:
     """Keep the newest `keep`, the newest `keep` of the steps that it holds, and the best by a
     metric.
 
-    A rollback goes back to the steps for which `holds` returns True, however often a signal or a
-    clock makes the run save.
-    With `minutes` the first checkpoint is kept, and from each one kept so the first that is at
-    least that much younger (MindSpore's keep_checkpoint_per_n_minutes).
+    A rollback goes back to the steps for which `holds` returns True, so they stay even if a signal
+    or a clock makes the run save often. With `minutes` the first checkpoint stays, and after each
+    that stays the first one that is at least `minutes` younger (MindSpore's
+    keep_checkpoint_per_n_minutes).
     """
 
     keep: int
     best: str | None = None
-    holds: Callable[[int], bool] = _holds_none
+    holds: Callable[[int], bool] = lambda step: False
     minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
-        """Return the steps, of these ascending ones, whose checkpoints need not be kept."""
+        """Return the steps, of these ascending ones, whose checkpoints may be removed."""
         due = [step for step in steps if self.holds(step)]
-        kept: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
+        retained: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
         if self.best is not None:
-            kept.add(_best(root, steps, self.best))
+            retained.add(_best(root, steps, self.best))
         if self.minutes is not None:
-            kept.update(_spaced(root, steps, 60.0 * self.minutes))
-        return [step for step in steps if step not in kept]
+            retained.update(_select_spaced(root, steps, 60.0 * self.minutes))
+        return [step for step in steps if step not in retained]
 
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
     draft = draft_path(folder)
-    draft.write_text(metrics_text(metrics), encoding="utf-8")
-    # Empty where the process is killed now, which is harmless: only files are listed.
+    draft.write_text(json.dumps(dict(metrics)), encoding="utf-8")
+    # Empty if the process is killed now, which is harmless: only files are listed.
     (folder / METRICS).mkdir(exist_ok=True)
     commit(draft, folder / METRICS / METRICS)
     sync(folder)
 
 
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return the content of a checkpoint's file of metrics."""
-    return json.dumps(dict(metrics))
-
-
-def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
+def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
     """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
 
-    One whose time of saving is not known is passed over, and so removed like any other.
+    Checkpoints without a readable time are passed over, and so may be removed.
     """
     last: float | None = None
     for step in steps:
-        saved_at = _saved_at(checkpoint_path(root, step) / MANIFEST)
+        saved_at = _read_number(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
         if saved_at is None:
             continue
         if last is None or saved_at - last >= seconds:
@@ -80,27 +66,21 @@ def _spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
             yield step
 
 
-def _saved_at(manifest: Path) -> float | None:
-    """Return when a checkpoint was saved, in seconds since 1970; None if it can't be read."""
-    try:
-        saved_at = read_json(manifest)[SAVED_AT]
-    except (OSError, DamagedError, LookupError, TypeError):
-        return None
-    return saved_at if isinstance(saved_at, float) else None
-
-
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
     sign = 1 if metric_directions([metric])[metric] == "max" else -1
-    known = {step: _read_value(checkpoint_path(root, step), metric) for step in steps}
-    values = {step: sign * value for step, value in known.items() if value is not None}
+    readings = {
+        step: _read_number(checkpoint_path(root, step) / METRICS / METRICS, metric)
+        for step in steps
+    }
+    values = {step: sign * value for step, value in readings.items() if value is not None}
     return max(values, key=lambda step: (values[step], step), default=None)
 
 
-def _read_value(folder: Path, metric: str) -> float | None:
-    """Read the metric of a checkpoint; None where there is none, or it is no number."""
+def _read_number(file: Path, key: str) -> float | None:
+    """Read a number of a JSON file; None if it is missing or isn't a number."""
     try:
-        value = float(read_json(folder / METRICS / METRICS)[metric])
+        value = float(read_json(file)[key])
     except (DamagedError, LookupError, TypeError, ValueError, OverflowError):
         return None
     return None if math.isnan(value) else value

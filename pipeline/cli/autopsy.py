@@ -18,10 +18,10 @@ def main(run_dir: Path) -> CommandResult:
     reproducer = read_reproducer(run_dir)
     again = examine(reproducer.parts, reproducer.state, reproducer.batch, reproducer.device)
     print(printable_lines(str(again)))
-    is_same = str(again) == reproducer.found
+    is_same = str(again) == reproducer.finding
     if is_same:
         print("this is what the run has found")
     else:
-        print(printable_lines(f"the run has found:\n{reproducer.found}"))
-    facts = {**again.to_dict(), "run_found": reproducer.found, "same": is_same}
+        print(printable_lines(f"the run has found:\n{reproducer.finding}"))
+    facts = {**again.to_dict(), "run_found": reproducer.finding, "same": is_same}
     return CommandResult(facts, exit_status=0 if is_same else 1)

@@ -73,11 +73,11 @@ def main(
             with reporter.clock(f"dumping step {step}"):
                 inputs = StepInputs(Weights.of(saved.state), opened.batch(step), step)
                 run = DumpedRun(str(run_dir), opened.device_name, loss)
-                result = dump_step(request, opened.recipe, opened.programs(step), inputs, run)
-            report = result.report
+                programs = opened.programs(step)
+                report = dump_step(request, opened.recipe, programs, inputs, run)
             reporter.stage("dump", f"step {step}: {report}")
-            reporter.stage("dump", f"step {step}: {loss_check(result.loss, loss)}")
-            losses = {"step": step, "loss": result.loss, "run_loss": loss}
+            reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            losses = {"step": step, "loss": report.loss, "run_loss": loss}
             dumps.append({**losses, **asdict(report), "folder": str(report.folder)})
             if report.stopped is not None:
                 return CommandResult({"dumps": dumps}, exit_status=1)

@@ -17,7 +17,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.forecast.host_forecast import checked, forecast_step
+from pipeline.inspect.forecast.host_forecast import forecast_step, measured_line
 from pipeline.stages.autosink.dispatch_costs import OFF, first_look
 from pipeline.stages.autosink.timed_runs import TimedRuns
 from pipeline.stages.build import build
@@ -77,5 +77,5 @@ def forecast_recipe(
         # The first steps are slow: memory that no one has touched, libraries that plan their calls.
         steps = int(np.clip(CHECK_S * 1e3 / first_look(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS))
         measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
-    text = f"{forecast}\n{checked(forecast, measured_ms)}"
+    text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
     return text, {**facts, "measured_ms": measured_ms}

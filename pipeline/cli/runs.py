@@ -14,9 +14,8 @@ from rich.table import Table
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.strict_json import json_text
-from pipeline.study.runs.differing_keys import differing_keys
 from pipeline.study.runs.importance import importance_of_keys
-from pipeline.study.runs.kept_run import KeptRun, read_runs
+from pipeline.study.runs.kept_run import KeptRun, differing_keys, read_runs
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_better_larger, main_metric
 

@@ -1,17 +1,18 @@
 """The replay of one step, outside the compiled loop, and the finding from its values.
 
 The step is traced from the functions that were compiled, with the same precision, lowerings and
-random keys, and then computed equation by equation. Results may differ from those of the compiled
-step in the last digits, since XLA fuses operations that are computed separately here.
+random keys, and then computed equation by equation. Last digits of results may differ from the
+compiled step, since XLA fuses operations that are computed separately here. Map ops, the loss and
+the norm of the gradient each get a named scope in the replay; the compiled step is unchanged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,25 @@ from pipeline.backends.graph.replay.values import ReplayValue
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
+from pipeline.data.dataset_spec import MapOp
 from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
-from pipeline.inspect.autopsy.scopes import DATA, KINDS, outcome_of, phase_of, with_scopes
+from pipeline.training.bucketing import in_its_bucket
 from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import gradients_of, norm_of
+
+DATA = "dataset.train.ops"
+LOSS = "loss"
+GRADIENT_NORM = "gradient_norm"
+
+KINDS: dict[Phase, str] = {
+    "data": COLUMN,
+    "forward": "activation",
+    "loss": "loss",
+    "backward": "gradient",
+    "gradient norm": "gradient",
+}
+"""Kinds of tensors that operations produce, by phase of the step."""
 
 _INPUTS = {
     "columns": COLUMN,
@@ -56,18 +72,16 @@ def examine(
     grad_norm = math.nan if norm is None else float(norm.array)
     bad = loss.origin if norm is None else norm.origin
     if bad is None:
-        return Autopsy(step, float(loss.array), grad_norm, None, _why_finite(replay))
+        extreme = replay.interpreter.extreme
+        reason = (
+            "one operation at a time, loss and gradient are finite. The compiled step fuses "
+            "operations and so rounds otherwise; nearest to the end of its type came "
+            f"{extreme.source}, {extreme.value:.4g} in {extreme.dtype}, {extreme.share:.2%} of the "
+            "largest number"
+        )
+        return Autopsy(step, float(loss.array), grad_norm, None, reason)
     finding = replay.finding(first_cause(bad), of_loss=norm is None)
     return Autopsy(step, float(loss.array), grad_norm, finding)
-
-
-def _why_finite(replay: _Replay) -> str:
-    extreme = replay.interpreter.extreme
-    return (
-        "one operation at a time, loss and gradient are finite. The compiled step fuses operations "
-        f"and so rounds otherwise; nearest to the end of its type came {extreme.source}, "
-        f"{extreme.value:.4g} in {extreme.dtype}, {extreme.share:.2%} of the largest number"
-    )
 
 
 @dataclass
@@ -84,9 +98,12 @@ class _Replay:
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
         """Compute the step's loss, and the norm of its gradient unless the loss is not finite.
 
-        The cause of a loss that is not finite lies before the gradient, whose equations are most.
+        The cause of a loss that is not finite comes before the gradient, which has most of the
+        equations.
         """
-        function = partial(outcome_of, with_scopes(self.parts))
+        ops: Any = tuple(map(_ScopedOp, self.parts.train_ops, count()))
+        scoped = replace(self.parts, train_ops=ops, loss=jax.named_scope(LOSS)(self.parts.loss))
+        function = partial(outcome_of, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = leaves_by_path((self.state, self.batch))
         inputs = [_input(path, leaf) for path, leaf in leaves.items()]
@@ -94,9 +111,9 @@ class _Replay:
         is_loss = [path == "loss" for path in outputs]
         of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
-            var: named
+            var: NamedTensor("gradient of", path.removeprefix("gradients/"))
             for var, path in zip(closed.jaxpr.outvars, outputs, strict=True)
-            if (named := _named_output(path)) is not None and not hasattr(var, "val")
+            if path.startswith("gradients/") and not hasattr(var, "val")
         }
         # Hundreds of programs of one operation each, which no later run needs.
         with no_compile_cache():
@@ -111,7 +128,7 @@ class _Replay:
         """The finding for a cause: operation, layer, tensors and samples."""
         origin = cause.origin
         if origin.named is not None and origin.number < 0:
-            return self._of_input(origin)
+            return self._find_in_input(origin)
         phase = phase_of(origin.scope, of_loss=of_loss)
         named = _gradient_in(origin) if phase == "gradient norm" else None
         layer = layer_named(origin.scope)
@@ -128,10 +145,11 @@ class _Replay:
             self._samples(origin, phase),
         )
 
-    def _of_input(self, origin: Origin) -> Finding:
+    def _find_in_input(self, origin: Origin) -> Finding:
         assert origin.named is not None, "inputs have names"
         assert origin.result is not None, "a cause has been looked at"
-        kind, name = origin.named.kind, origin.named.name
+        kind = origin.named.kind
+        name = origin.named.name
         tensor = Tensor(kind, name, origin.result)
         if kind == COLUMN:
             rows = bad_rows(origin.array, origin.array.shape[0])
@@ -142,15 +160,18 @@ class _Replay:
     def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
         """The result of the operation, with a name."""
         assert origin.result is not None, "a cause has been looked at"
-        layer, read = layer_named(origin.scope), [operand.named for operand in origin.operands]
-        kind, name = KINDS[phase], f"of {layer}" if layer else ""
+        layer = layer_named(origin.scope)
+        read = [operand.named for operand in origin.operands]
+        kind = KINDS[phase]
+        name = f"of {layer}" if layer else ""
         if gradient is not None:
             name = f"of {gradient.name}, squared"
         elif phase == "data":
             position = int(layer.removeprefix(f"{DATA}.").partition(".")[0])
             name = f"{' and '.join(self.parts.train_ops[position].columns)} after that op"
         elif origin.primitive == "convert_element_type" and read[0] is not None:
-            kind, name = read[0].kind, f"{read[0].name}, as the layer reads it"
+            kind = read[0].kind
+            name = f"{read[0].name}, as the layer reads it"
         return Tensor(kind, name, origin.result)
 
     def _inputs_of(self, layer: str) -> tuple[Tensor, ...]:
@@ -162,17 +183,15 @@ class _Replay:
             return ()
         return tuple(
             Tensor("parameter", name, range_of(leaf))
-            for name, leaf in self._parameters()
+            for name, leaf in leaves_by_path(self.state.params).items()
             if name.startswith(f"{layer}/")
         )
-
-    def _parameters(self) -> Iterator[tuple[str, Any]]:
-        yield from leaves_by_path(self.state.params).items()
 
     def _samples(self, origin: Origin, phase: Phase) -> BadSamples | None:
         if origin.result is None or phase == "gradient norm":
             return None
-        layer, shape = layer_named(origin.scope), origin.result.shape
+        layer = layer_named(origin.scope)
+        shape = origin.result.shape
         shapes = {tensor.range.shape for tensor in self._parameters_of(layer)}
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
@@ -199,21 +218,14 @@ class _Replay:
 
 def _input(path: str, leaf: Any) -> ReplayValue:
     """An input of the step, `0/params/conv_0/kernel`, with its name."""
-    _, _, rest = path.partition("/")
-    field, _, name = rest.partition("/")
+    _, _, inner_path = path.partition("/")
+    field, _, name = inner_path.partition("/")
     named = NamedTensor(_INPUTS.get(field, field), name)
     if not is_float(leaf) or np.isfinite(largest(leaf)):
         return ReplayValue(leaf, named)
-    found = range_of(leaf)
-    origin = Origin(-1, "", "", found.nan > 0, result=found, array=leaf, named=named)
+    input_range = range_of(leaf)
+    origin = Origin(-1, "", "", input_range.nan > 0, result=input_range, array=leaf, named=named)
     return ReplayValue(leaf, named, origin=origin)
-
-
-def _named_output(path: str) -> NamedTensor | None:
-    field, _, name = path.partition("/")
-    if field == "gradients":
-        return NamedTensor("gradient of", name)
-    return None
 
 
 def _gradient_in(origin: Origin) -> NamedTensor | None:
@@ -222,3 +234,65 @@ def _gradient_in(origin: Origin) -> NamedTensor | None:
     if not read:
         return None
     return max(read, key=lambda operand: operand.range.max or 0.0).named
+
+
+class Outcome(NamedTuple):
+    """The values that decide whether a step is bad, and the gradients by name."""
+
+    loss: Any
+    grad_norm: Any
+    gradients: Any
+
+
+@dataclass(frozen=True)
+class _ScopedOp:
+    """A map op in a scope named for its place in the recipe, `dataset.train.ops.1.rescale`."""
+
+    op: MapOp
+    position: int
+
+    @property
+    def draws(self) -> int:
+        return self.op.draws
+
+    @property
+    def choices(self) -> int:
+        return self.op.choices
+
+    def chosen(self, number: int) -> _ScopedOp:
+        return replace(self, op=self.op.chosen(number))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.op.columns
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        with jax.named_scope(f"{DATA}.{self.position}.{self.op.name}"):
+            return self.op.map(xp, values, uniforms)
+
+
+def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
+    """Loss, gradient norm and gradients of a step, without its update."""
+
+    def compute(padded: Batch) -> tuple[Any, Any]:
+        result = gradients_of(parts, state, padded)
+        return result.loss, result.values
+
+    loss, values = in_its_bucket(parts.buckets, batch, compute)
+    with jax.named_scope(GRADIENT_NORM):
+        norm = norm_of(values, 1 / state.loss_scale)
+    return Outcome(loss, norm, values)
+
+
+def phase_of(scope: str, *, of_loss: bool) -> Phase:
+    """The phase of a step that a scope belongs to; `of_loss`: the loss depends on it."""
+    if GRADIENT_NORM in scope:
+        return "gradient norm"
+    if DATA in scope:
+        return "data"
+    if "transpose(" in scope:
+        return "backward"
+    layer = layer_named(scope)
+    if not layer or layer.startswith(LOSS):
+        return "loss" if of_loss else "backward"
+    return "forward"

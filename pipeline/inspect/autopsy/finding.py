@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pipeline.backends.graph.replay.ranges import Range
@@ -66,7 +66,7 @@ class Finding:
     phase: Phase
     layer: str
     operation: str
-    """The JAX primitive; "" where an input of the step is already not finite."""
+    """The JAX primitive; "" if an input of the step is already not finite."""
     tensor: Tensor
     operands: tuple[Tensor, ...] = ()
     """Operands of the operation."""
@@ -75,7 +75,7 @@ class Finding:
     parameters: tuple[Tensor, ...] = ()
     """Parameters of the layer."""
     samples: BadSamples | None = None
-    """None where the tensor has no part for each sample."""
+    """None if the tensor has no part for each sample."""
 
     @property
     def headline(self) -> str:
@@ -106,22 +106,16 @@ class Finding:
             "layer": self.layer or None,
             "operation": self.operation or None,
             "tensor": self.tensor.to_dict(),
-            "operands": _dicts(self.operands),
-            "inputs": _dicts(self.inputs),
-            "parameters": _dicts(self.parameters),
-            "samples": None
-            if samples is None
-            else {"ids": list(samples.ids), "positions": list(samples.positions), "of": samples.of},
+            "operands": [tensor.to_dict() for tensor in self.operands],
+            "inputs": [tensor.to_dict() for tensor in self.inputs],
+            "parameters": [tensor.to_dict() for tensor in self.parameters],
+            "samples": None if samples is None else asdict(samples),
         }
-
-
-def _dicts(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-    return [tensor.to_dict() for tensor in tensors]
 
 
 @dataclass(frozen=True)
 class Autopsy:
-    """The result of examining one bad step: the finding, or why there is none."""
+    """The result of examining one bad step: the finding, or the reason without one."""
 
     step: int
     loss: float

@@ -1,4 +1,4 @@
-"""The reproducer of a bad step: all inputs of a replay, in a folder of its own.
+"""The reproducer of a bad step: all inputs of a replay, in one folder.
 
     reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
 
@@ -36,8 +36,8 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
 from pipeline.data.transform import column_specs, moving_labels
+from pipeline.inspect.autopsy.examine import outcome_of
 from pipeline.inspect.autopsy.finding import Autopsy
-from pipeline.inspect.autopsy.scopes import outcome_of
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
@@ -50,7 +50,8 @@ from pipeline.training.freezing import config_at
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.state import FreezePhase, StepConfig, TrainState
 
-ARRAYS, STEP = "arrays.npz", "step.json"
+ARRAYS = "arrays.npz"
+STEP = "step.json"
 _STATE = ("params", "batch_stats")
 
 
@@ -62,8 +63,8 @@ class Reproducer:
     state: TrainState
     batch: Batch
     device: jax.Device
-    """The device of the run, where this machine has it."""
-    found: str
+    """The device of the run, if this machine has it."""
+    finding: str
     """The finding of the run, as text."""
 
 
@@ -82,11 +83,13 @@ def write_reproducer(
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
     write_weights(folder / ARRAYS, _arrays(state, batch))
+    first = next(iter(parts.train_ops), None)
     document = {
         "image": asdict(parts.image),
         "classes": parts.classes,
         "frozen": list(parts.frozen),
-        "table": _table_of(parts),
+        # The op that encodes the rows of a table.
+        "table": first.model_dump(mode="json") if isinstance(first, EncodeTable) else None,
         "class_counts": list(parts.class_counts),
         "samples": batch.samples,
         "autopsy": autopsy.to_dict(),
@@ -95,52 +98,50 @@ def write_reproducer(
     return folder
 
 
-def _table_of(parts: StepConfig) -> dict[str, Any] | None:
-    """The op that encodes the rows of a table, as JSON."""
-    first = next(iter(parts.train_ops), None)
-    return first.model_dump(mode="json") if isinstance(first, EncodeTable) else None
-
-
 def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
-    kept = {
+    tree = {
         "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
         "batch": {
             name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
         },
     }
-    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(kept).items()}
+    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer, or that of a run directory.
+    """Read a reproducer, given its folder or the run directory.
 
-    Raises DataError where there is none or it is damaged, RecipeError where its recipe is no longer
-    valid, RunError where its choice of lowerings can't be read.
+    Raises DataError if it is missing or damaged, RecipeError if its recipe is no longer valid,
+    RunError if its choice of lowerings can't be read.
     """
-    where = _find(folder)
-    recipe, tree = read_run_recipe(where), _read_arrays(where / ARRAYS)
+    where = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
+    if where is None:
+        raise DataError(
+            f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient "
+            "is not finite ends a run"
+        )
+    recipe = read_run_recipe(where)
+    tree = _read_arrays(where / ARRAYS)
     try:
         document = read_json(where / STEP)
-        found = str(document["autopsy"]["text"])
+        finding = str(document["autopsy"]["text"])
         samples = document["samples"]
         batch = Batch(**tree["batch"], samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         parts = _parts(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
-    _require_fit(where, parts, state, batch)
-    device = _device_of(recipe)
-    return Reproducer(_lowered(parts, where, state, batch, device), state, batch, device, found)
-
-
-def _find(folder: Path) -> Path:
-    """The folder of a reproducer, given it or its run directory. Raises DataError without one."""
-    for candidate in (folder / REPRODUCER, folder):
-        if (candidate / STEP).is_file():
-            return candidate
-    raise DataError(
-        f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient is "
-        "not finite ends a run"
+    try:
+        jax.eval_shape(partial(outcome_of, parts), state, batch)
+    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
+    try:
+        device = recipe.device.open(recipe.parallel).device
+    except PipelineError:  # a step can be examined on any machine it is sent to
+        device = jax.devices()[0]
+    return Reproducer(
+        _apply_lowerings(parts, where, state, batch, device), state, batch, device, finding
     )
 
 
@@ -161,22 +162,6 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)
 
 
-def _device_of(recipe: Recipe) -> jax.Device:
-    try:
-        return recipe.device.open(recipe.parallel).device
-    except PipelineError:  # a step can be examined on any machine it is sent to
-        return jax.devices()[0]
-
-
-def _require_fit(where: Path, parts: StepConfig, state: TrainState, batch: Batch) -> None:
-    """Raise DataError unless the step can be traced with this state and batch."""
-    try:
-        jax.eval_shape(partial(outcome_of, parts), state, batch)
-    except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
-
-
 def _read_arrays(path: Path) -> Mapping[str, Any]:
     arrays = {name: jnp.asarray(array) for name, array in read_weights(path).items()}
     try:
@@ -185,23 +170,25 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: its names are no state and batch: {error}") from error
 
 
-def _lowered(
+def _apply_lowerings(
     parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
 ) -> StepConfig:
-    """The configuration with the run's lowerings, where it had some and this machine has them."""
-    file, network = folder / LOWERINGS, parts.network
+    """Return the configuration with the run's lowerings, if it had any and this machine has
+    them."""
+    file = folder / LOWERINGS
+    network = parts.network
     if not file.exists() or not isinstance(network, Network):
         return parts
-    chosen = read_choice(file)
+    choice = read_choice(file)
     size = microbatch_size(batch.sample.shape[0], parts.accumulate)
-    laid_out = replace(parts, network=network.clone(layout=chosen.layout))
+    laid_out = replace(parts, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
-    # Always the user's own cache: a stranger's recipe must not decide where to write.
+    # Always the user's cache: a stranger's recipe must not choose the folder.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
-    kept = Tuning("off", "exhaustive", cache, chosen.lowerings)
+    tuning = Tuning("off", "exhaustive", cache, choice.lowerings)
     try:
-        choose_lowerings(problems, device, kept, lambda _: nullcontext())
+        choose_lowerings(problems, device, tuning, lambda _: nullcontext())
     except RunError:
         return parts
-    lowered = network.clone(policy=chosen.lowerings, layout=chosen.layout)
+    lowered = network.clone(policy=choice.lowerings, layout=choice.layout)
     return replace(parts, network=lowered)

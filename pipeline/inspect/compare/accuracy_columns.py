@@ -1,14 +1,14 @@
 """The columns of an accuracy comparison, by the formulas of CANN's msaccucmp.
 
 x is the left side, the one that is examined, and y the right one, the reference; both are taken
-flat, and sums are in float64. `epsilon` is that of float32 throughout.
+flat, and sums are in float64. `epsilon` is the float32 epsilon throughout.
 
     cosine similarity             x.y / (|x| |y|), at most 1
     maximum absolute error        max |x - y|
     accumulated relative error    sum of |x/y - 1| over elements with |y| > epsilon
     relative Euclidean distance   |x - y| / |y|
     Kullback-Leibler divergence   sum of p log(p / q); p and q are x and y scaled from 0 to 1,
-                                  raised to epsilon where they are less, divided by their sums
+                                  raised to epsilon if they are less, divided by their sums
     standard deviation            mean and standard deviation of either side
     mean absolute error           mean of |x - y|
     root mean square error        root of the mean of (x - y)^2
@@ -43,18 +43,18 @@ NEITHER = MeanAndDeviation(nan, nan)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one pair of tensors. NaN: there is no result, as where shapes differ or an
-    element is not finite."""
+    """The columns of one pair of tensors. NaN means no result: shapes differ or an element is not
+    finite."""
 
     cosine: float = nan
-    """From -1 to 1; NaN where one side alone is all 0, 1 where both are."""
+    """From -1 to 1; NaN if only one side is all 0, 1 if both are."""
     max_absolute: float = nan
     accumulated_relative: float = nan
     """Grows with the number of elements."""
     relative_euclidean: float = nan
-    """0 where the right side is all 0."""
+    """0 if the right side is all 0."""
     divergence: float = nan
-    """NaN where one side alone is all 0."""
+    """NaN if only one side is all 0."""
     left: MeanAndDeviation = NEITHER
     right: MeanAndDeviation = NEITHER
     mean_absolute: float = nan
@@ -67,19 +67,21 @@ COLUMNS = tuple(field.name for field in fields(Columns))
 
 
 def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
-    """Compare two arrays; those of different shapes, and empty ones, have no result."""
+    """Compare two arrays; arrays of different shapes and empty arrays have no result."""
     if left.shape != right.shape or left.size == 0:
         return Columns(left=spread(left), right=spread(right))
     x, y = (np.asarray(side, np.float64).ravel() for side in (left, right))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return Columns(left=spread(left), right=spread(right))
     difference = np.abs(x - y)
-    relative = relative_errors(x, y)
+    counted = np.abs(y) > EPSILON
+    relative = np.abs(x[counted] / y[counted] - 1)
+    length = norm(y)
     return Columns(
         cosine=cosine_similarity(x, y),
         max_absolute=float(difference.max()),
         accumulated_relative=float(relative.sum()),
-        relative_euclidean=relative_distance(x, y),
+        relative_euclidean=0.0 if length <= TINY else norm(x - y) / length,
         divergence=kl_divergence(x, y),
         left=spread(left),
         right=spread(right),
@@ -91,43 +93,33 @@ def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
 
 
 def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
-    """Cosine of the angle between flat float64 arrays; 1 for scalars and where both are all 0."""
+    """Cosine of the angle between flat float64 arrays; 1 for scalars and if both are all 0."""
     norms = norm(x), norm(y)
     if x.size == 1 or max(norms) <= TINY:
         return 1.0
     if min(norms) <= TINY:
         return nan
-    # Divided one after the other: the product of two small norms may be 0.
+    # Divided by one norm at a time: the product of two small norms may be 0.
     return float(np.clip((x / norms[0] * (y / norms[1])).sum(), -1.0, 1.0))
 
 
-def relative_errors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """|x/y - 1| of the elements with |y| > epsilon."""
-    counted = np.abs(y) > EPSILON
-    return np.abs(x[counted] / y[counted] - 1)
-
-
-def relative_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """|x - y| / |y|; 0 where y is all 0."""
-    length = norm(y)
-    return 0.0 if length <= TINY else norm(x - y) / length
-
-
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Divergence of the scaled distributions of x and y; NaN where one alone is all 0."""
+    """Divergence of the scaled distributions of x and y; NaN if only one is all 0."""
     zeros = norm(x) <= TINY, norm(y) <= TINY
     if all(zeros):
         return 0.0
     if any(zeros):
         return nan
-    p, q = _distribution(x), _distribution(y)
+    p = _distribution(x)
+    q = _distribution(y)
     result = float((p * np.log(p / q)).sum())
     return 0.0 if abs(result) < EPSILON else result
 
 
 def _distribution(x: np.ndarray) -> np.ndarray:
     """x scaled from 0 to 1, raised to epsilon and divided by the sum; equal elements stay so."""
-    low, high = x.min(), x.max()
+    low = x.min()
+    high = x.max()
     scaled = (x - low) / (high - low) if high > low else np.ones_like(x)
     raised: np.ndarray = np.maximum(scaled, EPSILON)
     return raised / raised.sum()
@@ -140,9 +132,9 @@ def norm(x: np.ndarray) -> float:
 
 
 def spread(x: np.ndarray) -> MeanAndDeviation:
-    """Mean and standard deviation of all elements; NaN where there are none."""
+    """Mean and standard deviation of all elements; NaN for an empty array."""
     flat = np.asarray(x, np.float64).ravel()
     if not flat.size:
-        return MeanAndDeviation(nan, nan)
+        return NEITHER
     with np.errstate(invalid="ignore", over="ignore"):
         return MeanAndDeviation(float(flat.mean()), float(flat.std()))

@@ -9,10 +9,11 @@ from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.forced_layers import ForcedComparison
 from pipeline.inspect.compare.layer_errors import worst_by_layer
 from pipeline.inspect.compare.tensor_rows import Row
+from pipeline.inspect.dumps.tensor_names import LOSS
 
 GAIN = 4.0
-"""How many times the error of what it reads a layer may give before it counts as an amplifier."""
-NOTICED = 1e-6
+"""Ratio of a layer's output error to its input error from which it counts as an amplifier."""
+MIN_DISTANCE = 1e-6
 """Relative Euclidean distance below which an error is not followed."""
 WEAK = 1000.0
 """Times its expected error up to which a layer may be of weak accuracy, and not wrong."""
@@ -39,9 +40,11 @@ def cause_hints(
     if gains:
         named = ", ".join(f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:SHOWN])
         hints.append(f"amplifier structures: errors of inputs grow in {named}")
-    weak = [] if forced is None else [f for f in forced.findings if f.worst.ratio < WEAK]
+    weak = [] if forced is None else [f for f in forced.findings if f.ratio < WEAK]
     if weak:
-        hints.append(f"weak accuracy of an operator: {', '.join(f.layer for f in weak[:SHOWN])}")
+        hints.append(
+            f"weak accuracy of an operator: {', '.join(f.name.layer for f in weak[:SHOWN])}"
+        )
     return hints
 
 
@@ -53,31 +56,33 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
         for row in rows
         if row.left is not None and not isnan(row.columns.relative_euclidean)
     }
-    found = []
-    for (layer, role), given in errors.items():
-        read = errors.get((layer, "input"), 0.0)
-        if role == "output" and read > NOTICED and given > GAIN * read:
-            found.append((layer, given / read))
-    return sorted(found, key=lambda one: -one[1])
+    gains = []
+    for (layer, role), error in errors.items():
+        input_error = errors.get((layer, "input"), 0.0)
+        if role == "output" and input_error > MIN_DISTANCE and error > GAIN * input_error:
+            gains.append((layer, error / input_error))
+    return sorted(gains, key=lambda gain: -gain[1])
 
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
     """Return a table of the layers by themselves, the largest errors over the expected first."""
-    worst = sorted(worst_by_layer(forced.errors).values(), key=lambda one: -one.score)
-    named = {finding.layer for finding in forced.findings}
+    # The loss is blamed by its gradient alone.
+    errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
+    worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
+    named = {finding.name.layer for finding in forced.findings}
     table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
     table += [
         (
-            one.name.layer,
-            one.kind,
-            one.dtype,
-            one.name.tensor_index,
-            f"{one.error:.3g}",
-            f"{one.expected:.3g}",
-            f"{one.ratio:.3g}",
-            f"{one.pattern:.3g}",
+            error.name.layer,
+            error.kind,
+            error.dtype,
+            error.name.tensor_index,
+            f"{error.error:.3g}",
+            f"{error.expected:.3g}",
+            f"{error.ratio:.3g}",
+            f"{error.pattern:.3g}",
         )
-        for one in worst[:limit]
+        for error in worst[:limit]
     ]
     lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
     return [f"{'!' if row[0] in named else ' '} {line}".rstrip() for row, line in lines]

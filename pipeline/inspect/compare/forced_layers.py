@@ -1,22 +1,23 @@
-"""Layers of one side computed from what those of the other side read."""
+"""Layers of one side, computed on the inputs of the other side's layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from pipeline.inspect.compare.layer_errors import BlamedLayer, LayerError, findings, layer_errors
+from pipeline.inspect.compare.layer_errors import LayerError, findings, layer_errors
 from pipeline.inspect.dumps.captured_step import CapturedStep, StepPass, join
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
 
 
 @dataclass(frozen=True)
 class ForcedComparison:
-    """The errors of all layers of a side, and the layers to blame, the worst first."""
+    """The errors of all layers of a side, and of each layer to blame the worst, largest first."""
 
     errors: tuple[LayerError, ...]
-    findings: tuple[BlamedLayer, ...]
+    findings: tuple[LayerError, ...]
 
 
 @dataclass
@@ -31,29 +32,32 @@ class ReferenceStep:
     def compare(self, examined: LayerPrograms, weights: Weights | None = None) -> ForcedComparison:
         """Feed each layer of `examined` with what the reference's layers read, and blame.
 
-        `weights` are those of the examined side where they differ from the reference's; the
-        expected error is then of those of the reference all the same.
+        `weights` are the examined side's, if they differ from the reference's. The expected error
+        is computed with the reference's in any case.
         """
-        network, own = examined.config.network, self.programs.config.network
+        network = examined.config.network
+        base = self.programs.config.network
         scale = None if weights is None else weights.loss_scale
-        forced = self._forced(examined.forced, weights, scale)
+        forced = self._compute_passes(examined.compute_forced, weights, scale)
         expected = [self.expected_in(network, scale)]
-        if (network.dtype, network.rules) == (own.dtype, own.rules):
-            expected.append(self.step.joined())
-        chosen = getattr(network.policy, "chosen", ())
+        if (network.dtype, network.rules) == (base.dtype, base.rules):
+            expected.append(self.step.merge_passes())
+        lowerings = getattr(network.policy, "chosen", ())
         errors = layer_errors(
             forced,
             expected,
-            self.in_float64(),
-            self.step.joined(),
-            has_winograd=any(how.family.startswith("winograd") for _, how in chosen),
+            self.compute_float64(),
+            self.step.merge_passes(),
+            has_winograd=any(how.family.startswith("winograd") for _, how in lowerings),
         )
         return ForcedComparison(tuple(errors), tuple(findings(errors)))
 
-    def in_float64(self) -> LayerTensors:
+    def compute_float64(self) -> LayerTensors:
         """Return the layers' results in float64, computed once."""
         if self._wide is None:
-            self._wide = self._forced(self.programs.exact().forced_in_float64)
+            self._wide = self._compute_passes(
+                partial(self.programs.exact().compute_forced, wide=True)
+            )
         return self._wide
 
     def expected_in(self, network: Any, scale: Any = None) -> LayerTensors:
@@ -61,26 +65,29 @@ class ReferenceStep:
         types and loss scale."""
         key = network.dtype, network.rules, None if scale is None else float(scale)
         if key not in self._expected:
-            compute = self.programs.in_types_of(network).forced
-            self._expected[key] = self._forced(compute, None, scale)
+            compute = self.programs.with_types_of(network).compute_forced
+            self._expected[key] = self._compute_passes(compute, None, scale)
         return self._expected[key]
 
-    def _forced(
+    def _compute_passes(
         self,
         compute: Callable[..., LayerTensors],
         weights: Weights | None = None,
         scale: Any = None,
     ) -> LayerTensors:
-        """All portions, with the weights that are given or the reference's."""
+        """Compute all portions with `weights`, or the reference's."""
 
-        def once(one: StepPass) -> LayerTensors:
-            used = one.weights
+        def compute_pass(step_pass: StepPass) -> LayerTensors:
+            used = step_pass.weights
             if weights is not None and weights.params is not self.step.passes[0].weights.params:
                 used = weights
             if scale is not None:
                 used = replace(used, loss_scale=scale)
-            return compute(used, one.portion, one.tensors)
+            return compute(used, step_pass.portion, step_pass.tensors)
 
-        shards = [[once(one) for one in microbatches] for microbatches in self.step.shards]
-        every = [tensors for shard in shards for tensors in shard]
-        return join(every, [shard[-1].statistics for shard in shards])
+        shards = [
+            [compute_pass(step_pass) for step_pass in microbatches]
+            for microbatches in self.step.shards
+        ]
+        parts = [tensors for shard in shards for tensors in shard]
+        return join(parts, [shard[-1].statistics for shard in shards])

@@ -1,9 +1,9 @@
-"""The error that each layer makes by itself, and the one that its type explains.
+"""The error of each layer by itself, and the error that its type explains.
 
 Both sides compute every layer from what the reference's layers read, forward and backward. Errors
-are measured from the reference's layers in float64. The expected error is that of the reference's
-layers, plainly lowered, in the types of the examined side: PyTorch's `same` asks likewise whether a
-result is worse than the reference's own rounding.
+are measured from the reference's layers in float64. The expected error is the error of the
+reference's layers, plainly lowered, in the types of the examined side: PyTorch's `same` tests the
+same: whether a result is worse than the reference's rounding.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ import numpy as np
 
 from pipeline.inspect.compare.accuracy_columns import norm
 from pipeline.inspect.dumps.layer_programs import LayerTensors
-from pipeline.inspect.dumps.tensor_names import LOSS, Role, TensorName, named_tensors
+from pipeline.inspect.dumps.tensor_names import Role, TensorName, named_tensors
 
-FACTOR, FACTOR_FLOAT32 = 2.0, 3.0
+FACTOR = 2.0
+FACTOR_FLOAT32 = 3.0
 """How many times its expected error makes a layer a finding: with types of 16 bits, whose roundings
-both sides do at the same places, and in float32, where sums are rounded in another order."""
+both sides do at the same places, and in float32, whose sums are rounded in another order."""
 PATTERN = 12.0
 """How many times the expected ratio of variances makes a finding of an error of 16 bits."""
 FACTOR_WINOGRAD = 12.0
 """The same for convolutions of a side that computes some by Winograd's formulas, whose sums before
 and after the products lose digits: 3.9 and 4.5 times the expected error were measured."""
-FEW, PATTERN_SIZE = 6.0, 256
+FEW = 6.0
+PATTERN_SIZE = 256
 """The factor grows by 1 + FEW / sqrt(n) for n elements, whose errors are a small sample; an error
-has a pattern of as many elements."""
+has a pattern from PATTERN_SIZE elements on."""
 MAX_KIND = 3.0
 """The most by which the errors of other layers of its kind excuse a layer."""
 LEAST = 0.25
 """Relative error, in units of rounding, that any result may have: about half of what rounding
 each element once makes."""
-MADE: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
 """Roles of what a layer makes."""
 
 
@@ -48,20 +50,20 @@ class LayerError:
     kind: str
     dtype: str
     size: int
-    error: float
+    error: float = nan
     """Relative Euclidean distance from the layer in float64."""
-    expected: float
+    expected: float = 0.0
     """The same that its type explains."""
-    pattern: float
-    """Variance of the error between rows over that within rows, by samples or by channels,
-    whichever is larger; about 1 for rounding."""
-    expected_pattern: float
+    pattern: float = nan
+    """Ratio of the variance between rows to the variance within rows, by samples or by channels,
+    the larger of both; about 1 for rounding."""
+    expected_pattern: float = nan
     excused: float = 1.0
     """The median ratio of the other layers of its kind."""
     has_winograd: bool = False
     """Whether it is of a convolution, some of which Winograd's formulas compute."""
     misshapen: str = ""
-    """The shapes of both sides where they differ."""
+    """The shapes of both sides if they differ."""
 
     @property
     def ratio(self) -> float:
@@ -73,8 +75,6 @@ class LayerError:
     @property
     def score(self) -> float:
         """Above 1 the tensor is a finding."""
-        if self.misshapen:
-            return inf
         if not np.isfinite(self.ratio):
             return inf
         narrow = self.dtype in ("float16", "bfloat16")
@@ -85,25 +85,16 @@ class LayerError:
             by_size = max(by_size, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
         return by_size
 
-
-@dataclass(frozen=True)
-class BlamedLayer:
-    """A layer that makes more error than its type explains, by its worst tensor."""
-
-    layer: str
-    kind: str
-    worst: LayerError
-
     def __str__(self) -> str:
-        worst = self.worst
-        if worst.misshapen:
-            return f"{self.layer} ({self.kind}): {worst.name.tensor_index} has {worst.misshapen}"
+        head = f"{self.name.layer} ({self.kind}): {self.name.tensor_index}"
+        if self.misshapen:
+            return f"{head} has {self.misshapen}"
         text = (
-            f"{self.layer} ({self.kind}): {worst.name.tensor_index} has an error of "
-            f"{worst.error:.3g}, {worst.ratio:,.1f} times what {worst.dtype} explains"
+            f"{head} has an error of {self.error:.3g}, {self.ratio:,.1f} times what {self.dtype} "
+            "explains"
         )
-        if worst.pattern > 3 * max(1.0, worst.expected_pattern):
-            text += f"; it is {worst.pattern:,.0f} times as large between rows as within"
+        if self.pattern > 3 * max(1.0, self.expected_pattern):
+            text += f"; it is {self.pattern:,.0f} times as large between rows as within"
         return text
 
 
@@ -122,24 +113,28 @@ def layer_errors(
     them were forced to read. `has_winograd`: the side computes convolutions by those formulas.
     """
     arrays = [dict(_made(tensors)) for tensors in (examined, wide, *expected)]
-    found = []
+    errors = []
     for name, true in arrays[1].items():
-        own = arrays[0].get(name)
-        if own is None:
+        array = arrays[0].get(name)
+        if array is None:
             continue
         form = examined.forms.get(name.layer)
         kind, dtype = (form.kind, form.dtype) if form is not None else ("loss", "float32")
-        smallest = _unit(dtype) * _cancelled(name, true, read)
-        others = [one[name] for one in arrays[2:] if name in one and one[name].shape == true.shape]
-        error = LayerError(name, kind, dtype, int(true.size), nan, 0.0, nan, nan)
-        error = replace(error, has_winograd=has_winograd and kind == "conv")
-        found.append(_measure(error, own, true, others, smallest))
-    return _with_excuses(found)
+        smallest = _unit(dtype) * _norm_of_terms(name, true, read)
+        references = [
+            by_name[name]
+            for by_name in arrays[2:]
+            if name in by_name and by_name[name].shape == true.shape
+        ]
+        is_winograd = has_winograd and kind == "conv"
+        error = LayerError(name, kind, dtype, int(true.size), has_winograd=is_winograd)
+        errors.append(_measure(error, array, true, references, smallest))
+    return _with_excuses(errors)
 
 
 def _made(tensors: LayerTensors) -> Iterator[tuple[TensorName, np.ndarray]]:
     for name, array in named_tensors(tensors, np.zeros(0)):
-        if name.role in MADE and array.size:
+        if name.role in OUTPUT_ROLES and array.size:
             yield name, array
 
 
@@ -147,10 +142,11 @@ def _measure(
     error: LayerError,
     array: np.ndarray,
     true: np.ndarray,
-    others: Sequence[np.ndarray],
+    references: Sequence[np.ndarray],
     smallest: float,
 ) -> LayerError:
-    """Return `error` with its figures: the error of `array`, and of `others` the expected one."""
+    """Return `error` with its figures: the error of `array`, and the expected error from
+    `references`."""
     if array.shape != true.shape:
         return replace(error, misshapen=f"shape {array.shape}, not {true.shape}")
     unit = _unit(error.dtype)
@@ -158,10 +154,10 @@ def _measure(
         size = inf if np.isfinite(true).all() else 0.0
         return replace(error, error=size, expected=unit, pattern=1.0, expected_pattern=1.0)
     length = norm(true)
-    errors = [norm(other - true) for other in others]
+    errors = [norm(reference - true) for reference in references]
     least = max([*errors, LEAST * unit * length, smallest])
     relative = 1 / length if length > 0 else 1.0
-    patterns = [pattern_of(other - true) for other in others]
+    patterns = [pattern_of(reference - true) for reference in references]
     return replace(
         error,
         error=norm(array - true) * relative,
@@ -176,8 +172,8 @@ def _unit(dtype: str) -> float:
     return float(jnp.finfo(dtype).eps) / 2 if dtype not in ("int32", "bool") else 0.0
 
 
-def _cancelled(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
-    """The norm of the terms of a parameter's gradient, whose roundings stay where they cancel.
+def _norm_of_terms(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
+    """The norm of the terms of a parameter's gradient, whose roundings stay when the terms cancel.
 
     It is the root of the sum of the squares of all products that are added over the batch; 0 for
     other tensors.
@@ -193,9 +189,10 @@ def _cancelled(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
 
 
 def pattern_of(error: np.ndarray) -> float:
-    """Variance of an error between rows over that within, by samples or channels: the larger.
+    """Ratio of the variance between rows to the variance within them, by samples or channels: the
+    larger.
 
-    It is the F ratio of a one-way analysis of variance: about 1 where errors are independent.
+    It is the F ratio of a one-way analysis of variance: about 1 if errors are independent.
     """
     if error.ndim < 2 or error.size < PATTERN_SIZE:
         return 1.0
@@ -214,20 +211,20 @@ def _variance_ratio(rows: np.ndarray) -> float:
     return between / within if within > 0 else 1.0
 
 
-def _with_excuses(found: Sequence[LayerError]) -> list[LayerError]:
-    """Divide by the median ratio of other layers of a kind, where there are three at least.
+def _with_excuses(errors: Sequence[LayerError]) -> list[LayerError]:
+    """Divide by the median ratio of other layers of a kind, if there are three at least.
 
     A lowering that adds in another order makes more error in all layers that it computes.
     """
     by_kind: dict[tuple[str, str, str], list[LayerError]] = {}
-    for one in found:
-        by_kind.setdefault(_kind_of(one), []).append(one)
+    for error in errors:
+        by_kind.setdefault(_kind_of(error), []).append(error)
     result = []
-    for one in found:
-        ratios = [other.ratio for other in by_kind[_kind_of(one)] if other is not one]
+    for error in errors:
+        ratios = [other.ratio for other in by_kind[_kind_of(error)] if other is not error]
         if len(ratios) >= 3 and np.isfinite(median(ratios)):
-            one = replace(one, excused=min(max(1.0, median(ratios)), MAX_KIND))
-        result.append(one)
+            error = replace(error, excused=min(max(1.0, median(ratios)), MAX_KIND))
+        result.append(error)
     return result
 
 
@@ -235,23 +232,17 @@ def _kind_of(error: LayerError) -> tuple[str, str, str]:
     return error.kind, error.dtype, error.name.role
 
 
-def findings(errors: Sequence[LayerError]) -> list[BlamedLayer]:
-    """Return the layers that make more error than their type explains, the worst first."""
-    worst: dict[str, LayerError] = {}
-    for one in errors:
-        before = worst.get(one.name.layer)
-        if before is None or one.score > before.score:
-            worst[one.name.layer] = one
-    blamed = [BlamedLayer(layer, one.kind, one) for layer, one in worst.items() if one.score > 1]
-    return sorted(blamed, key=lambda one: -one.worst.score)
+def findings(errors: Sequence[LayerError]) -> list[LayerError]:
+    """Return the worst error of each layer with more error than its type explains, sorted."""
+    blamed = [error for error in worst_by_layer(errors).values() if error.score > 1]
+    return sorted(blamed, key=lambda error: -error.score)
 
 
 def worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
     """Return the error of every layer with the largest score."""
-    found: dict[str, LayerError] = {}
-    for one in errors:
-        if one.name.layer == LOSS and one.name.role != "input_gradient":
-            continue
-        if one.name.layer not in found or one.score > found[one.name.layer].score:
-            found[one.name.layer] = one
-    return found
+    worst: dict[str, LayerError] = {}
+    for error in errors:
+        before = worst.get(error.name.layer)
+        if before is None or error.score > before.score:
+            worst[error.name.layer] = error
+    return worst

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from pipeline.checkpoint.restore import listed
 from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
 from pipeline.config.overrides import key_of
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import nearest
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
+from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors
 from pipeline.inspect.dumps.captured_step import CapturedStep, capture
@@ -32,40 +32,31 @@ from pipeline.inspect.dumps.opened_recipe import (
     require_checkpoints,
 )
 from pipeline.inspect.dumps.portions import portions_of
-from pipeline.inspect.dumps.tensor_names import (
-    DATA,
-    TensorName,
-    is_wanted,
-    named_tensors,
-    require_layers,
-)
+from pipeline.inspect.dumps.tensor_names import DATA, is_wanted, named_tensors, require_layers
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.state import TrainState
 
 NEEDED_LOWERINGS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
-"""Keys with which the lowerings that a run has kept are those of its layers no more."""
+"""Keys that, if changed, make the recorded lowerings of a run invalid."""
 RESTORE = "checkpoint.restore"
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A recipe, opened, and its run where it has one; `changed` are overrides of the other side."""
+    """A recipe, opened, and its run if it has one; `changed` are overrides of the other side."""
 
     name: str
     opened: OpenedRecipe
     run_dir: Path | None = None
     changed: tuple[str, ...] = ()
 
-    @property
-    def has_own_weights(self) -> bool:
-        """Whether it begins at other weights than the other side by its recipe."""
-        return any(key_of(one) == RESTORE for one in self.changed)
-
 
 def side_of_run(run_dir: Path) -> Side:
-    """Open a run. Raises DataError where it is none."""
-    return Side(str(run_dir), open_recipe(_recipe_of(run_dir), run_dir), run_dir)
+    """Open a run. Raises DataError if it isn't one."""
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
+    return Side(str(run_dir), open_recipe(read_run_recipe(run_dir), run_dir), run_dir)
 
 
 def side_of_recipe(overrides: Sequence[str]) -> Side:
@@ -77,7 +68,7 @@ def side_of_recipe(overrides: Sequence[str]) -> Side:
 def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
     """Open the recipe of a side with changes; `overrides` are those that it was composed of.
 
-    Lowerings that the run has kept are used where nothing that they depend on has changed.
+    The run's recorded lowerings are used unless something changed that they depend on.
     """
     if side.run_dir is not None:
         recipe = read_run_recipe(side.run_dir, changes)
@@ -85,16 +76,10 @@ def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -
         recipe = compose_and_check([*overrides, *changes])
     keys = [key_of(change) for change in changes]
     keeps = not any(
-        key == one or key.startswith(f"{one}.") for key in keys for one in NEEDED_LOWERINGS
+        key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in NEEDED_LOWERINGS
     )
     opened = open_recipe(recipe, side.run_dir if keeps else None)
     return Side(f"{side.name} with {' '.join(changes)}", opened, side.run_dir, tuple(changes))
-
-
-def _recipe_of(run_dir: Path) -> Recipe:
-    if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
-    return read_run_recipe(run_dir)
 
 
 @dataclass(frozen=True)
@@ -103,14 +88,13 @@ class StepComparison:
 
     step: int
     left_loss: float | None
-    """None where the left side can't be computed as a whole."""
+    """None if the left side can't be computed as a whole."""
     right_loss: float
     run_loss: float | None
     rows: tuple[Row, ...]
-    """Both sides running freely, where errors add up."""
+    """Both sides computed as a whole, so errors add up."""
     forced: ForcedComparison
     """Every layer of the left side fed with what the right side's layers read."""
-    kinds: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 
@@ -135,59 +119,65 @@ def compare_step(
     RecipeError for a pattern that no layer matches.
     """
     _require_same_network(left, right)
-    kinds = layer_kinds(right.opened.built.parts, right.opened.built.seed)
-    require_layers(request.layers, list(kinds), "layers")
+    layers = layer_kinds(right.opened.built.parts, right.opened.built.seed)
+    require_layers(request.layers, list(layers), "layers")
     state, step = _state_of(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _captured(programs[0], weights, batch, step))
-    own = _weights_of(left, right, weights)
+    reference = ReferenceStep(programs[0], _capture(programs[0], weights, batch, step))
+    left_weights = _weights_of(left, right, weights)
     notes = []
     free = None
     try:
-        free = _captured(programs[1], own, batch, step)
+        free = _capture(programs[1], left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if free is None else _rows(free, reference.step, request)
     if left.run_dir is not None and not left.changed:
-        notes += _distance_of_weights(left, step, weights)
-    notes += [] if free is None else _difference_of_data(free, reference.step)
-    found = reference.compare(programs[1], own)
-    wanted = tuple(e for e in found.errors if is_wanted(e.name, request.layers, "all"))
-    blamed = tuple(f for f in found.findings if is_wanted(f.worst.name, request.layers, "all"))
+        notes.append(_distance_of_weights(left, left.run_dir, step, weights))
+    if free is not None and not np.array_equal(free.images, reference.step.images):
+        distance = columns_of(free.images, reference.step.images).relative_euclidean
+        notes.append(
+            f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
+            f"{distance:.3g}"
+        )
+    forced = reference.compare(programs[1], left_weights)
+    errors = tuple(e for e in forced.errors if is_wanted(e.name, request.layers, "all"))
+    blamed = tuple(f for f in forced.findings if is_wanted(f.name, request.layers, "all"))
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
-        None if free is None else free.joined().loss,
-        reference.step.joined().loss,
+        None if free is None else free.merge_passes().loss,
+        reference.step.merge_passes().loss,
         run_loss,
         tuple(rows),
-        ForcedComparison(wanted, blamed),
-        kinds,
+        ForcedComparison(errors, blamed),
         tuple(notes),
     )
 
 
-def _captured(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
+def _capture(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
     return capture(programs, weights, portions_of(programs.config, batch, step))
 
 
 def _require_same_network(left: Side, right: Side) -> None:
-    """Raise DataError, with the first differences, where layers or parameters differ."""
-    one, other = (
+    """Raise DataError, with the first differences, if layers or parameters differ."""
+    left_kinds, right_kinds = (
         layer_kinds(side.opened.built.parts, side.opened.built.seed) for side in (left, right)
     )
-    problems = [f"{path} is on the left side alone" for path in one if path not in other]
-    for path in other:
-        if path not in one:
-            guess = nearest(path, one)
+    problems = [
+        f"{path} is on the left side alone" for path in left_kinds if path not in right_kinds
+    ]
+    for path in right_kinds:
+        if path not in left_kinds:
+            guess = nearest(path, left_kinds)
             hint = f" (there is {guess} on the left)" if guess else ""
             problems.append(f"{path} is on the right side alone{hint}")
     problems += [
-        f"{path} is {one[path]} and {other[path]}"
-        for path in one
-        if path in other and one[path] != other[path]
+        f"{path} is {left_kinds[path]} and {right_kinds[path]}"
+        for path in left_kinds
+        if path in right_kinds and left_kinds[path] != right_kinds[path]
     ]
     shapes = [
         {path: leaf.shape for path, leaf in leaves_by_path(side.opened.built.state.params).items()}
@@ -212,15 +202,17 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)
     step = steps[-1] if step is None else step
-    kept = kept_state(side.opened, side.run_dir, step, reporter)
-    if kept.replayed:
-        reporter.stage("state", f"of step {step - kept.replayed}; {kept.replayed:,} trained again")
-    return kept.state, step
+    saved = kept_state(side.opened, side.run_dir, step, reporter)
+    if saved.replayed:
+        reporter.stage(
+            "state", f"of step {step - saved.replayed}; {saved.replayed:,} trained again"
+        )
+    return saved.state, step
 
 
 def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
-    """The weights of the left side: the reference's, with a loss scale of its own."""
-    if left.has_own_weights:
+    """Return the weights of the left side: the reference's, with the left side's loss scale."""
+    if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.parts.loss_scale, right.opened.built.parts.loss_scale
     if scales[0] == scales[1]:
@@ -232,7 +224,7 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
     left, right = (
         {
             name: array
-            for name, array in named_tensors(step.joined(), step.images)
+            for name, array in named_tensors(step.merge_passes(), step.images)
             if is_wanted(name, request.layers, request.what)
         }
         for step in (free, reference)
@@ -240,32 +232,24 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
     return compare_tensors(list(left), list(right), left.get, right.get, request.mapped)
 
 
-def _distance_of_weights(left: Side, step: int, weights: Weights) -> list[str]:
-    """How far the left run's own weights of the step are from those that both sides use."""
-    assert left.run_dir is not None, "the side of a run"
-    if step not in saved_steps(left.run_dir / FOLDER):
-        return [f"{left.name} has no checkpoint of step {step}: its own weights are not compared"]
-    own = Weights.of(kept_state(left.opened, left.run_dir, step, Reporter()).state)
-    one, other = leaves_by_path(own.params), leaves_by_path(weights.params)
-    squares = [float(np.square(np.subtract(one[p], other[p], dtype=np.float64)).sum()) for p in one]
-    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in other.values())
+def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
+    """Return how far the left run's weights of the step are from the weights that both sides
+    use."""
+    if step not in saved_steps(run_dir / FOLDER):
+        return f"{left.name} has no checkpoint of step {step}: its own weights are not compared"
+    left_weights = Weights.of(kept_state(left.opened, run_dir, step, Reporter()).state)
+    left_params = leaves_by_path(left_weights.params)
+    right_params = leaves_by_path(weights.params)
+    squares = [
+        float(np.square(np.subtract(left_params[p], right_params[p], dtype=np.float64)).sum())
+        for p in left_params
+    ]
+    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in right_params.values())
     distance = (sum(squares) / total) ** 0.5 if total else 0.0
-    worst = max(zip(squares, one, strict=True))[1] if squares else ""
+    worst = max(zip(squares, left_params, strict=True))[1] if squares else ""
     if distance == 0:
-        return ["the weights of both runs are equal"]
-    return [
+        return "the weights of both runs are equal"
+    return (
         f"the runs' own weights are {distance:.3g} apart (relative Euclidean distance), {worst} "
         "most; both sides are computed with those of the right one"
-    ]
-
-
-def _difference_of_data(free: CapturedStep, reference: CapturedStep) -> list[str]:
-    one, other = free.images, reference.images
-    if one.shape == other.shape and np.array_equal(one, other):
-        return []
-    name = TensorName(DATA, "output")
-    (row,) = compare_tensors([name], [name], lambda _: one, lambda _: other, {})
-    return [
-        f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
-        f"{row.columns.relative_euclidean:.3g}"
-    ]
+    )

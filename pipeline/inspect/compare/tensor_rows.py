@@ -33,7 +33,7 @@ HEADER = (
     "MeanRelativeError",
 )
 Mapped = Mapping[str, Sequence[str]]
-"""Layers of the left side by path, and those of the right side that each stands for."""
+"""Layers of the left side by path, with the right side's layers that each stands for."""
 Read = Callable[[TensorName], "np.ndarray | None"]
 
 
@@ -57,17 +57,9 @@ class Thresholds:
         )
 
 
-RANGES: Mapping[str, tuple[float, float]] = {
-    "cosine": (0.0, 1.0),
-    "max_absolute": (1.0, 5.0),
-    "relative_euclidean": (0.0, 1.0),
-}
-"""The values that thresholds may have."""
-
-
 @dataclass(frozen=True)
 class Row:
-    """A pair of tensors with its columns; one side is None where it has no counterpart."""
+    """A pair of tensors with its columns; one side is None without a counterpart."""
 
     index: int
     left: TensorName | None
@@ -77,7 +69,8 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells of `HEADER`."""
-        c, name = self.columns, self.left or self.right
+        c = self.columns
+        name = self.left or self.right
         assert name is not None, "a row has a tensor"
         return (
             str(self.index),
@@ -98,18 +91,20 @@ def _number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair the tensors of two sides: by name, or as `mapped` says, a row for each right layer.
+    """Pair the tensors of two sides: by name, or by `mapped`, a row for each right layer.
 
-    Tensors that are left over have None for a counterpart, those of the right side last.
+    Other tensors are paired with None, the right side's last.
     """
-    others, pairs, used = set(right), list[tuple[TensorName | None, TensorName | None]](), set()
+    right_names = set(right)
+    pairs = list[tuple[TensorName | None, TensorName | None]]()
+    used = set()
     for name in left:
         layers = mapped.get(name.layer, (name.layer,))
-        found = [TensorName(layer, name.role, name.index) for layer in layers]
-        found = [one for one in found if one in others]
-        used.update(found)
-        pairs += [(name, one) for one in found] or [(name, None)]
-    pairs += [(None, name) for name in sorted(others - used)]
+        matches = [TensorName(layer, name.role, name.index) for layer in layers]
+        matches = [match for match in matches if match in right_names]
+        used.update(matches)
+        pairs += [(name, match) for match in matches] or [(name, None)]
+    pairs += [(None, name) for name in sorted(right_names - used)]
     return pairs
 
 
@@ -122,13 +117,13 @@ def compare_tensors(
 ) -> list[Row]:
     """Return a row for every pair; tensors are read one pair at a time."""
     rows = []
-    for index, (own, other) in enumerate(pair_names(left, right, mapped)):
+    for index, (left_name, right_name) in enumerate(pair_names(left, right, mapped)):
         columns = Columns()
-        if own is not None and other is not None:
-            arrays = read_left(own), read_right(other)
+        if left_name is not None and right_name is not None:
+            arrays = read_left(left_name), read_right(right_name)
             if arrays[0] is not None and arrays[1] is not None:
                 columns = columns_of(arrays[0], arrays[1])
-        rows.append(Row(index, own, other, columns))
+        rows.append(Row(index, left_name, right_name, columns))
     return rows
 
 

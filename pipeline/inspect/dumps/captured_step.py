@@ -1,9 +1,11 @@
-"""All tensors of a step: those of its portions, and joined to those of the whole batch."""
+"""All tensors of a step: of its portions, and merged for the whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -30,63 +32,54 @@ class CapturedStep:
     @property
     def passes(self) -> tuple[StepPass, ...]:
         """All passes in their order."""
-        return tuple(one for microbatches in self.shards for one in microbatches)
+        return tuple(step_pass for microbatches in self.shards for step_pass in microbatches)
 
     @property
     def images(self) -> np.ndarray:
         """The images of the batch after the map ops, (B, H, W, C) float32."""
-        return np.concatenate([np.asarray(one.portion.images) for one in self.passes])
+        return np.concatenate([np.asarray(step_pass.portion.images) for step_pass in self.passes])
 
-    def joined(self) -> LayerTensors:
-        """Return the tensors of the whole batch: portions one after the other, gradients of
-        parameters and losses added, batch statistics averaged over shards."""
-        every = [one.tensors for one in self.passes]
+    def merge_passes(self) -> LayerTensors:
+        """Return the tensors of the whole batch: portions concatenated, gradients of parameters and
+        losses added, batch statistics averaged over shards."""
+        tensors = [step_pass.tensors for step_pass in self.passes]
         last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
-        return join(every, last)
+        return join(tensors, last)
 
 
-def join(every: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
+def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
     """Join the tensors of portions; `statistics` are those that each shard leaves."""
-    if len(every) == 1:
-        return every[0]
-    first = every[0]
+    if len(passes) == 1:
+        return passes[0]
+    first = passes[0]
     return replace(
         first,
-        inputs=_concatenated([one.inputs for one in every]),
-        outputs=_concatenated([one.outputs for one in every]),
-        input_gradients=_concatenated([one.input_gradients for one in every]),
-        output_gradients=_concatenated([one.output_gradients for one in every]),
-        parameters=_summed([one.parameters for one in every]),
-        statistics=_averaged(statistics),
-        logits=np.concatenate([one.logits for one in every]),
-        logits_gradient=np.concatenate([one.logits_gradient for one in every]),
-        loss=float(np.sum(np.array([one.loss for one in every], first.logits.dtype))),
+        inputs=_merge(np.concatenate, [tensors.inputs for tensors in passes]),
+        outputs=_merge(np.concatenate, [tensors.outputs for tensors in passes]),
+        input_gradients=_merge(np.concatenate, [tensors.input_gradients for tensors in passes]),
+        output_gradients=_merge(np.concatenate, [tensors.output_gradients for tensors in passes]),
+        parameters=_merge(partial(np.sum, axis=0), [tensors.parameters for tensors in passes]),
+        statistics=_merge(partial(np.mean, axis=0), statistics),
+        logits=np.concatenate([tensors.logits for tensors in passes]),
+        logits_gradient=np.concatenate([tensors.logits_gradient for tensors in passes]),
+        loss=float(np.sum(np.array([tensors.loss for tensors in passes], first.logits.dtype))),
     )
 
 
-def _concatenated(parts: Sequence[NumpyArrays]) -> NumpyArrays:
-    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
-
-
-def _summed(parts: Sequence[NumpyArrays]) -> NumpyArrays:
-    return {path: np.sum([part[path] for part in parts], axis=0) for path in parts[0]}
-
-
-def _averaged(parts: Sequence[NumpyArrays]) -> NumpyArrays:
-    return {path: np.mean([part[path] for part in parts], axis=0) for path in parts[0]}
+def _merge(combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArrays]) -> NumpyArrays:
+    """Combine the arrays of each path."""
+    return {path: combine([part[path] for part in parts]) for path in parts[0]}
 
 
 def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) -> CapturedStep:
-    """Compute a step, and keep the tensors of all layers."""
-    return CapturedStep(
-        tuple(tuple(_captured(programs, weights, shard)) for shard in portions.shards)
-    )
-
-
-def _captured(
-    programs: LayerPrograms, weights: Weights, microbatches: Iterable[Portion]
-) -> Iterable[StepPass]:
-    for portion in microbatches:
-        tensors = programs.free(weights, portion)
-        yield StepPass(weights, portion, tensors)
-        weights = replace(weights, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
+    """Compute a step with the tensors of all layers."""
+    shards = []
+    for microbatches in portions:
+        used = weights
+        passes = list[StepPass]()
+        for portion in microbatches:
+            tensors = programs.free(used, portion)
+            passes.append(StepPass(used, portion, tensors))
+            used = replace(used, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
+        shards.append(tuple(passes))
+    return CapturedStep(tuple(shards))

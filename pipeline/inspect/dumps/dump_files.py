@@ -31,9 +31,12 @@ from pipeline.core.files.npy import parse_npy
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.files.value_text import join_first
 from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
-from pipeline.inspect.dumps.tensor_statistics import statistics_of
 
-ABOUT, TENSORS = "dump.json", "tensors.jsonl"
+ABOUT = "dump.json"
+TENSORS = "tensors.jsonl"
+STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
+"""The smallest, the largest, the mean, the standard deviation and the Euclidean norm of the finite
+elements; the share of zeros, and the number of elements that are not finite."""
 MODEL_ID = 1
 """Number of the model in CANN's layout: a run has one."""
 MAX_INDEX_BYTES = 256 << 20
@@ -43,20 +46,20 @@ _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recu
 
 
 @dataclass(frozen=True)
-class DumpAbout:
+class DumpHeader:
     """The facts of a dump."""
 
     recipe: str
     model: str
     device: str
     step: int
-    """Steps done; the tensors are those of the next one."""
+    """Steps done; the tensors are of the next step."""
     content: Content
     loss: float
     """The loss by the program that dumped."""
     run: str = ""
     run_loss: float | None = None
-    """The loss that the run logged for the step, where it has done it."""
+    """The loss that the run logged for the step, if it has done the step."""
     precision: str = ""
     layers: Sequence[tuple[str, str, str]] = ()
     """Path, kind and type of result of every layer."""
@@ -64,9 +67,10 @@ class DumpAbout:
 
 @dataclass(frozen=True)
 class DumpReport:
-    """Where a dump was written, and how much of it."""
+    """Where a dump was written, and how much of it; `loss` is by the program that dumped."""
 
     folder: Path
+    loss: float
     written: int
     nbytes: int
     left_out: tuple[str, ...] = ()
@@ -88,19 +92,25 @@ def dump_folder(root: Path, time_text: str, device: int, model: str, step: int) 
 
 def write_dump(
     folder: Path,
-    about: DumpAbout,
+    header: DumpHeader,
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump; one that the system refuses to go on with stops there, and says so.
+    """Write a dump, up to the first file that the system refuses.
 
     Raises nothing: what was refused, and where, is in the report, and in dump.json if that can
     still be written.
     """
-    written, nbytes, left_out, name, stopped = 0, 0, list[str](), "its folder", None
+    num_written = 0
+    nbytes = 0
+    left_out = list[str]()
+    name = "its folder"
+    stopped = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", _graph(about))
+        rows = "".join(f"{path}\t{kind}\t{dtype}\n" for path, kind, dtype in header.layers)
+        graph = f"# {header.model}: path, kind and type of every layer\n{rows}"
+        write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", graph)
         (folder / TENSORS).unlink(missing_ok=True)
         for tensor, array in tensors:
             name = str(tensor)
@@ -109,43 +119,49 @@ def write_dump(
                 "shape": list(array.shape),
                 "dtype": str(array.dtype),
             }
-            if about.content == "tensors" and nbytes + array.nbytes > limit_bytes:
+            if header.content == "tensors" and nbytes + array.nbytes > limit_bytes:
                 left_out.append(name)
-            elif about.content == "tensors":
-                content = _npy(array)
+            elif header.content == "tensors":
+                buffer = io.BytesIO()
+                plain = np.ascontiguousarray(array).reshape(array.shape)
+                np.save(buffer, plain, allow_pickle=False)
+                content = buffer.getvalue()
                 file = tensor.file_name(time.time_ns() // 1000)
                 write_whole(folder / file, content)
                 entry |= {"file": file, "sha256": hashlib.sha256(content).hexdigest()}
                 nbytes += array.nbytes
             with open(folder / TENSORS, "a", encoding="utf-8") as index:
-                index.write(json_text(entry | {"statistics": statistics_of(array)}) + "\n")
-            written += 1
+                index.write(json_text(entry | {"statistics": _statistics(array)}) + "\n")
+            num_written += 1
     except OSError as error:
         stopped = f"stops at {name}: {error.strerror or error}"
-    document = {**asdict(about), "tensors": written, "left_out": left_out, "stopped": stopped}
+    document = {**asdict(header), "tensors": num_written, "left_out": left_out, "stopped": stopped}
     try:
         write_whole(folder / ABOUT, json_text(document, indent=2) + "\n")
     except OSError as error:
         stopped = stopped or f"without {ABOUT}: {error.strerror or error}"
-    return DumpReport(folder, written, nbytes, tuple(left_out), stopped)
+    return DumpReport(folder, header.loss, num_written, nbytes, tuple(left_out), stopped)
 
 
 def add_run_loss(folder: Path, loss: float) -> None:
     """Note the loss that the run had in a dump's step; raises nothing."""
     with suppress(OSError, ValueError):
-        about = read_json(folder / ABOUT)
-        write_whole(folder / ABOUT, json_text({**about, "run_loss": loss}, indent=2) + "\n")
+        header = read_json(folder / ABOUT)
+        write_whole(folder / ABOUT, json_text({**header, "run_loss": loss}, indent=2) + "\n")
 
 
-def _npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
-    return file.getvalue()
-
-
-def _graph(about: DumpAbout) -> str:
-    lines = [f"{path}\t{kind}\t{dtype}" for path, kind, dtype in about.layers]
-    return "\n".join([f"# {about.model}: path, kind and type of every layer", *lines, ""])
+def _statistics(array: np.ndarray) -> dict[str, float | int]:
+    """Return the `STATISTICS` of an array by name, summed in float64; NaN without any."""
+    values = np.asarray(array, np.float64).ravel()
+    finite = values[np.isfinite(values)]
+    figures = [float("nan")] * 5
+    if finite.size:
+        norm = np.sqrt(np.square(finite).sum())
+        extremes = (finite.min(), finite.max(), finite.mean(), finite.std(), norm)
+        figures = list(map(float, extremes))
+    zeros = float(np.mean(values == 0)) if values.size else float("nan")
+    not_finite = int(values.size - finite.size)
+    return dict(zip(STATISTICS, (*figures, zeros, not_finite), strict=True))
 
 
 @dataclass(frozen=True)
@@ -156,7 +172,7 @@ class DumpEntry:
     shape: tuple[int, ...]
     statistics: Mapping[str, float | None]
     file: str | None = None
-    """None where there are statistics alone."""
+    """None if there are statistics alone."""
     sha256: str | None = None
 
 
@@ -171,8 +187,8 @@ class DumpRecord:
     @property
     def stopped(self) -> str | None:
         """Why and where it stops; None for a whole dump."""
-        found = self.about.get("stopped")
-        return None if found is None else str(found)
+        reason = self.about.get("stopped")
+        return None if reason is None else str(reason)
 
     @property
     def layers(self) -> dict[str, str]:
@@ -180,9 +196,9 @@ class DumpRecord:
         return {str(path): str(kind) for path, kind, _ in self.about.get("layers", ())}
 
     def read(self, name: TensorName) -> np.ndarray | None:
-        """Read an array; None where the dump has its statistics alone.
+        """Read an array; None if the dump has its statistics alone.
 
-        Raises DataError where a byte is not as it was written.
+        Raises DataError if a byte is not as it was written.
         """
         entry = self.entries[name]
         if entry.file is None:
@@ -205,28 +221,30 @@ class DumpRecord:
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the dump at a path or the only one below it; None where there is none.
+    """Return the dump at a path or the only one below it; None without one.
 
-    Raises DataError where there are several.
+    Raises DataError if there are several.
     """
     if (path / ABOUT).is_file() or (path / TENSORS).is_file():
         return path
     if not path.is_dir():
         return None
-    found = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
-    if len(found) > 1:
-        names = join_first([str(folder.relative_to(path)) for folder in found], 4)
-        raise DataError(f"{path}: holds {len(found)} dumps; name one of {names}")
-    return found[0] if found else None
+    folders = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
+    if len(folders) > 1:
+        names = join_first([str(folder.relative_to(path)) for folder in folders], 4)
+        raise DataError(f"{path}: holds {len(folders)} dumps; name one of {names}")
+    return folders[0] if folders else None
 
 
 def read_dump(folder: Path) -> DumpRecord:
-    """Read the index of a dump. Raises DataError where it is damaged."""
+    """Read the index of a dump. Raises DataError if it is damaged."""
     try:
-        about = read_json(folder / ABOUT)
-        if not isinstance(about, dict):
+        header = read_json(folder / ABOUT)
+        if not isinstance(header, dict):
             raise ValueError("must be a JSON object")
-        _require_layers(about)
+        for row in header.get("layers", ()):
+            if not (isinstance(row, list) and len(row) == 3):
+                raise ValueError("its layers must be rows of path, kind and type")
     except (OSError, ValueError, TypeError) as error:
         raise DataError(printable(f"{folder / ABOUT}: damaged dump: {error}")) from error
     try:
@@ -234,22 +252,19 @@ def read_dump(folder: Path) -> DumpRecord:
         for line in read_text(folder / TENSORS, MAX_INDEX_BYTES).splitlines():
             entry = _parse_entry(json.loads(line))
             entries[entry.name] = entry
-        if len(entries) != about.get("tensors"):
-            raise ValueError(f"has {len(entries)} tensors, and {ABOUT} says {about.get('tensors')}")
+        if len(entries) != header.get("tensors"):
+            raise ValueError(
+                f"has {len(entries)} tensors, and {ABOUT} says {header.get('tensors')}"
+            )
     except (*_DAMAGED, OSError) as error:
         raise DataError(printable(f"{folder / TENSORS}: damaged dump: {error}")) from error
-    return DumpRecord(folder, about, entries)
+    return DumpRecord(folder, header, entries)
 
 
-def _require_layers(about: Mapping[str, Any]) -> None:
-    for row in about.get("layers", ()):
-        if not (isinstance(row, list) and len(row) == 3):
-            raise ValueError("its layers must be rows of path, kind and type")
-
-
-def _parse_entry(found: Any) -> DumpEntry:
-    file, digest = found.get("file"), found.get("sha256")
+def _parse_entry(fields: Any) -> DumpEntry:
+    file = fields.get("file")
+    digest = fields.get("sha256")
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
         raise ValueError(f"{file!r:.80} is no name of a file in this folder")
-    shape = tuple(int(size) for size in found["shape"])
-    return DumpEntry(parse_name(found["name"]), shape, dict(found["statistics"]), file, digest)
+    shape = tuple(int(size) for size in fields["shape"])
+    return DumpEntry(parse_name(fields["name"]), shape, dict(fields["statistics"]), file, digest)

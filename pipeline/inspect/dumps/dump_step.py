@@ -1,23 +1,38 @@
-"""Dump of one step: its tensors computed from a state, and written."""
+"""Dumps of steps: tensors computed from a state and written, of a saved run or during a run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from pipeline.config.dump_spec import Content, What
+from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.config.precision import level_of
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import PipelineError, RecipeError
+from pipeline.core.files.real_files import require_real_trees
 from pipeline.data.batch import Batch
+from pipeline.inspect.autopsy.on_failure import batch_of
 from pipeline.inspect.dumps.captured_step import capture
-from pipeline.inspect.dumps.dump_files import DumpAbout, DumpReport, dump_folder, write_dump
-from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
+from pipeline.inspect.dumps.dump_files import (
+    DumpHeader,
+    DumpReport,
+    add_run_loss,
+    dump_folder,
+    write_dump,
+)
+from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.portions import portions_of
-from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors
+from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors, require_layers
+from pipeline.stages.record.run_directory import DUMP
+from pipeline.stages.runner.context import CompiledRun, Dumps
+from pipeline.training.freezing import config_at
+from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
 
 TIME = "%Y%m%d%H%M%S"
 """The format of the folder of a dump's time."""
@@ -38,14 +53,6 @@ class DumpRequest:
     def now() -> str:
         """Return the time as a folder is named after it."""
         return time.strftime(TIME)
-
-
-@dataclass(frozen=True)
-class WrittenDump:
-    """A dump, and the loss of its step by the program that computed it."""
-
-    report: DumpReport
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -73,18 +80,18 @@ def dump_step(
     programs: LayerPrograms,
     inputs: StepInputs,
     run: DumpedRun,
-) -> WrittenDump:
+) -> DumpReport:
     """Compute a step and write its tensors.
 
     Raises nothing for what the system refuses, which is in the report.
     """
-    weights, step = inputs.weights, inputs.step
+    weights = inputs.weights
+    step = inputs.step
     portions = portions_of(programs.config, inputs.batch, step)
-    first = next(iter(portions))
-    forms = programs.forms(weights, first)
+    forms = programs.forms(weights, portions[0][0])
     captured = capture(programs, weights, portions)
-    tensors: LayerTensors = captured.joined()
-    about = DumpAbout(
+    tensors = captured.merge_passes()
+    header = DumpHeader(
         recipe=recipe.name,
         model=recipe.model.name,
         device=run.device,
@@ -96,7 +103,7 @@ def dump_step(
         precision=level_of(recipe),
         layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
     )
-    wanted = (
+    selected = (
         (name, array)
         for name, array in named_tensors(tensors, captured.images)
         if is_wanted(name, request.layers, request.what)
@@ -104,20 +111,117 @@ def dump_step(
     folder = dump_folder(
         request.root, request.time_text, programs.device.id, recipe.model.name, step
     )
-    return WrittenDump(write_dump(folder, about, wanted, request.limit_bytes), tensors.loss)
+    return write_dump(folder, header, selected, request.limit_bytes)
 
 
 def loss_check(loss: float, run_loss: float | None) -> str:
     """Return how the loss of a dump compares with the one that the run logged, in words."""
     if run_loss is None:
         return f"loss {loss:.8g}; the run has none of this step"
-    own, other = np.float32(loss), np.float32(run_loss)
-    if own == other:
+    dumped = np.float32(loss)
+    logged = np.float32(run_loss)
+    if dumped == logged:
         return f"loss {loss:.8g}, the run's own, to the bit"
-    apart = abs(float(own) - float(other))
-    units = apart / float(np.spacing(abs(other)))
+    apart = abs(float(dumped) - float(logged))
+    units = apart / float(np.spacing(abs(logged)))
     counted = "unit" if units == 1 else "units"
     return (
         f"loss {loss:.9g}, and the run's {run_loss:.9g}: {apart:.3g} apart, {units:,.0f} {counted} "
         "in the last place"
     )
+
+
+@dataclass
+class RunDumps(Dumps):
+    """Writes the dumps of a run; called with a state and the number of steps done.
+
+    The training program and its inputs are unchanged. A dump that fails, as on a full disk, is
+    warned of and is the last one; the run continues.
+    """
+
+    run: CompiledRun
+    _time: str = field(default_factory=DumpRequest.now)
+    _programs: dict[int, LayerPrograms] = field(default_factory=dict)
+    """By the first step of a phase: each is compiled once."""
+    _waiting: dict[int, DumpReport] = field(default_factory=dict)
+    """Dumps whose step the run has not done yet."""
+    _ended: bool = False
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Numbers of steps done at which there is a dump."""
+        steps = self.run.context.recipe.dump.steps
+        return parse_steps(steps) if steps else ()
+
+    def require_possible(self) -> None:
+        """Raise RecipeError for a pattern that no layer matches, a step after the end, and a
+        network that isn't a list of layers."""
+        built = self.run.built
+        spec = self.run.context.recipe.dump
+        total = built.run_schedule.total
+        problems = []
+        if max(self.steps) >= total:
+            problems.append(
+                f"dump.steps = {spec.steps}: training has {total:,} steps, so that "
+                f"{total - 1:,} is the last number done before another one"
+            )
+        try:
+            LayerPrograms(config_at(built.parts, 0), self.run.backend.device)
+        except ValueError as error:
+            problems.append(f"dump.steps: {error}")
+        if problems:
+            raise RecipeError(problems)
+        require_layers(spec.layers, list(layer_kinds(built.parts, built.seed)), "dump.layers")
+
+    def __call__(self, state: TrainState, step: int) -> None:
+        """Dump the step after `step` steps. Raises nothing but for a pattern of no layer."""
+        if self._ended:
+            return
+        try:
+            with self.run.context.reporter.clock(f"dumping step {step}"):
+                report = self._dump(state, step)
+        except PipelineError:
+            raise
+        except Exception as error:  # a run is worth more than a dump of it
+            self._end(f"dump of step {step}: {type(error).__name__}: {error}")
+            return
+        self.run.context.reporter.stage("dump", f"step {step}: {report}")
+        if report.stopped is not None:
+            self._end(f"dump of step {step} {report.stopped}")
+        else:
+            self._waiting[step] = report
+
+    def _end(self, why: str) -> None:
+        self._ended = True
+        self.run.context.reporter.warn(f"{why}; no later one is made, and the run goes on")
+
+    def _dump(self, state: TrainState, step: int) -> DumpReport:
+        context = self.run.context
+        spec = context.recipe.dump
+        root = spec.path or context.run_dir / DUMP
+        if spec.path is None:
+            require_real_trees(context.run_dir, (DUMP,))
+        elif not root.is_dir():
+            raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
+        limit_bytes = spec.max_mib << 20
+        request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
+        batch = jax.tree.map(np.array, batch_of(self.run.executable.feed, step + 1))
+        parts = self.run.built.parts
+        device = self.run.backend.device
+        phase = max((phase.start for phase in parts.phases if phase.start <= step), default=0)
+        if phase not in self._programs:
+            self._programs[phase] = LayerPrograms(config_at(parts, step), device)
+        inputs = StepInputs(Weights.of(state), batch, step)
+        run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
+        return dump_step(request, context.recipe, self._programs[phase], inputs, run)
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Compare the losses of the run's steps with the dumps' losses."""
+        for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
+            report = self._waiting.pop(step)
+            at = step - telemetry.start
+            if at < 0:
+                continue
+            loss = float(telemetry.loss[at])
+            self.run.context.reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            add_run_loss(report.folder, loss)

@@ -1,4 +1,4 @@
-"""Observation of the layers of a list: what each reads and gives, and the gradients at both."""
+"""Observation of the layers of a list: inputs, outputs, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
 from pipeline.models.modules.apply_layers import LayerContext
 from pipeline.models.modules.layer_capture import tap
-from pipeline.models.modules.layout import batch_first
 
 Arrays = Mapping[str, Any]
 """Arrays by the path of a layer, images as (batch, height, width, channels)."""
 
 
 @dataclass(frozen=True)
-class GivenTensors:
+class ForcedTensors:
     """Tensors of another program, which replace those that layers pass to each other."""
 
     outputs: Arrays
@@ -36,10 +35,6 @@ class LayerForm:
     dtype: str
     layout: Layout
 
-    def to_logical(self, x: Array) -> Array:
-        """Return an array of the layer with images as (batch, height, width, channels)."""
-        return batch_first(x, self.layout)
-
     def from_logical(self, x: Array) -> Array:
         """Return images (batch, height, width, channels) in the layer's order of axes."""
         return batch_last(x) if self.layout == "chwn" and x.ndim == 4 else x
@@ -47,19 +42,19 @@ class LayerForm:
 
 @dataclass
 class LayerObserver:
-    """Computes layers for `around_layers`, and keeps what they read and give.
+    """Computes layers for `around_layers`, and records their inputs and outputs.
 
-    Use one for each trace: its arrays are tracers, which must not outlive the trace. `slots` are
-    arrays like the inputs and outputs, by path; the gradients by them are those at the layers'
-    inputs and outputs. With `given`, every layer reads what is given for the layers before it,
-    also in the backward pass, so that each one's results are its own doing.
+    Use one for each trace: its arrays are tracers, which must not outlive the trace. `input_slots`
+    and `output_slots` are arrays like the inputs and outputs, by path; gradients by the slots are
+    the gradients at the layers' inputs and outputs. With `forced`, every layer reads forced tensors
+    instead of other layers' results, also in the backward pass, so its error is not inherited.
     """
 
     input_slots: Arrays = field(default_factory=dict)
     output_slots: Arrays = field(default_factory=dict)
-    given: GivenTensors | None = None
+    forced: ForcedTensors | None = None
     inputs: dict[str, Array] = field(default_factory=dict)
-    """In the layer's own order of axes, as all arrays here but those of `given`."""
+    """In the layer's order of axes, like all arrays here except `forced`."""
     outputs: dict[str, Array] = field(default_factory=dict)
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
@@ -70,26 +65,27 @@ class LayerObserver:
         x: Array,
         context: LayerContext,
     ) -> Array:
-        """Compute a layer, and note what it reads and gives."""
+        """Compute a layer, and record its input and output."""
         path = self._fresh("/".join(context.path))
         self.inputs[path] = x
         if path in self.input_slots:
-            if self.given is not None and path in self.given.input_gradients:
+            if self.forced is not None and path in self.forced.input_gradients:
                 form = LayerForm(layer.name, "", context.layout)
-                gradient = form.from_logical(self.given.input_gradients[path])
+                gradient = form.from_logical(self.forced.input_gradients[path])
                 x = _with_gradient(x, jnp.asarray(gradient, x.dtype))
             x = tap(x, self.input_slots[path])
         y = compute(x)
         # In the order in which layers begin: one that holds others comes before them.
         self.forms[path] = form = LayerForm(layer.name, str(y.dtype), context.layout)
         self.outputs[path] = y
-        if self.given is not None and path in self.given.outputs:
-            return jnp.asarray(form.from_logical(self.given.outputs[path]), y.dtype)
+        if self.forced is not None and path in self.forced.outputs:
+            return jnp.asarray(form.from_logical(self.forced.outputs[path]), y.dtype)
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
     def _fresh(self, path: str) -> str:
-        """The path, with a number where a layer is applied again."""
-        number, name = 1, path
+        """Return the path, with a number if a layer is applied again."""
+        number = 1
+        name = path
         while name in self.inputs:
             number += 1
             name = f"{path}#{number}"
@@ -103,7 +99,7 @@ def is_inexact(x: Any) -> bool:
 
 @jax.custom_vjp
 def _with_gradient(x: Array, gradient: Array) -> Array:
-    """The array x, whose gradient is given, whatever it is computed to be."""
+    """Return x; its gradient is `gradient` instead of the computed one."""
     return x
 
 

@@ -16,14 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax import Array
+from jax.tree_util import register_dataclass
 
 from pipeline.core.host.platforms import CPU, platform_of
-from pipeline.inspect.dumps.layer_observer import GivenTensors, LayerForm, LayerObserver, is_inexact
+from pipeline.inspect.dumps.layer_observer import (
+    ForcedTensors,
+    LayerForm,
+    LayerObserver,
+    is_inexact,
+)
 from pipeline.inspect.dumps.portions import Portion
-from pipeline.inspect.dumps.wide_replay import QUICK, widened
+from pipeline.inspect.dumps.wide_replay import QUICK, widen
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.apply_layers import around_layers, noting_layers
 from pipeline.models.modules.layer_capture import tap
+from pipeline.models.modules.layout import batch_first
 from pipeline.models.modules.standard import Network
 from pipeline.training.losses import BatchLoss, reduce_losses, sample_losses
 from pipeline.training.state import StepConfig, TrainState
@@ -36,14 +43,14 @@ NumpyArrays = dict[str, np.ndarray]
 class LayerTensors:
     """The tensors of one pass through a network, by layer, in numpy.
 
-    Images are (batch, height, width, channels). Numbers of 16 bits are float32; gradients are those
-    of the loss itself, whatever its scale.
+    Images are (batch, height, width, channels). Numbers of 16 bits are float32; gradients are of
+    the unscaled loss.
     """
 
     inputs: NumpyArrays
     outputs: NumpyArrays
     input_gradients: NumpyArrays
-    """Gradients at what layers read; none where that are whole numbers."""
+    """Gradients at the layers' inputs, except integer inputs."""
     output_gradients: NumpyArrays
     parameters: NumpyArrays
     """Gradients of parameters by path, such as `conv_0/kernel`."""
@@ -55,6 +62,7 @@ class LayerTensors:
     forms: Mapping[str, LayerForm] = field(default_factory=dict)
 
 
+@register_dataclass
 @dataclass(frozen=True)
 class Weights:
     """The part of a state that forward and backward pass read."""
@@ -74,8 +82,8 @@ class Weights:
 class LayerPrograms:
     """The programs of one configuration of a step, on one device.
 
-    `config` is that of the step's phase. Each is compiled when it is first called. Raises
-    ValueError where the network is no list of layers.
+    `config` is of the step's phase. Each is compiled when it is first called. Raises ValueError if
+    the network isn't a list of layers.
     """
 
     config: StepConfig
@@ -91,9 +99,9 @@ class LayerPrograms:
 
     def exact(self) -> LayerPrograms:
         """Return the programs of the same layers in float32 with the plainest lowerings."""
-        return self.in_types_of(self.config.network.clone(dtype="float32", rules=()))
+        return self.with_types_of(self.config.network.clone(dtype="float32", rules=()))
 
-    def in_types_of(self, other: Any) -> LayerPrograms:
+    def with_types_of(self, other: Any) -> LayerPrograms:
         """Return the programs of the same layers with the plainest lowerings, in the types of
         another network."""
         network = self.config.network.clone(
@@ -102,42 +110,29 @@ class LayerPrograms:
         return replace(self, config=replace(self.config, network=network))
 
     def free(self, weights: Weights, portion: Portion) -> LayerTensors:
-        """Compute the step as it is: every layer reads what those before it give."""
+        """Compute the step as it is: every layer reads the outputs of the layers before it."""
         program = self._program("free", _free_pass, weights, portion)
-        tree, portion = jax.device_put((_tree(weights), portion), self.device)
-        return _to_numpy(program.call(tree, portion), program.forms)
+        weights, portion = jax.device_put((weights, portion), self.device)
+        return _to_numpy(program.call(weights, portion), program.forms)
 
-    def forced(self, weights: Weights, portion: Portion, given: LayerTensors) -> LayerTensors:
-        """Compute every layer from what other tensors say that it reads, forward and backward.
+    def compute_forced(
+        self, weights: Weights, portion: Portion, forced: LayerTensors, *, wide: bool = False
+    ) -> LayerTensors:
+        """Compute every layer from the inputs in `forced`, forward and backward.
 
-        So errors don't add up: a layer's results differ by what that layer does.
+        So errors don't add up: a layer's results differ by what that layer does. With `wide` it is
+        computed in float64 on the CPU.
         """
-        program = self._program("forced", _forced_pass, weights, portion, given)
-        return self._call_forced(program, weights, portion, given, self.device)
-
-    def forced_in_float64(
-        self, weights: Weights, portion: Portion, given: LayerTensors
-    ) -> LayerTensors:
-        """Compute as `forced` does, in float64 on the CPU."""
-        program = self._program("float64", _forced_pass, weights, portion, given)
-        return self._call_forced(program, weights, portion, given, jax.devices(CPU.name)[0])
-
-    def _call_forced(
-        self,
-        program: _Program,
-        weights: Weights,
-        portion: Portion,
-        given: LayerTensors,
-        device: jax.Device,
-    ) -> LayerTensors:
+        name, device = ("float64", jax.devices(CPU.name)[0]) if wide else ("forced", self.device)
+        program = self._program(name, _forced_pass, weights, portion, forced)
         arrays = {
-            "outputs": given.outputs,
-            "input_gradients": given.input_gradients,
-            "output_gradients": given.output_gradients,
-            "logits": given.logits,
+            "outputs": forced.outputs,
+            "input_gradients": forced.input_gradients,
+            "output_gradients": forced.output_gradients,
+            "logits": forced.logits,
         }
-        tree, portion, arrays = jax.device_put((_tree(weights), portion, arrays), device)
-        return _to_numpy(program.call(tree, portion, arrays), program.forms)
+        weights, portion, arrays = jax.device_put((weights, portion, arrays), device)
+        return _to_numpy(program.call(weights, portion, arrays), program.forms)
 
     def _program(
         self,
@@ -145,19 +140,19 @@ class LayerPrograms:
         function: Callable[..., Any],
         weights: Weights,
         portion: Portion,
-        given: LayerTensors | None = None,
+        forced: LayerTensors | None = None,
     ) -> _Program:
         """The program of a portion's shapes, traced once and compiled when it is called."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
             tensors = None
-            if given is not None:
-                tensors = GivenTensors(given.outputs, given.input_gradients)
-            shapes = _trace(self.config, _tree(weights), portion, tensors)
+            if forced is not None:
+                tensors = ForcedTensors(forced.outputs, forced.input_gradients)
+            shapes = _trace(self.config, weights, portion, tensors)
             compute = partial(function, self.config, shapes)
             options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
-            call = widened(compute) if wide else jax.jit(compute, compiler_options=options)
+            call = widen(compute) if wide else jax.jit(compute, compiler_options=options)
             self._programs[key] = _Program(call, shapes.forms)
         return self._programs[key]
 
@@ -174,7 +169,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Shapes:
-    """Shapes and types of what layers read and give, and of the logits."""
+    """Shapes and types of the layers' inputs and outputs, and of the logits."""
 
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
@@ -184,18 +179,14 @@ class _Shapes:
 
 def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
     """Return the kinds of all layers of a network by path, from shapes alone."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
 
     def note(path: tuple[str, ...], kind: str, _: Any) -> None:
-        found["/".join(path)] = kind
+        kinds["/".join(path)] = kind
 
     with noting_layers(note):
         jax.eval_shape(partial(initial_variables, config), seed)
-    return found
-
-
-def _tree(weights: Weights) -> tuple[Any, Any, Any]:
-    return weights.params, weights.batch_stats, weights.loss_scale
+    return kinds
 
 
 def _apply(
@@ -218,15 +209,16 @@ def _loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
 
 
 def _trace(
-    config: StepConfig, weights: Any, portion: Portion, given: GivenTensors | None
+    config: StepConfig, weights: Weights, portion: Portion, forced: ForcedTensors | None
 ) -> _Shapes:
-    observer = LayerObserver(given=given)
+    observer = LayerObserver(forced=forced)
 
     def forward(params: Any, statistics: Any, portion: Portion) -> Any:
         logits, _ = _apply(config, params, statistics, portion, observer)
         return dict(observer.inputs), dict(observer.outputs), logits
 
-    inputs, outputs, logits = jax.eval_shape(forward, *weights[:2], portion)
+    params = weights.params
+    inputs, outputs, logits = jax.eval_shape(forward, params, weights.batch_stats, portion)
     # jax sorts the keys of dicts; here they are in the order in which layers begin.
     forms = {path: observer.forms[path] for path in observer.inputs}
     return _Shapes(inputs, outputs, logits, forms)
@@ -237,90 +229,90 @@ def _zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _free_pass(
-    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion
+    config: StepConfig, shapes: _Shapes, weights: Weights, portion: Portion
 ) -> dict[str, Any]:
-    params, statistics, scale = weights
+    scale = weights.loss_scale
     empty = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
     slots = _zeros(shapes.inputs), _zeros(shapes.outputs), empty
 
     def compute(params: Any, slots: Any) -> tuple[Array, Any]:
         observer = LayerObserver(slots[0], slots[1])
-        logits, changed = _apply(config, params, statistics, portion, observer)
+        logits, changed = _apply(config, params, weights.batch_stats, portion, observer)
         loss = _loss(config, tap(logits, slots[2]), portion)
         seen = observer.inputs, observer.outputs, logits, changed, loss.reported
         return loss.minimised * scale, seen
 
     grad = jax.grad(compute, argnums=(0, 1), has_aux=True)
-    (by_params, (by_inputs, by_outputs, by_logits)), seen = grad(params, slots)
-    inputs, outputs, logits, changed, loss = seen
-    return {
-        "inputs": _logical(shapes.forms, inputs),
-        "outputs": _logical(shapes.forms, outputs),
-        "input_gradients": _unscaled(_logical(shapes.forms, by_inputs), scale),
-        "output_gradients": _unscaled(_logical(shapes.forms, by_outputs), scale),
-        "parameters": _unscaled(by_params, scale),
-        "statistics": changed,
-        "logits": logits,
-        "logits_gradient": _unscaled(by_logits, scale),
-        "loss": loss,
-    }
+    (by_params, by_slots), seen = grad(weights.params, slots)
+    return _results(shapes.forms, seen, (by_params, *by_slots), scale)
 
 
 def _forced_pass(
-    config: StepConfig, shapes: _Shapes, weights: Any, portion: Portion, given: Mapping[str, Any]
+    config: StepConfig,
+    shapes: _Shapes,
+    weights: Weights,
+    portion: Portion,
+    forced: Mapping[str, Any],
 ) -> dict[str, Any]:
-    params, statistics, scale = weights
-    tensors = GivenTensors(
-        given["outputs"], {path: g * scale for path, g in given["input_gradients"].items()}
+    scale = weights.loss_scale
+    tensors = ForcedTensors(
+        forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
     )
-    slots = _zeros(shapes.inputs), jnp.zeros_like(given["logits"])
+    slots = _zeros(shapes.inputs), jnp.zeros_like(forced["logits"])
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
-        observer = LayerObserver(slots[0], given=tensors)
-        logits, changed = _apply(config, params, statistics, portion, observer)
-        loss = _loss(config, tap(given["logits"], slots[1]), portion)
-        return (observer.outputs, loss.minimised * scale), (
-            observer.inputs,
-            logits,
-            changed,
-            loss.reported,
-        )
+        observer = LayerObserver(slots[0], forced=tensors)
+        logits, changed = _apply(config, params, weights.batch_stats, portion, observer)
+        loss = _loss(config, tap(forced["logits"], slots[1]), portion)
+        seen = observer.inputs, observer.outputs, logits, changed, loss.reported
+        return (observer.outputs, loss.minimised * scale), seen
 
-    (outputs, total), backward, seen = jax.vjp(compute, params, slots, has_aux=True)
+    (outputs, total), backward, seen = jax.vjp(compute, weights.params, slots, has_aux=True)
     cotangents = {
-        path: _cotangent(y, shapes.forms[path], given["output_gradients"].get(path), scale)
+        path: _cotangent(y, shapes.forms[path], forced["output_gradients"].get(path), scale)
         for path, y in outputs.items()
     }
     by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(total)))
-    inputs, logits, changed, loss = seen
+    return _results(shapes.forms, seen, (by_params, by_inputs, {}, by_logits), scale)
+
+
+def _results(
+    forms: Mapping[str, LayerForm], seen: tuple[Any, ...], gradients: tuple[Any, ...], scale: Any
+) -> dict[str, Any]:
+    """Return the arrays of a pass by the fields of `LayerTensors`.
+
+    `gradients` are those by parameters, inputs, outputs and logits.
+    """
+    inputs, outputs, logits, changed, loss = seen
+    by_params, by_inputs, by_outputs, by_logits = gradients
     return {
-        "inputs": _logical(shapes.forms, inputs),
-        "outputs": _logical(shapes.forms, outputs),
-        "input_gradients": _unscaled(_logical(shapes.forms, by_inputs), scale),
-        "output_gradients": {},
-        "parameters": _unscaled(by_params, scale),
+        "inputs": _logical(forms, inputs),
+        "outputs": _logical(forms, outputs),
+        "input_gradients": _unscale(_logical(forms, by_inputs), scale),
+        "output_gradients": _unscale(_logical(forms, by_outputs), scale),
+        "parameters": _unscale(by_params, scale),
         "statistics": changed,
         "logits": logits,
-        "logits_gradient": _unscaled(by_logits, scale),
+        "logits_gradient": _unscale(by_logits, scale),
         "loss": loss,
     }
 
 
-def _cotangent(y: Array, form: LayerForm, given: Any, scale: Any) -> Array:
-    """The gradient to go on with at a layer's result; zero where none of its shape is given."""
-    if given is None:
+def _cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
+    """Return the cotangent of a layer's result; zero without a gradient of its shape."""
+    if gradient is None:
         return jnp.zeros_like(y)
-    cotangent = form.from_logical(given)
+    cotangent = form.from_logical(gradient)
     if cotangent.shape != y.shape:
         return jnp.zeros_like(y)
     return (cotangent * scale).astype(y.dtype)
 
 
 def _logical(forms: Mapping[str, LayerForm], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {path: forms[path].to_logical(array) for path, array in arrays.items()}
+    return {path: batch_first(array, forms[path].layout) for path, array in arrays.items()}
 
 
-def _unscaled(tree: Any, scale: Any) -> Any:
+def _unscale(tree: Any, scale: Any) -> Any:
     return jax.tree.map(lambda g: g.astype(jnp.float32) * (1 / scale), tree)
 
 
@@ -337,6 +329,6 @@ def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> Lay
 
 def _plain(array: Any) -> np.ndarray:
     """The array in numpy; of a type of 16 bits as float32, which numpy has."""
-    found = np.asarray(array)
-    narrow = found.dtype.itemsize == 2 and jnp.issubdtype(found.dtype, jnp.floating)
-    return found.astype(np.float32) if narrow else found
+    values = np.asarray(array)
+    narrow = values.dtype.itemsize == 2 and jnp.issubdtype(values.dtype, jnp.floating)
+    return values.astype(np.float32) if narrow else values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from pipeline.training.state import TrainState
 
 
 def quiet() -> Reporter:
-    """Return a reporter that says nothing."""
+    """Return a reporter without output."""
     return Reporter(console=Console(file=io.StringIO()))
 
 
@@ -57,8 +56,8 @@ class OpenedRecipe:
         return self.backend.describe()["device"]
 
     def programs(self, step: int) -> LayerPrograms:
-        """Return the programs of the step after `step` steps. Raises RecipeError where the network
-        is no list of layers."""
+        """Return the programs of the step after `step` steps. Raises RecipeError if the network
+        isn't a list of layers."""
         try:
             return LayerPrograms(config_at(self.built.parts, step), self.backend.device)
         except ValueError as error:
@@ -66,7 +65,8 @@ class OpenedRecipe:
 
     def batch(self, step: int) -> Batch:
         """Read the batch of the step after `step` steps, in numpy."""
-        order, placement = self.dataset.train_order, self.backend.placement
+        order = self.dataset.train_order
+        placement = self.backend.placement
         source = FeedSource(self.dataset.train, order, placement, step + 1)
         feed = make_feed(source, self.recipe.train.feed)
         try:
@@ -76,7 +76,7 @@ class OpenedRecipe:
         return batch
 
     def fresh_state(self) -> TrainState:
-        """Return the state at step 0, from weights of `checkpoint.restore` where it names any."""
+        """Return the state at step 0, from the weights of `checkpoint.restore` if it is set."""
         state: TrainState = jax.jit(self.built.step.init)(self.built.seed)
         if self.recipe.checkpoint.restore is None:
             return state
@@ -84,25 +84,27 @@ class OpenedRecipe:
         from pipeline.stages.warm_start import restore_weights_of
 
         like = self.built.state
-        warm = restore_weights_of(self.recipe, self.dataset, like, _ignore).over(state)
+        weights = restore_weights_of(self.recipe, self.dataset, like, lambda _: None)
+        warm = weights.over(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 
 
-def open_recipe(recipe: Recipe, kept_lowerings: Path | None = None) -> OpenedRecipe:
+def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedRecipe:
     """Read the data of a recipe and build its step, silently.
 
     A recipe of several devices that add in a fixed order is computed on one, with the same shards.
-    Lowerings are those of the run directory `kept_lowerings`, where it has any.
+    Lowerings are read from the run directory `lowerings_dir`, if it has any.
     """
-    recipe, reporter = _on_one_device(recipe), quiet()
+    recipe = _on_one_device(recipe)
+    reporter = quiet()
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
-    kept = None
-    if kept_lowerings is not None and (kept_lowerings / LOWERINGS).is_file():
-        kept = RunFolder(kept_lowerings)
+    folder = None
+    if lowerings_dir is not None and (lowerings_dir / LOWERINGS).is_file():
+        folder = RunFolder(lowerings_dir)
     return OpenedRecipe(
-        recipe, dataset, lower(recipe, dataset, built, backend, kept, reporter), backend
+        recipe, dataset, lower(recipe, dataset, built, backend, folder, reporter), backend
     )
 
 
@@ -117,7 +119,7 @@ def _on_one_device(recipe: Recipe) -> Recipe:
 
 
 @dataclass(frozen=True)
-class KeptState:
+class ReplayedState:
     """A state of a run, in numpy; `replayed` steps were trained again from the checkpoint."""
 
     state: TrainState
@@ -126,7 +128,7 @@ class KeptState:
 
 
 def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints. Raises DataError where there are none."""
+    """Return the steps of a run's checkpoints. Raises DataError if there are none."""
     steps = saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(
@@ -136,39 +138,42 @@ def require_checkpoints(run_dir: Path) -> list[int]:
     return steps
 
 
-def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> KeptState:
+def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
     """Return the state of a run after `step` steps, from its checkpoint before.
 
-    Steps in between are trained again, which gives the run's own numbers. Raises DataError where
-    the run has no checkpoint, or none that can be read.
+    Steps in between are trained again, with the numbers of the run. Raises DataError if the run has
+    no checkpoint that can be read.
     """
     before = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total
     if step > total:
         raise DataError(f"{run_dir}: step {step}: must be from 0 to {total}, the end of training")
-    state, first = None, 0
+    state = None
+    first = 0
     for saved in reversed(before):
         try:
-            found = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
+            checkpoint = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
         except DamagedError as error:
             reporter.warn(f"{error}; taking an earlier one")
             continue
-        state, first = fill(found.where, found.arrays, opened.built.state), saved
+        state = fill(checkpoint.where, checkpoint.arrays, opened.built.state)
+        first = saved
         break
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
     if first == step:
-        return KeptState(state, step)
+        return ReplayedState(state, step)
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
     with reporter.clock(f"training steps {first + 1} to {step} again"):
-        built, backend = opened.built, opened.backend
+        built = opened.built
+        backend = opened.backend
         executable = compile_programs(opened.recipe, opened.dataset, built, backend, quiet())
         try:
             placed, _ = executable.run(executable.put(state), first, step, "loop")
         finally:
             executable.feed.close()
-    return KeptState(jax.tree.map(np.array, placed), step, step - first)
+    return ReplayedState(jax.tree.map(np.array, placed), step, step - first)
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:
@@ -180,6 +185,3 @@ def logged_loss(run_dir: Path, step: int) -> float | None:
         if line.step == step + 1:
             return line.numbers().get("loss")
     return None
-
-
-_ignore: Callable[[str], None] = lambda text: None  # noqa: E731

@@ -6,7 +6,6 @@ mapped, cut and keyed here as the step does it, one portion after the other, on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,38 +42,31 @@ class Portion:
     """float32 (): what a mean over the whole batch divides by."""
 
 
-@dataclass(frozen=True)
-class BatchPortions:
-    """The portions of a batch, in the order in which a step adds their gradients.
+BatchPortions = tuple[tuple[Portion, ...], ...]
+"""The microbatches of every shard, in the order in which a step adds their gradients.
 
-    Batch norm goes on with the running statistics of the microbatch before, and begins with those
-    of the state for every shard, whose results are averaged.
-    """
-
-    shards: tuple[tuple[Portion, ...], ...]
-    """Microbatches of every shard."""
-
-    def __iter__(self) -> Iterator[Portion]:
-        for microbatches in self.shards:
-            yield from microbatches
+Batch norm continues from the running statistics of the microbatch before. Every shard starts from
+the state's statistics, and the shards' results are averaged.
+"""
 
 
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     """Return the portions of a batch in the step after `step` steps.
 
-    `config` is that of the step's phase. Where the recipe draws an op or pads to buckets, the
-    choice of this step is taken.
+    `config` is of the step's phase. If the recipe draws an op or pads to buckets, the choice of
+    this step is used.
     """
-    dropout, shards = dropout_key(batch, step), config.shards
+    dropout = dropout_key(batch, step)
+    shards = config.shards
     if shards is None:
-        images, labels = _mapped(config, batch, step)
+        images, labels = _map_batch(config, batch, step)
         mask = jnp.arange(images.shape[0]) < batch.count
         divisor = normalizer(config, labels, mask, batch.count)
-        whole = Portion(images, labels, mask, dropout, jnp.float32(divisor))
-        return BatchPortions((_microbatches(config, whole),))
+        portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
+        return (_microbatches(config, portion),)
     size = batch.sample.shape[0] // shards.count
     parts = [_cut(batch, number * size, size) for number in range(shards.count)]
-    mapped = [_mapped(config, part, step) for part in parts]
+    mapped = [_map_batch(config, part, step) for part in parts]
     masks = [
         jnp.arange(len(labels)) < part.count
         for part, (_, labels) in zip(parts, mapped, strict=True)
@@ -86,24 +78,22 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
             for (_, labels), mask in zip(mapped, masks, strict=True)
         ]
         divisor = jnp.maximum(sum(weights), 1.0)
-    return BatchPortions(
-        tuple(
-            _microbatches(
-                config,
-                Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor),
-            )
-            for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
+    return tuple(
+        _microbatches(
+            config, Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor)
         )
+        for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
     )
 
 
-def _mapped(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
+def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
     """Images and labels after the map ops, in the bucket and with the ops of this batch."""
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         covers = (largest <= np.array(config.buckets)).all(axis=-1)
         batch = cut_to(jnp, config.buckets[int(np.argmax(covers))], batch, drawn=True)
-    ops, choices = config.train_ops, choices_among(config.train_ops)
+    ops = config.train_ops
+    choices = choices_among(config.train_ops)
     if choices > 1:
         ops = chosen_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
     return jax.jit(partial(mapped_batch, config, ops))(batch)
@@ -118,10 +108,10 @@ def _cut(batch: Batch, first: int, size: int) -> Batch:
     )
 
 
-def _microbatches(config: StepConfig, whole: Portion) -> tuple[Portion, ...]:
-    samples = whole.images, whole.labels, whole.mask
-    (images, labels, mask), keys = stack_microbatches(samples, whole.dropout, config.accumulate)
+def _microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, ...]:
+    samples = portion.images, portion.labels, portion.mask
+    (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, config.accumulate)
     return tuple(
-        Portion(images[i], labels[i], mask[i], keys[i], whole.divisor)
+        Portion(images[i], labels[i], mask[i], keys[i], portion.divisor)
         for i in range(config.accumulate)
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.backends.base import Backend
+from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.engine.bad_step import Examined
 from pipeline.stages.build import Built
 from pipeline.stages.runner.context import (
@@ -31,7 +32,7 @@ class RunInspection:
         """Return the run, no longer than its profile takes if it has no other purpose."""
         if context.recipe.profile.mode == "off":
             return built
-        from pipeline.inspect.profiler.open_profile import shorten_to_profile
+        from pipeline.inspect.profiler.run_profile import shorten_to_profile
 
         return shorten_to_profile(context, built, backend)
 
@@ -40,7 +41,7 @@ class RunInspection:
         recipe = run.context.recipe
         if recipe.profile.mode == "off" or "train" not in recipe.stages:
             return NoProfile(run)
-        from pipeline.inspect.profiler.open_profile import open_profile
+        from pipeline.inspect.profiler.run_profile import open_profile
 
         return open_profile(run, total_steps, done)
 
@@ -54,18 +55,10 @@ class RunInspection:
             text = "none in a run of several processes; the command dump makes it from a checkpoint"
             context.reporter.warn(f"dump.steps = {steps}: {text}")
             return None
-        from pipeline.inspect.dumps.run_dumps import RunDumps
+        from pipeline.inspect.dumps.dump_step import RunDumps
 
-        dumps = RunDumps(
-            recipe=context.recipe,
-            run_dir=context.run_dir,
-            parts=run.built.parts,
-            executable=run.executable,
-            device=run.backend.device,
-            device_name=run.backend.describe()["device"],
-            reporter=context.reporter,
-        )
-        dumps.require_possible(run.built)
+        dumps = RunDumps(run)
+        dumps.require_possible()
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine | None:
@@ -74,22 +67,12 @@ class RunInspection:
             return None
 
         def examine(state: TrainState, step: int) -> Examined:
-            from pipeline.inspect.autopsy.on_failure import Examination
+            from pipeline.inspect.autopsy.on_failure import examine_bad_step
 
-            examination = Examination(
-                run_dir=run.context.run_dir,
-                parts=run.built.parts,
-                executable=run.executable,
-                device=run.backend.device,
-                reporter=run.context.reporter,
-                signals=run.context.options.signals,
-            )
-            return examination(state, step)
+            return examine_bad_step(run, state, step)
 
         return examine
 
     def archive(self, run_dir: Path) -> Path | None:
         """Move the autopsy of an earlier run aside; return its folder, None without any."""
-        from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
-
         return set_aside_autopsy(run_dir)

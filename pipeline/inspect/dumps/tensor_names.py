@@ -15,19 +15,24 @@ from pipeline.models.layers.path_patterns import covers, require_covered
 
 Role = Literal["input", "output", "output_gradient", "input_gradient", "gradient", "statistics"]
 ROLES: tuple[Role, ...] = get_args(Role)
-DATA, LOSS = "dataset.train.ops", "train.loss"
+DATA = "dataset.train.ops"
+LOSS = "train.loss"
 """The map ops and the loss, which are listed like layers."""
 
-_READ: tuple[Role, ...] = ("input", "output_gradient")
-_GIVEN: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
-_WANTED: Mapping[What, tuple[Role, ...]] = {"input": _READ, "output": _GIVEN, "all": ROLES}
+_INPUT_ROLES: tuple[Role, ...] = ("input", "output_gradient")
+_OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+_ROLES_BY_CHOICE: Mapping[What, tuple[Role, ...]] = {
+    "input": _INPUT_ROLES,
+    "output": _OUTPUT_ROLES,
+    "all": ROLES,
+}
 
 
 @dataclass(frozen=True, order=True)
 class TensorName:
     """A tensor: the path of its layer, its role there, and its index or the name of a parameter.
 
-    `output_gradient` is what reaches a layer in the backward pass, `input_gradient` what it gives.
+    `output_gradient` is a layer's input in the backward pass, `input_gradient` its output there.
     """
 
     layer: str
@@ -39,7 +44,7 @@ class TensorName:
 
     @property
     def tensor_index(self) -> str:
-        """The tensor among those of its layer, such as output:0."""
+        """Role and index in the layer, such as output:0."""
         return f"{self.role}:{self.index}"
 
     def file_name(self, time_us: int) -> str:
@@ -48,7 +53,7 @@ class TensorName:
 
 
 def parse_name(text: str) -> TensorName:
-    """Parse the text of a name. Raises ValueError for what is none."""
+    """Parse the text of a name. Raises ValueError for any other text."""
     layer, role, index = text.rsplit(":", 2)
     if not layer or role not in ROLES:
         raise ValueError(f"{text!r:.80} is no name of a tensor")
@@ -60,8 +65,8 @@ def named_tensors(
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
     """Yield every tensor of a step with its name, layers in the order of the forward pass."""
     yield TensorName(DATA, "output"), images
-    owned = _owned(tensors.parameters, tensors.forms)
-    statistics = _owned(tensors.statistics, tensors.forms)
+    owned = _group_by_layer(tensors.parameters, tensors.forms)
+    statistics = _group_by_layer(tensors.statistics, tensors.forms)
     arrays: Mapping[Role, Mapping[str, np.ndarray]] = {
         "input": tensors.inputs,
         "output": tensors.outputs,
@@ -81,32 +86,32 @@ def named_tensors(
     yield TensorName(LOSS, "input_gradient"), tensors.logits_gradient
 
 
-def _owned(
+def _group_by_layer(
     arrays: Mapping[str, np.ndarray], layers: Mapping[str, object]
 ) -> dict[str, dict[str, np.ndarray]]:
     """Arrays by the innermost layer that holds them, then by their name there."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    groups: dict[str, dict[str, np.ndarray]] = {}
     for path, array in arrays.items():
         scopes = path.split("/")
         for depth in range(len(scopes) - 1, 0, -1):
             layer = "/".join(scopes[:depth])
             if layer in layers:
-                found.setdefault(layer, {})["/".join(scopes[depth:])] = array
+                groups.setdefault(layer, {})["/".join(scopes[depth:])] = array
                 break
-    return found
+    return groups
 
 
 def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
     """Raise RecipeError, with the nearest layer, for a pattern that covers none of the layers."""
-    known = [*layers, DATA, LOSS]
+    names = [*layers, DATA, LOSS]
     try:
-        require_covered(patterns, [tuple(layer.split("/")) for layer in known], "layers")
+        require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")
     except ValueError as error:
         raise RecipeError([f"{key}: {error}"]) from error
 
 
 def is_wanted(name: TensorName, patterns: Sequence[str], what: What) -> bool:
-    """Whether a tensor is among the layers and roles that are asked for; no pattern is all."""
+    """Whether a tensor is among the requested layers and roles; no pattern is all."""
     path = tuple(name.layer.split("/"))
     covered = not patterns or any(covers(pattern, path) for pattern in patterns)
-    return covered and name.role in _WANTED[what]
+    return covered and name.role in _ROLES_BY_CHOICE[what]

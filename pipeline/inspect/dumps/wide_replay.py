@@ -1,7 +1,7 @@
 """A traced function in float64: the same equations, every floating-point type widened.
 
-It tells how much of a difference is rounding. Types that layers ask for are widened too, while
-random draws keep their bits: they are integers until they are compared.
+It shows how much of a difference is rounding. Types that layers request are widened too, but random
+draws have the same bits: they are integers until they are compared.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ QUICK = {"xla_backend_optimization_level": "0"}
 """Options of a program for the CPU that runs once: optimising it takes longer than that saves."""
 _WIDE = jnp.dtype("float64")
 _OF_BITS = ("bitcast_convert_type", "nextafter")
-"""Primitives that depend on how a number is stored, computed in their own type."""
+"""Primitives that depend on how a number is stored, so they are not widened."""
 
 
-def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+def widen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that computes `function` in float64 on the CPU, compiled.
 
     Takes arrays of any types; results that are floating-point numbers are float64.
@@ -43,20 +43,20 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Compute the outputs of a jaxpr, with all floating-point numbers in float64."""
-    return walk(jaxpr, list(map(_wide, operands)), _compute_wide, _read_wide)
 
+    def read(atom: Any, constant: Any) -> Any:
+        is_literal = isinstance(atom, core.Literal)
+        return _wide(np.asarray(constant, atom.aval.dtype) if is_literal else constant)
 
-def _read_wide(atom: Any, constant: Any) -> Any:
-    is_literal = isinstance(atom, core.Literal)
-    return _wide(np.asarray(constant, _dtype_of(atom)) if is_literal else constant)
+    def compute(eqn: Any, operands: list[Any]) -> list[Any]:
+        return list(map(_wide, _compute(eqn, operands)))
 
-
-def _compute_wide(eqn: Any, operands: list[Any]) -> list[Any]:
-    return list(map(_wide, _compute(eqn, operands)))
+    return walk(jaxpr, list(map(_wide, operands)), compute, read)
 
 
 def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
     called = called_jaxpr(eqn)
     if called is not None:
         return _run(called, operands)
@@ -67,8 +67,8 @@ def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     if name == "reduce_precision":
         return operands
     if name in _OF_BITS:
-        own = zip(operands, eqn.invars, strict=True)
-        operands = [value.astype(_dtype_of(atom)) for value, atom in own]
+        pairs = zip(operands, eqn.invars, strict=True)
+        operands = [value.astype(atom.aval.dtype) for value, atom in pairs]
     else:
         preferred = params.get("preferred_element_type")
         if preferred is not None:
@@ -77,12 +77,8 @@ def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     return result if eqn.primitive.multiple_results else [result]
 
 
-def _dtype_of(atom: Any) -> Any:
-    return atom.aval.dtype
-
-
 def _wide(value: Any) -> Any:
-    """The value in float64 where it is a floating-point number."""
+    """The value in float64 if it is a floating-point number."""
     return value.astype(_WIDE) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 

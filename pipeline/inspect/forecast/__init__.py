@@ -1,1 +1,1 @@
-"""Forecasts of a step on the machine at hand, before it is compiled."""
+"""Forecasts of a step on this machine, before it is compiled."""

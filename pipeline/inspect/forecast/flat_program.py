@@ -17,16 +17,16 @@ Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
 
 IDENTITIES = ("sharding_constraint",)
-"""Equations that give what they were given."""
+"""Equations that return their operand."""
 
 
 @dataclass(frozen=True)
 class FlatProgram:
     """Equations in their order, each variable assigned once; `results` are what they are for.
 
-    `functions` has for each equation the number of the function that it stays in, 0 where none:
-    the compiler fuses nothing across the call of one that is marked not to be inlined. `constants`
-    are the variables whose values are known, such as tables of a resize.
+    `functions` has for each equation the number of the function that it stays in, or 0: the
+    compiler fuses nothing across the call of a function that is marked not to be inlined.
+    `constants` are the variables whose values are known, such as tables of a resize.
     """
 
     equations: tuple[JaxprEqn, ...]
@@ -38,8 +38,8 @@ class FlatProgram:
 def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     """Return the equations of a program for a platform, such as "cpu" or "cuda".
 
-    Calls are replaced by what they call. Of branches that one is taken which computes the most
-    values; where the platform decides, the platform's.
+    Calls are replaced by what they call. Of several branches, the one that computes the most values
+    is taken, or the platform's if the platform decides.
     """
     flattening = _Flattening(platform)
     inputs = [Var(v.aval) for v in program.jaxpr.invars]
@@ -57,7 +57,8 @@ class _Flattening:
         self._platform = platform
         self._branches: dict[Var, int] = {}
         """Numbers of the branches that the platform decides."""
-        self._function, self._last_function = 0, 0
+        self._function = 0
+        self._last_function = 0
         self.equations: list[JaxprEqn] = []
         self.functions: list[int] = []
         self.constants: dict[Var, Any] = {}
@@ -74,7 +75,8 @@ class _Flattening:
         return constant
 
     def _add_equation(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
-        name, called = equation.primitive.name, per_device_jaxpr(equation)
+        name = equation.primitive.name
+        called = per_device_jaxpr(equation)
         if name in IDENTITIES:
             return inputs
         if name == "cond":
@@ -97,7 +99,8 @@ class _Flattening:
         if (call.ctx.xla_metadata or {}).get("inlineable") != "false":
             yield
             return
-        outer, self._last_function = self._function, self._last_function + 1
+        outer = self._function
+        self._last_function = self._last_function + 1
         self._function = self._last_function
         yield
         self._function = outer
@@ -125,7 +128,7 @@ def values_of(*atoms: Atom) -> int:
 
 
 def bytes_of(*atoms: Atom) -> int:
-    """Return the bytes of arrays; a key of random numbers has those of its words."""
+    """Return the bytes of arrays; a key of random numbers has the bytes of its words."""
     return sum(math.prod(a.aval.shape) * a.aval.dtype.itemsize for a in atoms)
 
 

@@ -1,15 +1,15 @@
-"""Forecast of a step on the machine at hand: its parts measured one by one, before it is compiled.
+"""Forecast of a step on this machine: its parts measured one by one, before it is compiled.
 
 The step is traced as a run would compile it, with the lowerings that the banks and the rules
-choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count
-are compiled and timed alone; the others count as those of their kind that were.
+choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count are
+compiled and timed alone; the others are scaled like the measured ones of their kind.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,7 @@ import numpy as np
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.feed.window import Inputs, batch_at
-from pipeline.backends.xla import (
-    LoopCarry,
-    Programs,
-    XlaExecutable,
-    empty_buffers,
-    in_blocks,
-)
+from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, empty_buffers, in_blocks
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
@@ -68,15 +62,12 @@ class HostForecast:
         return self.products_ms + self.rest_ms + self.host_ms
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield f"FORECAST, not measured: {self.recipe} on {self.device}, {self.precision}"
-        yield f"  step      {self.step_ms:10.2f} ms, each dispatched alone"
-        yield f"  products  {self.products_ms:10.2f} ms: convolutions and products of matrices"
-        yield f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update"
-        yield f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch"
-        yield (
+        return (
+            f"FORECAST, not measured: {self.recipe} on {self.device}, {self.precision}\n"
+            f"  step      {self.step_ms:10.2f} ms, each dispatched alone\n"
+            f"  products  {self.products_ms:10.2f} ms: convolutions and products of matrices\n"
+            f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update\n"
+            f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch\n"
             f"  timed alone: {self.measured} of {self.parts} different parts, "
             f"{self.measured_share:.0%} of the device's time; others as those of their kind"
         )
@@ -85,10 +76,9 @@ class HostForecast:
 def forecast_step(
     recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
 ) -> HostForecast:
-    """Return what a step will take on a device that is at hand, without compiling it.
+    """Return the time of a step on a device of this machine, without compiling the step.
 
-    Raises RunError for what is no program of one device: eager mode, several devices, a chip that
-    is not there.
+    Raises RunError for anything but a compiled program of one such device.
     """
     if work.eager:
         raise RunError("train.mode = eager: runs op by op; a forecast is of a compiled step")
@@ -98,10 +88,13 @@ def forecast_step(
     if count > 1 or work.cuts is not None:
         raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
-    parts = parts_of(_traced(work, state), _platform(backend.device))
+    # XLA's name of the platform: "cuda" of a device that jax calls "gpu".
+    platform = backend.device.platform
+    platform = platform_of(platform).lowering_name or platform
+    parts = parts_of(_trace_step(work, state), platform)
     times = _times_us(parts, backend.device, looped=not work.single_steps)
     measured_us = sum(parts[part] * us for part, us in times.items())
-    by_kind = _by_kind(parts, times)
+    by_kind = _sum_by_kind(parts, times)
     rest_us = by_kind.pop("rest", 0.0)
     return HostForecast(
         recipe=recipe.name,
@@ -116,11 +109,7 @@ def forecast_step(
     )
 
 
-def _platform(device: jax.Device) -> str:
-    return platform_of(device.platform).lowering_name or device.platform
-
-
-def _traced(work: CompileInputs, state: TrainState) -> Any:
+def _trace_step(work: CompileInputs, state: TrainState) -> Any:
     """Trace one step as the body of a training loop has it, from the choice of its batch on."""
 
     def step(
@@ -137,7 +126,8 @@ def _times_us(
 ) -> Mapping[StepPart, float]:
     """Return the measured times of the parts that weigh most."""
     rough = {part: count * rough_us(part) for part, count in parts.items()}
-    total, seen = sum(rough.values()), 0.0
+    total = sum(rough.values())
+    seen = 0.0
     times: dict[StepPart, float] = {}
     until = time.monotonic() + BUDGET_S
     for part in sorted(rough, key=rough.__getitem__, reverse=True):
@@ -148,13 +138,13 @@ def _times_us(
     return times
 
 
-def _by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return the microseconds of each kind of parts; what was not measured is scaled by its rough
-    count as the measured ones of its kind are, or where none was, as all are."""
-    whole = _ratio(parts, times, list(times))
+def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
+    """Return the microseconds of each kind of parts; the rough count of unmeasured parts is scaled
+    by the ratio of the measured parts of their kind, or of all kinds."""
+    overall = _ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
-        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or whole
+        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or overall
         total[kind] = sum(
             count * (times[part] if part in times else ratio * rough_us(part))
             for part, count in parts.items()
@@ -186,20 +176,20 @@ def _host_ms(
     rates = placement.put(in_blocks(work.learning_rates))
     buffers = placement.put(empty_buffers(work.train.window(0).inputs))
 
-    def unchanged(carry: LoopCarry, *_: Any) -> LoopCarry:
+    def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:
         return carry
 
     def blank(seed: Any) -> TrainState:
         return placement.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
-    idle: Any = jax.jit(unchanged, donate_argnums=0)
+    idle: Any = jax.jit(return_carry, donate_argnums=0)
     programs = Programs(blank, idle, idle)
     executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
     with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
         return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
 
 
-def checked(forecast: HostForecast, measured_ms: float) -> str:
+def measured_line(forecast: HostForecast, measured_ms: float) -> str:
     """Return the comparison of a forecast with a measured step, as a line."""
     off = forecast.step_ms / measured_ms - 1
     return (

@@ -1,4 +1,4 @@
-"""Times of a step's parts on the machine at hand: a rough count of each, and a measurement."""
+"""Times of a step's parts on this machine: a rough count of each, and a measurement."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart
 from pipeline.models.lowerings.tune.timing import Timer, random_operands
 
-ROUND_S, ROUNDS = 0.01, 3
+ROUND_S = 0.01
+ROUNDS = 3
 
 FLOP_PER_NS: Mapping[Kind, float] = {"product": 150.0, "convolution": 15.0, "call": 200.0}
-BYTE_NS, VALUE_NS, DRAW_NS = 0.05, 0.2, 3.0
+BYTE_NS = 0.05
+VALUE_NS = 0.2
+DRAW_NS = 3.0
 """Rough costs: of a byte that is read or written, of an exponential or a quotient, of a random
 number; and operations a nanosecond by kind. Only the order of the parts comes from them and,
 scaled by those that were measured, the time of the small ones; so they hold for any machine."""
 KERNEL_NS = 1000.0
 """The least time of a part: a kernel's start."""
-KEPT = 0.6
+MOVED_SHARE = 0.6
 """Share of the bytes between the operations of a part that counts as moved."""
 
 SLOW = frozenset(
@@ -42,8 +45,9 @@ def rough_us(part: StepPart) -> float:
     if part.kind in FLOP_PER_NS:
         return 1e-3 * (ns + _flops(part.equations[0]) / FLOP_PER_NS[part.kind])
     for equation in part.equations:
-        name, count = equation.primitive.name, values_of(*equation.outvars)
-        ns += KEPT * BYTE_NS * bytes_of(*equation.outvars)
+        name = equation.primitive.name
+        count = values_of(*equation.outvars)
+        ns += MOVED_SHARE * BYTE_NS * bytes_of(*equation.outvars)
         ns += VALUE_NS * count * (name in SLOW) + DRAW_NS * count * (name in DRAWS)
         if name.startswith(("reduce", "arg")):
             ns += VALUE_NS / 2 * values_of(*equation.invars)
@@ -53,8 +57,8 @@ def rough_us(part: StepPart) -> float:
 def _flops(equation: JaxprEqn) -> float:
     """Return the multiplications and additions of a product, or of a convolution with a kernel.
 
-    Of a product it is exact. A convolution's result has its last axis for features wherever this
-    project lowers it, and each value sums over the rest of the kernel.
+    Of a product it is exact. A convolution's result has features last in all lowerings here, and
+    each value sums over the other axes of the kernel.
     """
     operands: Any = equation.invars[:2]
     left, right = (v.aval.shape for v in operands)
@@ -73,15 +77,18 @@ def _flops(equation: JaxprEqn) -> float:
 def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     """Time a part by itself, compiled, in microseconds: the shortest of several rounds counts.
 
-    `looped` says whether steps run in a loop, in the body of which XLA:CPU computes some
-    convolutions more slowly.
+    `looped`: steps run in a loop, in the body of which XLA:CPU computes some convolutions more
+    slowly.
     """
     shapes = [v.aval for v in part.program.jaxpr.invars]
     operands = tuple(map(_operand, shapes)) or (jnp.zeros(1),)
     function = jaxpr_as_fun(part.program)
 
     def call(words: tuple[Array, ...]) -> list[Array]:
-        arrays = [_from_words(each, shape) for each, shape in zip(words, shapes, strict=False)]
+        arrays = [
+            jax.random.wrap_key_data(array) if is_key(shape.dtype) else array
+            for array, shape in zip(words, shapes, strict=False)
+        ]
         return [jax.random.key_data(r) if is_key(r.dtype) else r for r in function(*arrays)]
 
     if looped:
@@ -99,7 +106,3 @@ def _operand(shape: Any) -> Array:
     if dtype.kind in "iub":
         return jnp.asarray(np.resize(np.arange(7), shape.shape).astype(dtype))
     return random_operands(shape.shape, dtype)
-
-
-def _from_words(array: Array, shape: Any) -> Array:
-    return jax.random.wrap_key_data(array) if is_key(shape.dtype) else array

@@ -1,9 +1,9 @@
 """The parts of a step that are timed one by one: library calls, and the work between two of them.
 
-XLA computes products, convolutions and sorts by calls, and fuses what lies between. So the step is
-cut at the calls: each is a part, and so is the other work that is connected and needed before the
-same call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient;
-so does the cut. The same part in several layers is timed once.
+XLA computes products, convolutions and sorts by calls, and fuses the rest. So the step is cut at
+the calls: each is a part, and so is the other work that is connected and needed before the same
+call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient; so
+does the cut. The same part in several layers is timed once.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class StepPart:
 def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[StepPart]:
     """Return the parts of a program for a platform, and how often each runs.
 
-    A loop counts as its body times its iterations; one whose number of iterations no one knows
-    before it runs, as its body once.
+    A loop counts as its body times its iterations; a `while`, whose iterations aren't known before
+    it runs, as its body once.
     """
     flat = flatten(program, platform)
-    needed = _needed_by(flat)
-    readers = _readers(flat, needed)
+    first_calls = _find_first_calls(flat)
+    readers = _readers(flat, first_calls)
     parts: Counter[StepPart] = Counter()
-    for numbers in _groups(flat, needed):
+    for numbers in _groups(flat, first_calls):
         first = flat.equations[numbers[0]]
         if first.primitive.name == "scan":
             length = times * int(first.params["length"])
@@ -70,33 +70,33 @@ def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[Ste
     return parts
 
 
-def _needed_by(flat: FlatProgram) -> list[int | None]:
+def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     """Return, for each equation, the number of the first call that needs it.
 
-    Calls count from 0 in their order; a call has its own number. What only results need has the
-    number after the last, what nothing needs None.
+    Calls are numbered from 0 in their order; a call needs itself. Equations that only results need
+    have the number after the last, equations that nothing needs None.
     """
-    calls = [n for n, each in enumerate(flat.equations) if _is_apart(each)]
+    calls = [n for n, equation in enumerate(flat.equations) if _is_apart(equation)]
     number_of_call = {equation: number for number, equation in enumerate(calls)}
     first: dict[Var, int] = {}
 
-    def need(atoms: Iterable[object], number: int) -> None:
+    def note_need(atoms: Iterable[object], number: int) -> None:
         for atom in atoms:
             if isinstance(atom, Var):
                 first[atom] = min(first.get(atom, number), number)
 
-    need(flat.results, len(calls))
-    needed: list[int | None] = [None] * len(flat.equations)
+    note_need(flat.results, len(calls))
+    first_calls: list[int | None] = [None] * len(flat.equations)
     for n in reversed(range(len(flat.equations))):
         equation = flat.equations[n]
-        known = [first[v] for v in equation.outvars if v in first]
-        if known:
-            needed[n] = number_of_call.get(n, min(known))
-            need(equation.invars, number_of_call.get(n, min(known)))
-    return needed
+        numbers = [first[v] for v in equation.outvars if v in first]
+        if numbers:
+            first_calls[n] = number_of_call.get(n, min(numbers))
+            note_need(equation.invars, number_of_call.get(n, min(numbers)))
+    return first_calls
 
 
-def _groups(flat: FlatProgram, needed: Sequence[int | None]) -> list[list[int]]:
+def _groups(flat: FlatProgram, first_calls: Sequence[int | None]) -> list[list[int]]:
     """Return the numbers of equations that belong together: a library call alone, others that are
     connected by arrays, in one function, and needed by the same call. Single numbers, such as a
     learning rate, connect nothing."""
@@ -108,11 +108,11 @@ def _groups(flat: FlatProgram, needed: Sequence[int | None]) -> list[list[int]]:
         return n
 
     def place(n: int) -> tuple[int | None, int]:
-        return needed[n], flat.functions[n]
+        return first_calls[n], flat.functions[n]
 
     made_by: dict[Var, int] = {}
     for n, equation in enumerate(flat.equations):
-        if needed[n] is None or _is_apart(equation):
+        if first_calls[n] is None or _is_apart(equation):
             continue
         for atom in equation.invars:
             maker = made_by.get(atom) if isinstance(atom, Var) else None
@@ -121,7 +121,7 @@ def _groups(flat: FlatProgram, needed: Sequence[int | None]) -> list[list[int]]:
         made_by |= dict.fromkeys(equation.outvars, n)
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for n in range(len(flat.equations)):
-        if needed[n] is not None:
+        if first_calls[n] is not None:
             groups[find(n)].append(n)
     return list(groups.values())
 
@@ -130,11 +130,11 @@ def _is_apart(equation: JaxprEqn) -> bool:
     return equation.primitive.name in APART
 
 
-def _readers(flat: FlatProgram, needed: Sequence[int | None]) -> Mapping[Var, set[int | None]]:
+def _readers(flat: FlatProgram, first_calls: Sequence[int | None]) -> Mapping[Var, set[int | None]]:
     """Return the numbers of the equations that read each variable; None stands for the results."""
     readers: defaultdict[Var, set[int | None]] = defaultdict(set)
     for n, equation in enumerate(flat.equations):
-        if needed[n] is not None:
+        if first_calls[n] is not None:
             for atom in equation.invars:
                 if isinstance(atom, Var):
                     readers[atom].add(n)
@@ -153,11 +153,11 @@ def _part(
     made = [v for equation in equations for v in equation.outvars]
     inner = set(made)
     read = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
-    given = [v for v in read if v not in inner]
-    constants = [v for v in given if v in flat.constants]
+    operands = [v for v in read if v not in inner]
+    constants = [v for v in operands if v in flat.constants]
     jaxpr = Jaxpr(
         constants,
-        [v for v in given if v not in flat.constants],
+        [v for v in operands if v not in flat.constants],
         [v for v in made if readers.get(v, set()) - inside],
         equations,
         debug_info=DebugInfo("jit", "a part of a step", None, None),

@@ -1,4 +1,4 @@
-"""The profile of an emulated Ascend, in the same figures as that of a measured device."""
+"""The profile of an emulated Ascend, in the same figures as a measured one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.inspect.profiler.step_profile import LayerTime, OperatorTime, Phas
 
 
 def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile | None:
-    """Return the profile of the step that was priced; None where none was."""
+    """Return the profile of the priced step; None without an Ascend estimate."""
     if not isinstance(estimate, AscendEstimate):
         return None
     report = estimate.report
@@ -64,8 +64,6 @@ def _operators(report: Report) -> tuple[OperatorTime, ...]:
             ms=ms,
             share=ms / report.step_ms,
             busy_ms=ms,
-            flops=0.0,
-            nbytes=0.0,
         )
         for (kind, engine, layer, phase), ms in spent.items()
     ]
@@ -76,14 +74,9 @@ def _layers(report: Report) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for task in report.tasks:
         spent[layer_named(task)][task.phase] += task.us / 1e3
-    rows = [
-        LayerTime(
-            layer,
-            sum(own.values()),
-            sum(own.values()) / report.step_ms,
-            own["forward"],
-            own["backward"],
-        )
-        for layer, own in spent.items()
-    ]
+    rows = []
+    for layer, by_phase in spent.items():
+        ms = sum(by_phase.values())
+        share = ms / report.step_ms
+        rows.append(LayerTime(layer, ms, share, by_phase["forward"], by_phase["backward"]))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))

@@ -1,4 +1,4 @@
-"""Compilations while a run trains: JAX's own events, with the shapes that were new."""
+"""Compilations while a run trains: JAX's events, with the shapes that were new."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. A
 @dataclass(frozen=True)
 class Compilation:
     """A program that was compiled: its name, when that ended by `perf_counter`, how long tracing,
-    lowering and compiling took, and the shapes of its arguments where they are known."""
+    lowering and compiling took, and the shapes of its arguments if they are known."""
 
     name: str
     ended_s: float
@@ -44,12 +44,12 @@ class Compilations(logging.Handler):
         self._first_s = self._last_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the shapes of a line that JAX logs before it compiles."""
+        """Record the shapes in a line that JAX logs before it compiles."""
         if line := _COMPILING.match(record.getMessage()):
             self._shapes[line[1]] = line[2]
 
     def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Keep a compilation."""
+        """Record a compilation."""
         if not event.startswith(COMPILES):
             return
         ended_s = time.perf_counter()
@@ -59,7 +59,8 @@ class Compilations(logging.Handler):
         self._first_s = min(self._first_s, began_s) if follows else began_s
         self._last_s = ended_s
         if event == EVENT:
-            seconds, self._last_s = ended_s - self._first_s, -math.inf
+            seconds = ended_s - self._first_s
+            self._last_s = -math.inf
             name = str(kwargs.get("fun_name", ""))
             shapes = self._shapes.get(name, "")
             self.found.append(Compilation(name, ended_s, seconds, shapes))
@@ -68,8 +69,10 @@ class Compilations(logging.Handler):
 @contextmanager
 def watch_compilations() -> Iterator[Compilations]:
     """Yield the compilations of the body, from its begin."""
-    watch, logger = Compilations(), logging.getLogger(COMPILE_LOGGER)
-    level, propagates = logger.level, logger.propagate
+    watch = Compilations()
+    logger = logging.getLogger(COMPILE_LOGGER)
+    level = logger.level
+    propagates = logger.propagate
     jax.monitoring.register_event_duration_secs_listener(watch.note)
     logger.addHandler(watch)
     # The lines are for this handler alone.

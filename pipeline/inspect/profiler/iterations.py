@@ -93,7 +93,7 @@ class Traced:
 def phase_of(scope: str) -> StepPhase:
     """Return the phase of a step by the scope that an operation was traced in.
 
-    Scopes of the step's own come first: an optimizer may compute gradients.
+    The step's scopes come first: an optimizer may compute gradients.
     """
     parts = scope.split("/")
     if UPDATE in parts:
@@ -109,19 +109,19 @@ def operation_of(name: str, module: str, program: HloProgram) -> Operation:
     """Describe an operation by its name in a trace; of other programs only the module is known."""
     if program.name and module and module != program.name:
         return Operation(name, "other", "", f"program {module}", UNKNOWN)
-    found = program.find(name)
-    if found is None:
+    instruction = program.find(name)
+    if instruction is None:
         return Operation(name, "other", "" if program.name else module, "unknown", UNKNOWN)
-    phase = phase_of(found.scope)
-    if found.is_callback:
+    phase = phase_of(instruction.scope)
+    if instruction.is_callback:
         kind = "calls of Python"
-    elif found.converts and found.opcode in ("fusion", "convert"):
+    elif instruction.converts and instruction.opcode in ("fusion", "convert"):
         kind = CONVERSIONS
     else:
-        kind = program.kind_of(name) or found.opcode
-    named = _layer_in(found.scope) if phase in ("forward", "backward") else ""
-    moves = phase == "other" and not found.scope
-    return Operation(name, phase, MOVING if moves else named, kind, found)
+        kind = program.kind_of(name) or instruction.opcode
+    named = _layer_in(instruction.scope) if phase in ("forward", "backward") else ""
+    moves = phase == "other" and not instruction.scope
+    return Operation(name, phase, MOVING if moves else named, kind, instruction)
 
 
 def _layer_in(scope: str) -> str:
@@ -132,7 +132,7 @@ def _layer_in(scope: str) -> str:
     return layer_of("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
 
 
-def divide(
+def split_trace(
     events: Sequence[TracedOp],
     program: HloProgram,
     steps: int,
@@ -141,11 +141,11 @@ def divide(
 ) -> Traced:
     """Divide the operations of a trace of `steps` steps among iterations and operators.
 
-    Operations that ran `steps` times belong to the steps in turn. Others, such as those of a
+    Operations that ran `steps` times belong to the steps in turn. Others, such as operations of a
     branch, belong to the step in which they began. `fp_point` and `bp_point` name the operations at
     which the forward pass begins and the backward pass ends.
     """
-    events, evaluated_ns = _of_training(events, program.name)
+    events, evaluated_ns = _select_training(events, program.name)
     operations = {
         event.name: operation_of(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
@@ -154,46 +154,48 @@ def divide(
     by_name: dict[str, list[TracedOp]] = defaultdict(list)
     for event in leaves:
         by_name[event.name].append(event)
-    busy = {name: sum(event.ns for event in own) for name, own in by_name.items()}
+    busy = {name: sum(event.ns for event in ops) for name, ops in by_name.items()}
     wall, gap, left_out = share_clock(leaves, evaluated_ns)
-    times = {name: OperationTime(busy[name], wall[name], len(own)) for name, own in by_name.items()}
+    times = {name: OperationTime(busy[name], wall[name], len(ops)) for name, ops in by_name.items()}
     points = _iterations(by_name, operations, steps, fp_point, bp_point)
     last = max((e.end_ns for e in leaves), default=0.0)
     span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
     return Traced(operations, times, points, leaves, gap, span)
 
 
-def _of_training(
+def _select_training(
     events: Sequence[TracedOp], module: str
 ) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
     """Return the events of the training loop, and the begins of an evaluation's, ascending, whose
-    program has a module of the same name. What the host runs between two dispatches is no part of
-    a step. Without a module, in eager mode, every event is."""
+    program has a module of the same name. Programs that the host runs between two dispatches aren't
+    part of a step. Without a module, in eager mode, every event is."""
     counts = Counter(event.program for event in events if event.module == module)
     if not module or not counts:
         return events, ()
     ((main, _),) = counts.most_common(1)
-    own = [event for event in events if event.module == module and event.program == main]
+    selected = [event for event in events if event.module == module and event.program == main]
     other = [e.begin_ns for e in events if e.module == module and e.program != main]
-    return own, tuple(sorted(other))
+    return selected, tuple(sorted(other))
 
 
 def share_clock(
     events: Iterable[TracedOp], left_out_ns: Sequence[float] = ()
 ) -> tuple[dict[str, float], float, float]:
-    """Return the time of the clock in ns by operation, that in which none ran, and that left out.
+    """Return ns of the clock: by operation, in which no operation ran, and left out.
 
-    Where several run at once, each has an equal part, so that all add up to the time from the first
+    If several run at once, each has an equal part, so that all add up to the time from the first
     begin to the last end. Of the times without an operation those with an instant of `left_out_ns`,
     ascending, are left out.
     """
     marks: list[tuple[float, int, str]] = []
     for event in events:
         marks += [(event.begin_ns, 1, event.name), (event.end_ns, -1, event.name)]
-    # Ends before begins at the same time: an event of no length is none.
+    # Ends before begins at the same time: an event of no length doesn't count.
     marks.sort(key=lambda mark: (mark[0], mark[1]))
     active: Counter[str] = Counter()
-    running, gap, left_out = 0, 0.0, 0.0
+    running = 0
+    gap = 0.0
+    left_out = 0.0
     wall: dict[str, float] = {mark[2]: 0.0 for mark in marks}
     last = marks[0][0] if marks else 0.0
     for at, change, name in marks:
@@ -220,22 +222,22 @@ def _iterations(
     fp_point: str | None,
     bp_point: str | None,
 ) -> tuple[Iteration, ...]:
-    each = {name: own for name, own in by_name.items() if len(own) == steps}
-    if not each:
+    regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
+    if not regular:
         return ()
-    ends = [max(own[k].end_ns for own in each.values()) for k in range(steps)]
-    groups: list[list[TracedOp]] = [[own[k] for own in each.values()] for k in range(steps)]
-    for name, own in by_name.items():
-        if name in each:
+    ends = [max(ops[k].end_ns for ops in regular.values()) for k in range(steps)]
+    groups: list[list[TracedOp]] = [[ops[k] for ops in regular.values()] for k in range(steps)]
+    for name, ops in by_name.items():
+        if name in regular:
             continue
-        for event in own:
+        for event in ops:
             place = bisect.bisect_right(ends, event.begin_ns)
             if place < steps:
                 groups[place].append(event)
     return tuple(
-        found
+        points
         for group in groups
-        if (found := _points(group, operations, fp_point, bp_point)) is not None
+        if (points := _points(group, operations, fp_point, bp_point)) is not None
     )
 
 
@@ -245,7 +247,7 @@ def _points(
     fp_point: str | None,
     bp_point: str | None,
 ) -> Iteration | None:
-    """Return the points of an iteration; None where no operation has a phase."""
+    """Return the points of an iteration; None if no operation has a phase."""
     forward = [e for e in group if operations[e.name].phase == "forward"]
     backward = [e for e in group if operations[e.name].phase == "backward"] or forward
     begins = [e for e in group if e.name == fp_point] or forward or backward
@@ -280,8 +282,8 @@ def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
     )
 
 
-def typical(times: Sequence[IterationTimes]) -> IterationTimes | None:
-    """Return the iteration of median length, whose tails add up; None where there is none."""
+def median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
+    """Return the iteration of median length, whose tails add up; None without any."""
     if not times:
         return None
-    return sorted(times, key=lambda one: one.iteration)[len(times) // 2]
+    return sorted(times, key=lambda tails: tails.iteration)[len(times) // 2]

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import numpy as np
 
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.graph.hlo_program import HloProgram
@@ -17,12 +18,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
-    Operation,
-    OperationTime,
     Traced,
-    divide,
     iteration_times,
-    typical,
+    median_iteration,
+    split_trace,
 )
 from pipeline.inspect.profiler.peaks import TRIAD, Peaks
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
@@ -44,15 +43,6 @@ NOTABLE = 0.02
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A profile, and what it was read from."""
-
-    profile: StepProfile
-    traced: Traced
-    compilations: tuple[Compilation, ...]
-
-
-@dataclass(frozen=True)
 class ProfiledRun:
     """A run that was traced."""
 
@@ -67,22 +57,31 @@ class ProfiledRun:
     program: HloProgram
 
 
-def measured_profile(run: ProfiledRun, peaks: Peaks) -> Measured:
-    """Put a profile together."""
-    recipe, executable, compilations = run.recipe, run.executable, run.compilations
-    spec, steps = recipe.profile, executable.last - executable.first
+def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Traced]:
+    """Return the profile of a run, and the traced operations that it was made of."""
+    recipe = run.recipe
+    executable = run.executable
+    spec = recipe.profile
+    steps = executable.last - executable.first
     events = executable.traced or ()
-    traced = divide(events, run.program, steps, spec.fp_point, spec.bp_point)
-    own = [one for one in executable.dispatches if one.traced]
-    traced_ms = 1000 * _clock_s(own, executable) / steps
-    host = host_time(executable, compilations)
+    traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
+    dispatches = [dispatch for dispatch in executable.dispatches if dispatch.traced]
+    # From the begin of the first dispatch to the end of the last, without times between two of them
+    # in which something was evaluated.
+    between_s = sum(
+        after.begin_s - before.end_s
+        for before, after in pairwise(dispatches)
+        if not _evaluated_between(before, after, executable)
+    )
+    traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
+    host = host_time(executable, run.compilations)
     # Shares of the trace, times of the untraced step: tracing lengthens short operations. Between
     # several dispatches there is the host, too.
-    clock_ms = host.device + (host.between if len(own) > 1 else 0.0)
+    clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
     scale = clock_ms / traced.span_ns if traced.span_ns else 0.0
     operators = _operators(traced, steps, scale, peaks, count_host=spec.aicpu)
-    total = sum(one.wall_ns for one in traced.times.values()) + traced.gap_ns
-    busy = sum(one.busy_ns for one in traced.times.values())
+    total = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
+    busy = sum(time.busy_ns for time in traced.times.values())
     named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
     profile = StepProfile(
         source="measured",
@@ -95,7 +94,9 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> Measured:
         phases=_phases(traced, scale),
         layers=_layers(traced, operators, scale),
         operators=operators if spec.task_trace else (),
-        iteration=typical(iteration_times(traced.iterations)) if spec.training_trace else None,
+        iteration=median_iteration(iteration_times(traced.iterations))
+        if spec.training_trace
+        else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
         memory={**run.memory, **_memory(run.state, executable.feed)},
@@ -106,43 +107,39 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> Measured:
             total / (1e6 * traced_ms * steps) if traced_ms else 0.0,
             busy / (traced.span_ns - traced.gap_ns) if traced.span_ns > traced.gap_ns else 0.0,
         ),
-        flops=sum(one.flops for one in operators),
-        nbytes=sum(one.nbytes for one in operators),
+        flops=sum(op.flops for op in operators),
+        nbytes=sum(op.nbytes for op in operators),
     )
-    return Measured(profile, traced, compilations)
+    return profile, traced
 
 
-def _clock_s(own: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
-    """Seconds from the begin of the first dispatch to the end of the last, but for the times
-    between two in which something was evaluated."""
-    between = sum(
-        other.begin_s - one.end_s
-        for one, other in pairwise(own)
-        if not any(one.end_s <= begin < other.begin_s for begin, _ in executable.evaluations_s)
-    )
-    return sum(one.seconds for one in own) + between
+def _evaluated_between(
+    before: TimedDispatch, after: TimedDispatch, executable: ProfiledExecutable
+) -> bool:
+    return any(before.end_s <= begin < after.begin_s for begin, _ in executable.evaluations_s)
 
 
-def untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
+def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
     """Return the dispatches that are neither traced nor warm the process up."""
-    plain = [one for one in dispatches if not one.traced]
-    total, skipped = sum(one.steps for one in plain), 0
-    for place, one in enumerate(plain):
-        if skipped >= min(WARM_SHARE * total, total - one.steps):
+    plain = [dispatch for dispatch in dispatches if not dispatch.traced]
+    total = sum(dispatch.steps for dispatch in plain)
+    skipped = 0
+    for place, dispatch in enumerate(plain):
+        if skipped >= min(WARM_SHARE * total, total - dispatch.steps):
             return plain[max(place, min(1, len(plain) - 1)) :]
-        skipped += one.steps
+        skipped += dispatch.steps
     return plain[-1:]
 
 
 def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation]) -> HostTime:
     """Return the parts of an untraced step: medians over dispatches, weighted by their steps."""
-    plain = untraced(executable.dispatches)
-    steps = sum(one.steps for one in plain)
-    device = _median_ms([(one.seconds - one.wait_s, one.steps) for one in plain])
-    wait = 1000 * sum(one.wait_s for one in plain) / max(1, steps)
+    plain = select_untraced(executable.dispatches)
+    steps = sum(dispatch.steps for dispatch in plain)
+    device = _median_ms([(d.seconds - d.wait_s, d.steps) for d in plain])
+    wait = 1000 * sum(dispatch.wait_s for dispatch in plain) / max(1, steps)
     between = _between_ms(plain, executable)
     first = executable.dispatches[0].end_s if executable.dispatches else 0.0
-    compiled = sum(one.seconds for one in compilations if one.ended_s > first)
+    compiled = sum(c.seconds for c in compilations if c.ended_s > first)
     return HostTime(
         step=device + wait + between,
         device=device,
@@ -156,72 +153,57 @@ def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation
 
 def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
     """The median of seconds a step over dispatches, each counted as often as it has steps."""
-    ordered = sorted((1000 * seconds / steps, steps) for seconds, steps in parts if steps)
-    half, seen = sum(steps for _, steps in ordered) / 2, 0
-    for ms, steps in ordered:
-        seen += steps
-        if seen >= half:
-            return ms
-    return 0.0
+    weights = [steps for _, steps in parts if steps]
+    if not weights:
+        return 0.0
+    times = [1000 * seconds / steps for seconds, steps in parts if steps]
+    return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
 
 
 def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
     """Mean milliseconds a step between two untraced dispatches, without evaluations."""
-    gaps, steps = 0.0, 0
-    for one, other in pairwise(plain):
-        if other.start != one.stop:
-            # The traced steps lie between them.
+    gaps = 0.0
+    steps = 0
+    for before, after in pairwise(plain):
+        if after.start != before.stop:
+            # The traced steps ran between them.
             continue
-        inside = [
-            end - begin
-            for begin, end in executable.evaluations_s
-            if one.end_s <= begin < other.begin_s
-        ]
-        if inside:
+        if _evaluated_between(before, after, executable):
             # What an evaluation reports is part of it.
             continue
-        gaps += other.begin_s - one.end_s
-        steps += other.steps
+        gaps += after.begin_s - before.end_s
+        steps += after.steps
     return 1000 * gaps / steps if steps else 0.0
 
 
 def _operators(
     traced: Traced, steps: int, scale: float, peaks: Peaks, *, count_host: bool
 ) -> tuple[OperatorTime, ...]:
-    rows = [
-        _operator(traced.operations[name], time, steps, scale, traced.span_ns, peaks)
-        for name, time in traced.times.items()
-        if count_host or not traced.operations[name].instruction.is_callback
-    ]
+    rows = []
+    for name, time in traced.times.items():
+        operation = traced.operations[name]
+        if operation.instruction.is_callback and not count_host:
+            continue
+        calls = time.calls / steps
+        flops = operation.instruction.flops * calls
+        nbytes = operation.instruction.moved_bytes * calls
+        busy_s = time.busy_ns / steps / 1e9
+        row = OperatorTime(
+            name=operation.name,
+            kind=operation.kind,
+            layer=operation.layer,
+            phase=operation.phase,
+            calls=calls,
+            ms=time.wall_ns * scale,
+            share=time.wall_ns / traced.span_ns if traced.span_ns else 0.0,
+            busy_ms=1000 * busy_s,
+            flops=flops,
+            nbytes=nbytes,
+            of_flops=flops / busy_s / peaks.flops if busy_s else None,
+            of_bytes=nbytes / busy_s / peaks.bytes_per_s if busy_s else None,
+        )
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.name)))
-
-
-def _operator(
-    operation: Operation,
-    time: OperationTime,
-    steps: int,
-    scale: float,
-    span_ns: float,
-    peaks: Peaks,
-) -> OperatorTime:
-    calls = time.calls / steps
-    flops = operation.instruction.flops * calls
-    nbytes = operation.instruction.moved_bytes * calls
-    busy_s = time.busy_ns / steps / 1e9
-    return OperatorTime(
-        name=operation.name,
-        kind=operation.kind,
-        layer=operation.layer,
-        phase=operation.phase,
-        calls=calls,
-        ms=time.wall_ns * scale,
-        share=time.wall_ns / span_ns if span_ns else 0.0,
-        busy_ms=1000 * busy_s,
-        flops=flops,
-        nbytes=nbytes,
-        of_flops=flops / busy_s / peaks.flops if busy_s else None,
-        of_bytes=nbytes / busy_s / peaks.bytes_per_s if busy_s else None,
-    )
 
 
 def _phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:
@@ -244,16 +226,18 @@ def _layers(
 ) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in operators:
-        own = spent[row.layer or f"({row.phase})"]
-        own[row.phase] += row.ms
-        own["flops"] += row.flops
-        own["bytes"] += row.nbytes
+        sums = spent[row.layer or f"({row.phase})"]
+        sums[row.phase] += row.ms
+        sums["flops"] += row.flops
+        sums["bytes"] += row.nbytes
     span_ms = traced.span_ns * scale or 1.0
     rows = []
-    for layer, own in spent.items():
-        ms = sum(own[phase] for phase in PHASES)
-        forward, backward = own["forward"], own["backward"]
-        flops, nbytes = own["flops"], own["bytes"]
+    for layer, sums in spent.items():
+        ms = sum(sums[phase] for phase in PHASES)
+        forward = sums["forward"]
+        backward = sums["backward"]
+        flops = sums["flops"]
+        nbytes = sums["bytes"]
         rows.append(LayerTime(layer, ms, ms / span_ms, forward, backward, flops, nbytes))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
@@ -271,23 +255,23 @@ def _memory(state: TrainState, feed: Feed) -> dict[str, int]:
 
 
 def program_memory(program: Any) -> dict[str, int]:
-    """Return the bytes of a compiled program; empty where XLA doesn't say."""
-    found = getattr(program, "memory_analysis", lambda: None)()
-    if found is None:
+    """Return the bytes of a compiled program; empty if XLA has no analysis."""
+    analysis = getattr(program, "memory_analysis", lambda: None)()
+    if analysis is None:
         return {}
     return {
-        "temporaries": int(found.temp_size_in_bytes),
-        "arguments": int(found.argument_size_in_bytes),
-        "results": int(found.output_size_in_bytes),
-        "machine code": int(found.generated_code_size_in_bytes),
+        "temporaries": int(analysis.temp_size_in_bytes),
+        "arguments": int(analysis.argument_size_in_bytes),
+        "results": int(analysis.output_size_in_bytes),
+        "machine code": int(analysis.generated_code_size_in_bytes),
     }
 
 
 def exceeds_peaks(profile: StepProfile) -> bool:
-    """Whether an operator that takes a good part of the step is faster than the measured peaks;
-    memory counts where no cache holds its operands."""
+    """Whether an operator with a notable share of the step is faster than the measured peaks.
+    Bandwidth counts if no cache holds the operands."""
     return any(
-        (one.of_flops or 0.0) > 1 or ((one.of_bytes or 0.0) > 1 and one.nbytes > TRIAD * one.calls)
-        for one in profile.operators
-        if one.share > NOTABLE
+        (op.of_flops or 0.0) > 1 or ((op.of_bytes or 0.0) > 1 and op.nbytes > TRIAD * op.calls)
+        for op in profile.operators
+        if op.share > NOTABLE
     )

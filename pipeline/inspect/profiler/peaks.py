@@ -40,39 +40,39 @@ class Peaks:
 
 
 def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) -> Peaks:
-    """Return the peaks of a device, from the cache folder where they were measured before.
+    """Return the peaks of a device, from the cache folder if they were measured before.
 
-    With `again` they are measured in any case, and the larger ones are kept: the machine may have
-    been busy. A folder that can't be read or written costs a measurement.
+    With `again` they are measured in any case, and the larger values are stored: the machine may
+    have been busy. A folder that can't be read or written costs a measurement.
     """
     file = None if folder is None else folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
     key += f", jax {version('jax')}"
-    known = _known(file)
-    before = _read_peaks(known.get(key))
+    entries = _read_entries(file)
+    before = _read_peaks(entries.get(key))
     if before is not None and not again:
         return before
-    found = measure_peaks(device)
+    measured = measure_peaks(device)
     if before is not None:
-        pairs = zip(astuple(found), astuple(before), strict=True)
-        found = Peaks(*(max(pair) for pair in pairs))
+        pairs = zip(astuple(measured), astuple(before), strict=True)
+        measured = Peaks(*(max(pair) for pair in pairs))
     if file is not None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json_text({**known, key: asdict(found)}, indent=2) + "\n")
-    return found
+            write_whole(file, json_text({**entries, key: asdict(measured)}, indent=2) + "\n")
+    return measured
 
 
-def _read_peaks(kept: Any) -> Peaks | None:
-    """Return the peaks of an entry of the file; None where it is none."""
+def _read_peaks(entry: Any) -> Peaks | None:
+    """Return the peaks of an entry of the file; None if it isn't one."""
     try:
-        found = Peaks(**kept)
-        return found if all(value > 0 for value in astuple(found)) else None
+        peaks = Peaks(**entry)
+        return peaks if all(value > 0 for value in astuple(peaks)) else None
     except TypeError:
         return None
 
 
-def _known(file: Path | None) -> dict[str, Any]:
+def _read_entries(file: Path | None) -> dict[str, Any]:
     try:
         return dict(read_json(file)) if file is not None else {}
     except (OSError, ValueError, TypeError):
@@ -85,7 +85,8 @@ def measure_peaks(device: jax.Device) -> Peaks:
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
         half = matrix.astype(jnp.bfloat16)
-        one, two = jnp.ones(TRIAD, jnp.float32), jnp.ones(TRIAD, jnp.float32)
+        left = jnp.ones(TRIAD, jnp.float32)
+        right = jnp.ones(TRIAD, jnp.float32)
         product = jax.jit(jnp.dot)
         triad = jax.jit(lambda a, b: a + 3.0 * b)
         share = BUDGET_S / 3
@@ -93,5 +94,5 @@ def measure_peaks(device: jax.Device) -> Peaks:
         return Peaks(
             flops=of_product / shortest_s(product, matrix, matrix, budget_s=share),
             bf16_flops=of_product / shortest_s(product, half, half, budget_s=share),
-            bytes_per_s=3.0 * one.nbytes / shortest_s(triad, one, two, budget_s=share),
+            bytes_per_s=3.0 * left.nbytes / shortest_s(triad, left, right, budget_s=share),
         )

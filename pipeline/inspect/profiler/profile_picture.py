@@ -20,7 +20,7 @@ COLOURS = {
     "other": "purple",
     "between operators": "gap",
 }
-"""Colours of phases; others are those of `other`."""
+"""Colours of phases; other phases have the colour of `other`."""
 MAX_LAYERS = 12
 LINE_LETTERS = 150
 
@@ -34,8 +34,8 @@ def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: St
     iteration = _typical_iteration(traced)
     if iteration is not None:
         drawings.append(_draw_lines("title", ["One iteration, ms"]))
-        before, typical = iteration
-        drawings.append(_draw_iteration(traced, before, typical))
+        before, median_iteration = iteration
+        drawings.append(_draw_iteration(traced, before, median_iteration))
     for profile in profiles:
         drawings += _draw_profile(profile)
     return stack_drawings(drawings, title, gap=10).file_text()
@@ -58,7 +58,8 @@ def _typical_iteration(traced: Traced) -> tuple[Iteration, Iteration] | None:
 
 def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> Drawing:
     """Draw the parts of an iteration, and what each thread did in it."""
-    begin, end = before.end, iteration.end
+    begin = before.end
+    end = iteration.end
     parts = (
         ("pale-sand", iteration.fp_begin - begin, "data tail"),
         ("pale-blue", iteration.bp_end - iteration.fp_begin, "FP and BP"),
@@ -93,8 +94,8 @@ def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
         )
         for phase in profile.phases
     ]
-    whole = sum(phase.ms for phase in profile.phases)
-    yield lane_chart("Phases", [Lane("", pile_blocks(phases))], whole)
+    total_ms = sum(phase.ms for phase in profile.phases)
+    yield lane_chart("Phases", [Lane("", pile_blocks(phases))], total_ms)
     layers = profile.layers[:MAX_LAYERS]
     lanes = [
         Lane(layer.layer[-22:], pile_blocks(_layer_parts(layer)), f"{layer.ms:.3g} ms")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.core.files.value_text import bytes_text
-from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
+from pipeline.inspect.profiler.step_profile import StepProfile, StepVerdict
 
 ROWS = 12
 WIDEST = 34
-KILO, GIGA = 1e3, 1e9
+KILO = 1e3
+GIGA = 1e9
 
 
 def profile_table(
@@ -29,12 +30,14 @@ def _head(profile: StepProfile) -> Iterator[str]:
     measured = profile.source == "measured"
     steps = f"{profile.steps} traced steps" if measured else "MODELLED, not measured"
     yield f"{profile.recipe} on {profile.device}, batch {profile.batch_size:,}: {steps}"
-    yield f"  step       {_ms(profile.step_ms)} ms{_traced(profile)}{_rates(profile)}"
+    traced_ms = profile.traced_step_ms
+    traced = "" if traced_ms is None else f" ({_ms(traced_ms)} traced)"
+    yield f"  step       {_ms(profile.step_ms)} ms{traced}{_rates(profile)}"
     if profile.iteration is not None:
-        one = profile.iteration
+        times = profile.iteration
         yield (
-            f"  iteration  {_ms(one.iteration)} ms = data tail {_ms(one.data_tail)} + forward and "
-            f"backward {_ms(one.fp_bp)} + update tail {_ms(one.update_tail)}"
+            f"  iteration  {_ms(times.iteration)} ms = data tail {_ms(times.data_tail)} + forward "
+            f"and backward {_ms(times.fp_bp)} + update tail {_ms(times.update_tail)}"
         )
     if profile.host is not None:
         host = profile.host
@@ -43,7 +46,7 @@ def _head(profile: StepProfile) -> Iterator[str]:
             f"data, {_ms(host.between)} between dispatches ({host.share(host.between):.1%}); "
             f"{host.dispatches:,} dispatches of {host.steps:,} untraced steps"
         )
-        yield from _feed(profile.feed)
+        yield from _feed_lines(profile.feed)
     if profile.shares:
         shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
         yield f"  shares     {', '.join(shares)}"
@@ -51,16 +54,12 @@ def _head(profile: StepProfile) -> Iterator[str]:
         held = (f"{name} {bytes_text(count)}" for name, count in profile.memory.items())
         yield f"  memory     {', '.join(held)}"
     if profile.coverage is not None:
-        found = profile.coverage
+        covered = profile.coverage
         yield (
-            f"  coverage   {found.named:.1%} of the operators' time has a layer or a phase; parts "
-            f"are {found.parts_of_step:.1%} of the traced steps; {found.overlap:.2f} operators at "
-            "once"
+            f"  coverage   {covered.named:.1%} of the operators' time has a layer or a phase; "
+            f"parts are {covered.parts_of_step:.1%} of the traced steps; "
+            f"{covered.overlap:.2f} operators at once"
         )
-
-
-def _traced(profile: StepProfile) -> str:
-    return "" if profile.traced_step_ms is None else f" ({_ms(profile.traced_step_ms)} traced)"
 
 
 def _rates(profile: StepProfile) -> str:
@@ -68,7 +67,8 @@ def _rates(profile: StepProfile) -> str:
     if peaks is None or not profile.step_ms:
         return ""
     seconds = profile.step_ms / KILO
-    flops, nbytes = profile.flops / seconds, profile.nbytes / seconds
+    flops = profile.flops / seconds
+    nbytes = profile.nbytes / seconds
     return (
         f"; {flops / GIGA:,.1f} GFLOP/s, {flops / peaks.flops:.0%} of {peaks.flops / GIGA:,.0f}; "
         f"{nbytes / GIGA:,.1f} GB/s, {nbytes / peaks.bytes_per_s:.0%} of "
@@ -76,7 +76,7 @@ def _rates(profile: StepProfile) -> str:
     )
 
 
-def _feed(feed: Mapping[str, object]) -> Iterator[str]:
+def _feed_lines(feed: Mapping[str, object]) -> Iterator[str]:
     columns = feed.get("prepare_ms_per_step")
     if feed.get("kind") != "stream" or not isinstance(columns, Mapping) or not columns:
         return
@@ -87,13 +87,13 @@ def _feed(feed: Mapping[str, object]) -> Iterator[str]:
 
 
 def _phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
-    yield _row("phase", [word for one in profiles for word in _heads(one)])
-    names = dict.fromkeys(phase.phase for one in profiles for phase in one.phases)
+    yield _row("phase", [word for profile in profiles for word in _heads(profile)])
+    names = dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases)
     for name in names:
         cells = []
         for profile in profiles:
-            found = next((phase for phase in profile.phases if phase.phase == name), None)
-            cells += ["", ""] if found is None else [_ms(found.ms), f"{found.share:.1%}"]
+            match = next((phase for phase in profile.phases if phase.phase == name), None)
+            cells += ["", ""] if match is None else [_ms(match.ms), f"{match.share:.1%}"]
         yield _row(name, cells)
 
 
@@ -104,14 +104,17 @@ def _heads(profile: StepProfile) -> tuple[str, str]:
 def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
     first = profiles[0]
     heads = ["forward", "backward", "ms", "share", "GFLOP/s", "GB/s"]
-    others = profiles[1:]
-    yield _row("layer", [*heads, *(word for one in others for word in _heads(one))])
+    other_profiles = profiles[1:]
+    yield _row("layer", [*heads, *(word for one in other_profiles for word in _heads(one))])
     for layer in first.layers[:rows]:
         cells = [_ms(layer.forward_ms), _ms(layer.backward_ms), _ms(layer.ms)]
-        cells += [f"{layer.share:.1%}", *_layer_rates(layer)]
-        for other in others:
-            found = next((one for one in other.layers if one.layer == layer.layer), None)
-            cells += ["", ""] if found is None else [_ms(found.ms), f"{found.share:.1%}"]
+        # Billions a second.
+        per_s = KILO / layer.ms / GIGA if layer.ms else 0.0
+        rates = [f"{layer.flops * per_s:,.1f}", f"{layer.nbytes * per_s:,.1f}"]
+        cells += [f"{layer.share:.1%}", *(rates if layer.ms else ["", ""])]
+        for other in other_profiles:
+            match = next((row for row in other.layers if row.layer == layer.layer), None)
+            cells += ["", ""] if match is None else [_ms(match.ms), f"{match.share:.1%}"]
         yield _row(layer.layer, cells)
     left = first.layers[rows:] if rows is not None else ()
     if left:
@@ -121,21 +124,17 @@ def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
         )
 
 
-def _layer_rates(layer: LayerTime) -> tuple[str, str]:
-    if not layer.ms:
-        return "", ""
-    seconds = layer.ms / KILO
-    return f"{layer.flops / seconds / GIGA:,.1f}", f"{layer.nbytes / seconds / GIGA:,.1f}"
-
-
 def _operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
     heads = ["ms", "share", "calls", "of FLOP/s", "of GB/s", "phase"]
     yield _row("operator", heads) + "  layer, kind"
-    for one in profile.operators[:rows]:
-        cells = [_ms(one.ms), f"{one.share:.1%}", f"{one.calls:g}"]
-        cells += ["" if share is None else f"{share:.0%}" for share in (one.of_flops, one.of_bytes)]
-        where = f"{one.layer}, {one.kind}" if one.layer else one.kind
-        yield f"{_row(one.name, [*cells, one.phase])}  {where}"
+    for operator in profile.operators[:rows]:
+        cells = [_ms(operator.ms), f"{operator.share:.1%}", f"{operator.calls:g}"]
+        cells += [
+            "" if share is None else f"{share:.0%}"
+            for share in (operator.of_flops, operator.of_bytes)
+        ]
+        where = f"{operator.layer}, {operator.kind}" if operator.layer else operator.kind
+        yield f"{_row(operator.name, [*cells, operator.phase])}  {where}"
 
 
 def _row(name: str, cells: Sequence[str]) -> str:

@@ -50,14 +50,16 @@ class ProfiledExecutable:
         self, executable: Executable, first: int, steps: int, notify: Callable[[], None]
     ) -> None:
         self._executable = executable
-        self.first, self.last = first, first + steps
+        self.first = first
+        self.last = first + steps
         self.report: CompileReport = executable.report
         self.dispatches: list[TimedDispatch] = []
         self.evaluations_s: list[tuple[float, float]] = []
         """Begin and end of each call of `evaluate`."""
         self.traced: tuple[TracedOp, ...] | None = None
         """Operations of the traced steps; None before they have run."""
-        self._tracer, self._notify = Tracer(), notify
+        self._tracer = Tracer()
+        self._notify = notify
 
     @property
     def program_text(self) -> str:
@@ -87,10 +89,14 @@ class ProfiledExecutable:
         """Run steps `start + 1 .. stop` in up to three parts, the traced one apart."""
         parts: list[Telemetry] = []
         for begin, end in self._cut(start, stop):
-            traced = self._trace_from(begin)
-            waited, began = self.feed.waited_s, time.perf_counter()
+            if begin == self.first and self.traced is None and not self._tracer.runs:
+                self._tracer.start()
+            traced = self._tracer.runs
+            waited = self.feed.waited_s
+            began = time.perf_counter()
             state, telemetry = self._executable.run(state, begin, end, mechanism)
-            ended, waited = time.perf_counter(), self.feed.waited_s - waited
+            ended = time.perf_counter()
+            waited = self.feed.waited_s - waited
             self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced))
             parts.append(telemetry)
             bad = telemetry.bad_step is not None
@@ -98,7 +104,7 @@ class ProfiledExecutable:
                 self.end_trace()
             if bad:
                 break
-        return state, _joined(parts)
+        return state, _concatenate(parts)
 
     def evaluate(
         self,
@@ -116,16 +122,10 @@ class ProfiledExecutable:
         return sums
 
     def end_trace(self) -> None:
-        """Stop tracing, where that is under way, and keep what was traced."""
+        """Stop a trace that is under way, and store its operations."""
         if self._tracer.runs:
             self.traced = self._tracer.stop()
             self._notify()
-
-    def _trace_from(self, begin: int) -> bool:
-        """Start the trace at its first step; return whether the steps from `begin` are traced."""
-        if begin == self.first and self.traced is None and not self._tracer.runs:
-            self._tracer.start()
-        return self._tracer.runs
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Cut steps `start + 1 .. stop` before and after the traced ones."""
@@ -135,7 +135,7 @@ class ProfiledExecutable:
             start = end
 
 
-def _joined(parts: list[Telemetry]) -> Telemetry:
+def _concatenate(parts: list[Telemetry]) -> Telemetry:
     if len(parts) == 1:
         return parts[0]
     return Telemetry(parts[0].start, concatenate_columns(parts))

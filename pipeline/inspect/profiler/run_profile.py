@@ -1,4 +1,4 @@
-"""Profiling of one run: which steps are traced, and what is made of them when training is over."""
+"""The profile of a run: which steps are traced, and what is made of them when training is over."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from pipeline.backends.base import Backend, Estimate, Executable
+from pipeline.backends.base import Backend, Estimate
 from pipeline.backends.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.sink_choice import choose, predict
@@ -18,37 +17,38 @@ from pipeline.config.precision import level_of
 from pipeline.config.profile_spec import LEAST_STEPS
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import event_periods
-from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.platforms import platform_of
-from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
-from pipeline.inspect.profiler.compilations import Compilation, Compilations, watch_compilations
+from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
-    Measured,
     ProfiledRun,
     exceeds_peaks,
     measured_profile,
     program_memory,
-    untraced,
+    select_untraced,
 )
 from pipeline.inspect.profiler.peaks import peaks_of
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
+from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
 from pipeline.stages.autosink.choose_sink import measured_bounds, mechanisms_of
 from pipeline.stages.autosink.dispatch_costs import first_look, least_steps, measure
 from pipeline.stages.autosink.timed_runs import TimedRuns
 from pipeline.stages.build import Built
+from pipeline.stages.runner.context import CompiledRun, NoProfile, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
 MOST_EVENTS = 100_000
-"""Events of a trace: more than 20 times as many take minutes to write and to read."""
-TRACED_S, TRAINED_S = 2.0, 2.5
+"""Most events of a trace: 20 times more take minutes to write and to read."""
+TRACED_S = 2.0
+TRAINED_S = 2.5
 """Seconds that the traced steps, and all steps of a run that is only profiled, should take."""
 LONGEST_RUN = 2000
 """Most steps of a run that is only profiled."""
@@ -62,7 +62,7 @@ EVALUATED_S = 1.0
 
 
 def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
-    """Raise RecipeError where a profile can't be made of a run."""
+    """Raise RecipeError if a run can't be profiled."""
     problems = []
     if not platform_of(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
@@ -79,10 +79,32 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
         raise RecipeError(problems)
 
 
-def only_profiled(built: Built) -> Built:
-    """Return the run with no more steps than a profile of it takes."""
+def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
+    """Return the run, no longer than its profile takes if it has no other purpose.
+
+    Raises RecipeError if it can't be profiled.
+    """
+    require_profilable(context.recipe, backend.device.platform, context.ranks.size)
+    if context.recipe.profile.mode != "only":
+        return built
     schedule = built.run_schedule
     return replace(built, run_schedule=replace(schedule, total=min(schedule.total, LONGEST_RUN)))
+
+
+def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
+    """Choose the steps to trace after the first `done`.
+
+    `total_steps` is the run's length before it was shortened. Raises RecipeError if it has too few
+    steps; a resumed run continues without a profile then.
+    """
+    try:
+        return RunProfiler(run, replace(run.built.run_schedule, total=total_steps), done)
+    except RecipeError as error:
+        if run.context.recipe.profile.mode == "only" or not done:
+            raise
+        # A run that is resumed near its end was profiled before, or has no profile.
+        run.context.reporter.warn(error.problems[0])
+        return NoProfile(run)
 
 
 @dataclass(frozen=True)
@@ -95,45 +117,38 @@ class TracedSteps:
 
 
 class RunProfiler:
-    """The profile of a run under way; `executable` and `built` take the place of the run's own."""
+    """The `Profile` of a run under way; `run` has a traced executable and its schedule."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        schedule: RunSchedule,
-        built: Built,
-        executable: Executable,
-        reporter: Reporter,
-        done: int = 0,
-    ) -> None:
+    def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
         """Choose the steps after the first `done`; `schedule` is the run's before it was shortened.
 
-        Raises RecipeError where it has too few steps.
+        Raises RecipeError if it has too few steps.
         """
-        self._recipe, self._schedule, self._reporter = recipe, schedule, reporter
-        self._raw = executable
-        self._program: HloProgram = parse_program(executable.program_text)
-        step_s = self._look() if recipe.profile.mode == "only" else None
-        chosen = choose_window(recipe, built, self._program, step_s, done)
-        self._window = chosen
-        self.built = replace(built, run_schedule=replace(built.run_schedule, total=chosen.total))
+        self._recipe = run.context.recipe
+        self._schedule = schedule
+        self._reporter = run.context.reporter
+        self._raw = run.executable
+        self._program: HloProgram = parse_program(self._raw.program_text)
+        step_s = self._look() if self._recipe.profile.mode == "only" else None
+        window = choose_window(self._recipe, run.built, self._program, step_s, done)
+        self._window = window
         self._watch: Compilations | None = None
-        self.executable = ProfiledExecutable(
-            executable, chosen.first, chosen.steps, self._say_traced
-        )
+        text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
+        notify = partial(self._reporter.stage, "profile", text)
+        self.executable = ProfiledExecutable(self._raw, window.first, window.steps, notify)
+        shortened = replace(run.built.run_schedule, total=window.total)
+        built = replace(run.built, run_schedule=shortened)
+        self.run = replace(run, built=built, executable=self.executable)
 
     def _look(self) -> float:
         """Return the seconds of a step, roughly, timed on a state that is thrown away."""
-        state, times = self._raw.init(), []
+        state = self._raw.init()
+        times = []
         for _ in range(LOOKS):
             began = time.perf_counter()
             state, _ = self._raw.run(state, 0, 1, "none")
             times.append(time.perf_counter() - began)
         return min(times)
-
-    def _say_traced(self) -> None:
-        first, steps = self._window.first, self._window.steps
-        self._reporter.stage("profile", f"steps {first + 1:,} to {first + steps:,} are traced")
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -143,19 +158,24 @@ class RunProfiler:
             stack.callback(self.executable.end_trace)
             yield
 
-    def conclude(
-        self,
-        dataset: Dataset,
-        backend: Backend,
-        estimate: Estimate | None,
-        state: TrainState,
-        run_dir: Path,
-    ) -> ProfileReport:
+    def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
+        """Write the profile. A run that is more than its profile continues without one."""
+        try:
+            self._conclude(estimate, state)
+        except Exception as error:  # a trace is read from files of another library
+            if self._recipe.profile.mode == "only":
+                raise
+            self._reporter.warn(f"no profile: {first_line(error)}")
+
+    def _conclude(self, estimate: Estimate | None, state: TrainState) -> None:
         """Make the profile, report it, and write its files.
 
-        Raises RecipeError where the trace has no operation, RunError where a file can't be written.
+        Raises RecipeError if the trace has no operation, RunError if a file can't be written.
         """
-        traced = sum(one.steps for one in self._dispatches())
+        dataset = self.run.dataset
+        backend = self.run.backend
+        dispatches = tuple(dispatch for dispatch in self.executable.dispatches if dispatch.traced)
+        traced = sum(dispatch.steps for dispatch in dispatches)
         if self.executable.traced is None or traced < self._window.steps:
             # The run was stopped, or ended early.
             raise RunError(
@@ -170,40 +190,32 @@ class RunProfiler:
         with self._reporter.clock("reading the trace"):
             peaks = peaks_of(backend.device, cache_root(recipe.cache))
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
-            compilations = self._later_compilations()
-            run = ProfiledRun(
-                recipe, device, self.executable, state, compilations, memory, self._program
-            )
-            found = measured_profile(run, peaks)
-            if exceeds_peaks(found.profile):
+            # What was compiled after the first dispatch and before the last one ended.
+            ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
+            compilations = self._watch.found if self._watch is not None else []
+            later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
+            run = ProfiledRun(recipe, device, self.executable, state, later, memory, self._program)
+            profile, operations = measured_profile(run, peaks)
+            if exceeds_peaks(profile):
                 # They were measured while the machine was busy.
                 peaks = peaks_of(backend.device, cache_root(recipe.cache), again=True)
-                found = measured_profile(run, peaks)
-            evidence = self._evidence(found, dataset, state)
+                profile, operations = measured_profile(run, peaks)
+            evidence = self._evidence(run, profile)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
         profiles = [evidence.profile]
         modelled = modelled_profile(recipe, estimate)
         if modelled is not None:
             profiles.append(modelled)
-        report = ProfileReport(tuple(profiles), verdict, found.traced, tuple(self._dispatches()))
-        with writing(recipe.profile.output or run_dir / "profile"):
-            folder = write_profile(report, recipe.profile.output or run_dir / "profile")
+        report = ProfileReport(tuple(profiles), verdict, operations, dispatches)
+        folder = recipe.profile.output or self.run.context.run_dir / "profile"
+        with writing(folder):
+            write_profile(report, folder)
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
-        return report
 
-    def _dispatches(self) -> list[Any]:
-        return [one for one in self.executable.dispatches if one.traced]
-
-    def _later_compilations(self) -> tuple[Compilation, ...]:
-        """Return what was compiled after the first dispatch and before the last one ended."""
-        dispatches = self.executable.dispatches
-        first, last = dispatches[0].end_s, dispatches[-1].end_s
-        found = self._watch.found if self._watch is not None else []
-        return tuple(one for one in found if first < one.ended_s < last)
-
-    def _evidence(self, found: Measured, dataset: Dataset, state: TrainState) -> Evidence:
-        recipe, profile = self._recipe, found.profile
+    def _evidence(self, run: ProfiledRun, profile: StepProfile) -> Evidence:
+        recipe = self._recipe
+        dataset = self.run.dataset
         host = profile.host
         assert host is not None, "it was measured"
         dispatches = self.executable.dispatches
@@ -213,27 +225,33 @@ class RunProfiler:
             # It had short first windows alone, and waited for steps that it did not run, too.
             host = replace(host, wait=self._starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
-        # Those of the steps whose time is told; a short run may have traced ones alone.
-        timed = untraced(dispatches) or dispatches
-        first_s, last_s = timed[0].end_s, timed[-1].end_s
+        # The steps whose time is reported; a short run may have traced ones alone.
+        timed = select_untraced(dispatches) or dispatches
+        first_s = timed[0].end_s
+        last_s = timed[-1].end_s
+        fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
             feed=reported,
             sink_steps=self._schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
-            compilations=tuple(one for one in found.compilations if first_s < one.ended_s < last_s),
+            compilations=tuple(
+                compilation
+                for compilation in run.compilations
+                if first_s < compilation.ended_s < last_s
+            ),
             compiled_steps=timed[-1].stop - timed[0].stop,
-            streams_resident=_resident(recipe, dataset),
+            streams_resident=RESIDENT if recipe.train.feed == "stream" and fits else None,
             precision=level_of(recipe),
         )
         if feed.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._sink_gain())
-        return replace(evidence, events=self._event_cost(dataset, state))
+        return replace(evidence, events=self._event_cost(dataset, run.state))
 
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
-        on the first window read once more, less that of the device.
+        on the first window read once more, less the device's.
 
         When the run read it first, the reader was being imported and programs were compiling.
         """
@@ -249,7 +267,8 @@ class RunProfiler:
 
     def _sink_gain(self) -> SinkGain | None:
         """Measure which sink would be fastest, with a state that is thrown away."""
-        recipe, schedule = self._recipe, self._schedule
+        recipe = self._recipe
+        schedule = self._schedule
         mechanisms = mechanisms_of(recipe.train.mechanism, self._raw)
         if least_steps(mechanisms) > schedule.total:
             return None
@@ -269,21 +288,23 @@ class RunProfiler:
         now_ms = costs.off_ms
         if recipe.train.sink and schedule.sink_steps is not None:
             cost = next(
-                (one for one in costs.sinks if one.mechanism == choice.mechanism), costs.sinks[0]
+                (sink for sink in costs.sinks if sink.mechanism == choice.mechanism), costs.sinks[0]
             )
             now_ms = predict(cost, schedule.sink_steps, bounds)
         return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
     def _event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
         """Return what evaluations cost by step of the whole run; a part of one is timed."""
-        recipe, schedule = self._recipe, self._schedule
+        recipe = self._recipe
+        schedule = self._schedule
         periods = event_periods(recipe, schedule.steps_per_pass)[Event.EVALUATE]
         count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
         batches = dataset.eval_order.steps_per_pass
         if not count or not batches:
             return None
         self.executable.evaluate(state, 0, 1)
-        began, done = time.perf_counter(), 0
+        began = time.perf_counter()
+        done = 0
         while done < batches and time.perf_counter() - began < EVALUATED_S:
             stop = min(batches, max(1, 2 * done))
             self.executable.evaluate(state, done, stop)
@@ -295,25 +316,28 @@ class RunProfiler:
 def choose_window(
     recipe: Recipe, built: Built, program: HloProgram, step_s: float | None, done: int = 0
 ) -> TracedSteps:
-    """Choose the steps to trace. Raises RecipeError where the run is too short."""
-    spec, schedule = recipe.profile, built.run_schedule
+    """Choose the steps to trace. Raises RecipeError if the run is too short."""
+    spec = recipe.profile
+    schedule = built.run_schedule
     steps = spec.steps
     if steps is None:
-        executed = sum(one.opcode not in FREE for one in program.instructions.values())
+        executed = sum(
+            instruction.opcode not in FREE for instruction in program.instructions.values()
+        )
         steps = min(STEPS, MOST_EVENTS // max(1, executed))
         if step_s:
             steps = min(steps, int(TRACED_S / step_s))
         steps = max(LEAST_STEPS, steps)
     sink = schedule.sink_steps or 1
     total = schedule.total
-    wanted = int(TRAINED_S / step_s) if step_s else total - done
+    train_steps = int(TRAINED_S / step_s) if step_s else total - done
     if spec.start is not None:
         first = done + spec.start
     else:
-        # The first sink warms the process up, where it is not most of the run.
-        first = done + max(WARM_STEPS, min(sink, wanted // 2, total - done - 2 * steps))
+        # The first sink warms the process up, unless it is most of the run.
+        first = done + max(WARM_STEPS, min(sink, train_steps // 2, total - done - 2 * steps))
     if step_s:
-        total = min(total, done + max(first - done + 2 * steps, wanted))
+        total = min(total, done + max(first - done + 2 * steps, train_steps))
     if first + steps > total:
         raise RecipeError(
             [
@@ -323,9 +347,3 @@ def choose_window(
             ]
         )
     return TracedSteps(first, steps, total)
-
-
-def _resident(recipe: Recipe, dataset: Dataset) -> str | None:
-    """Return the change that puts a streamed split on the device; None where it doesn't fit."""
-    fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
-    return RESIDENT if fits and recipe.train.feed == "stream" else None

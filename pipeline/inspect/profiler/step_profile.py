@@ -14,7 +14,7 @@ ITERATIONS_IN_JSON = 200
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Milliseconds of a step by phase: by the clock, and that its operations were busy."""
+    """Milliseconds of a step by phase: `ms` by the clock, `busy_ms` in which its operations ran."""
 
     phase: str
     ms: float
@@ -25,7 +25,7 @@ class PhaseTime:
 @dataclass(frozen=True)
 class LayerTime:
     """Milliseconds of a step in one layer by the clock, forward and backward, with its FLOP and
-    bytes; outside of the network its name is that of a phase, in parentheses."""
+    bytes; outside of the network its name is a phase, in parentheses."""
 
     layer: str
     ms: float
@@ -40,7 +40,7 @@ class LayerTime:
 class OperatorTime:
     """Time of an operator in a step: `ms` by the clock, `busy_ms` that it ran.
 
-    `of_flops` and `of_bytes` are shares of the peaks while it ran, None where they are unknown.
+    `of_flops` and `of_bytes` are shares of the peaks while it ran, None if they are unknown.
     """
 
     name: str
@@ -51,8 +51,8 @@ class OperatorTime:
     ms: float
     share: float
     busy_ms: float
-    flops: float
-    nbytes: float
+    flops: float = 0.0
+    nbytes: float = 0.0
     of_flops: float | None = None
     of_bytes: float | None = None
 
@@ -90,7 +90,7 @@ class Coverage:
     parts_of_step: float
     """Sum of all parts, gaps included, as a share of the traced steps by the host's clock."""
     overlap: float
-    """Time that operators were busy over the time of the clock: above 1 where some run at once."""
+    """Time that operators were busy over the time of the clock: above 1 if some run at once."""
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,20 @@ class StepVerdict:
         text = f"{self.name}: {self.why}"
         if self.change is not None:
             return f"{text}; {self.change}"
-        tried = ", ".join(f"{one.what} {one.gain:.2f}x" for one in self.tried)
+        tried = ", ".join(f"{change.what} {change.gain:.2f}x" for change in self.tried)
         return f"{text}; tried without gain: {tried}" if tried else text
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Where the time of a step goes on one device."""
+    """The time of a step on one device, by phase, layer and operator."""
 
     source: Literal["measured", "modelled"]
     device: str
     recipe: str
     batch_size: int
     steps: int
-    """Traced steps; 0 where it is modelled."""
+    """Traced steps; 0 if it is modelled."""
     step_ms: float
     """Milliseconds of an untraced step, the host's work included."""
     traced_step_ms: float | None
@@ -156,7 +156,7 @@ class StepProfile:
     flops: float = 0.0
     """FLOP of a step."""
     nbytes: float = 0.0
-    """Bytes that operators of a step read and write, those that a cache keeps included."""
+    """Bytes that operators of a step read and write, also from and to a cache."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Shares of the step by the part of a device that is busy, as AI Core or AI CPU."""
 
@@ -165,7 +165,10 @@ class StepProfile:
         tree = asdict(self)
         zero = self.points[0].begin if self.points else 0.0
         tree["points"] = [
-            {name: None if at is None else round(at - zero, 1) for name, at in asdict(one).items()}
-            for one in self.points[:ITERATIONS_IN_JSON]
+            {
+                name: None if at is None else round(at - zero, 1)
+                for name, at in asdict(point).items()
+            }
+            for point in self.points[:ITERATIONS_IN_JSON]
         ]
         return tree

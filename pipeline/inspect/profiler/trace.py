@@ -47,7 +47,7 @@ class Tracer:
         return self._folder is not None
 
     def start(self) -> None:
-        """Trace from now on. Raises RunError where another profiler traces this process."""
+        """Trace from now on. Raises RunError if another profiler traces this process."""
         options = jax.profiler.ProfileOptions()
         # Else every call of a Python function is an event, and the step takes several times longer.
         options.python_tracer_level = 0
@@ -64,22 +64,18 @@ class Tracer:
 
     def stop(self) -> tuple[TracedOp, ...]:
         """Stop tracing and return the operations in the order of their begins."""
-        folder, self._folder = self._folder, None
+        folder = self._folder
+        self._folder = None
         assert folder is not None, "it was started"
         with folder:
             jax.profiler.stop_trace()
-            return read_trace(Path(folder.name))
-
-
-def read_trace(folder: Path) -> tuple[TracedOp, ...]:
-    """Read the operations of the first device from the files of a trace."""
-    found = sorted(folder.rglob("*.xplane.pb"))
-    if not found:
-        return ()
-    planes = list(jax.profiler.ProfileData.from_file(str(found[0])).planes)
-    of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
-    traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
-    return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
+            files = sorted(Path(folder.name).rglob("*.xplane.pb"))
+            if not files:
+                return ()
+            planes = list(jax.profiler.ProfileData.from_file(str(files[0])).planes)
+            of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
+            traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
+            return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
 
 
 def _operations(planes: Iterable[Any]) -> Iterator[TracedOp]:

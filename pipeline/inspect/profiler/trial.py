@@ -26,10 +26,13 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.lower import lower
 
-LONGEST_COMPILE_S, LONGEST_READ_S, LONGEST_STEP_MS = 30.0, 30.0, 200.0
-ROUNDS, TRIAL_S = 5, 0.15
-HELPS = 1.03
-"""Gain below which a change is none."""
+LONGEST_COMPILE_S = 30.0
+LONGEST_READ_S = 30.0
+LONGEST_STEP_MS = 200.0
+ROUNDS = 5
+TRIAL_S = 0.15
+MIN_GAIN = 1.03
+"""Least gain of a change that helps."""
 PRECISIONS = {"converting": "O0", "memory-bound": "bf16", "compute-bound": "bf16"}
 """Precision that may help, by verdict."""
 
@@ -54,9 +57,9 @@ def try_change(
 ) -> StepVerdict:
     """Return the verdict with a change that was tried here, or that does not help.
 
-    Tried are another precision, a split that lies on the device instead of being read, and a step
-    without the layer that the verdict names. Nothing is tried in a run that goes on, nor where
-    reading, compiling or a step takes long.
+    Candidates are another precision, a split on the device instead of a streamed one, and a step
+    without the layer that the verdict names. Nothing is tried in a run that continues after its
+    profile, or if reading, compiling or a step takes long.
     """
     trial = _trial_of(verdict, recipe, dataset, evidence)
     takes_long = (
@@ -79,10 +82,10 @@ def try_change(
         # It can't be had on this device, or its steps are not finite.
         return verdict
     change = PredictedChange(trial.what, evidence.step_ms / gain, gain, "tried here")
-    if gain < HELPS and verdict.name == "callback-bound":
-        # The call has an effect, so it is made even where nothing reads its result.
+    if gain < MIN_GAIN and verdict.name == "callback-bound":
+        # The call has an effect, so it is made even if nothing reads its result.
         return verdict
-    if gain < HELPS:
+    if gain < MIN_GAIN:
         return replace(verdict, change=None, tried=(change,))
     return replace(verdict, change=change)
 
@@ -90,7 +93,7 @@ def try_change(
 def _trial_of(
     verdict: StepVerdict, recipe: Recipe, dataset: Dataset, evidence: Evidence
 ) -> Trial | None:
-    """Return what to try for a verdict; None for nothing."""
+    """Return what to try for a verdict; None without a candidate."""
     if verdict.layer is not None:
         assert verdict.change is not None, "it names the layer"
         return Trial(verdict.change.what, layer=verdict.layer)
@@ -98,16 +101,17 @@ def _trial_of(
         steps = dataset.train_order.steps_per_pass
         read_s = sum(evidence.feed.prepare_ms_per_step.values()) * steps / 1000
         return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= LONGEST_READ_S else None
-    wanted = PRECISIONS.get(verdict.name)
+    precision = PRECISIONS.get(verdict.name)
     fixed = recipe.train.to_float or recipe.parallel.mode != "none"
-    if wanted is None or wanted == evidence.precision or fixed:
+    if precision is None or precision == evidence.precision or fixed:
         return None
-    return Trial(f"train.precision={wanted}", (("precision", wanted),))
+    return Trial(f"train.precision={precision}", (("precision", precision),))
 
 
 @contextmanager
 def _without(path: str) -> Iterator[list[bool]]:
-    """Trace networks with one layer left out; the list is empty where its shape does not allow."""
+    """Trace networks with one layer left out; the list stays empty if its shape does not allow
+    that."""
     left_out: list[bool] = []
 
     def around(layer: Any, compute: Any, x: Any, context: Any) -> Any:
@@ -133,7 +137,8 @@ def _gain(
 
     A step that waits for data is not timed again: its first windows would be read again.
     """
-    streams, ratios = before.feed.kind == "stream", []
+    streams = before.feed.kind == "stream"
+    ratios = []
     # Reading ahead would take the processor from the trial.
     before.feed.close()
     with (
@@ -148,6 +153,6 @@ def _gain(
         variant = Variant(sink, "loop")
         steps = sink * max(3, int(1000 * TRIAL_S / (single * sink)))
         for _ in range(ROUNDS):
-            one = evidence.step_ms if streams else old.time(variant, steps).step_ms
-            ratios.append(one / new.time(variant, steps).step_ms)
+            old_ms = evidence.step_ms if streams else old.time(variant, steps).step_ms
+            ratios.append(old_ms / new.time(variant, steps).step_ms)
     return statistics.median(ratios)

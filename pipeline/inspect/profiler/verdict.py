@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from pipeline.backends.feed.feed_stats import FeedReport
 from pipeline.backends.graph.hlo_program import CONVERSIONS
@@ -32,11 +34,11 @@ GAINFUL = 1.1
 """Gain of a longer sink from which dispatches limit a run."""
 EVENTS = 0.2
 CONVERTING = 0.15
-OF_MEMORY = 0.5
+MEMORY_SHARE = 0.5
 """Share of the memory's bandwidth from which an operator is limited by it."""
-IN_CACHE = 8_000_000
+CACHE_BYTES = 8_000_000
 """Bytes up to which a cache may hold all that an operator reads and writes."""
-OF_PEAK = 0.4
+PEAK_SHARE = 0.4
 """Share of the peak from which an operator is limited by computation."""
 MOSTLY = 0.5
 """Share of the operators' time that decides between memory and computation."""
@@ -92,7 +94,7 @@ class Evidence:
     sink: SinkGain | None = None
     events: EventCost | None = None
     streams_resident: str | None = None
-    """Why a streamed split could lie on the device, None where it can't."""
+    """The change that puts a streamed split on the device; None if it doesn't fit."""
     precision: str = "O0"
 
     @property
@@ -121,21 +123,23 @@ def _without(evidence: Evidence, ms: float, what: str, basis: str = COUNTED) -> 
 
 def _recompiling(evidence: Evidence) -> StepVerdict | None:
     by_name: dict[str, list[Compilation]] = defaultdict(list)
-    for one in evidence.compilations:
-        by_name[one.name].append(one)
+    for compilation in evidence.compilations:
+        by_name[compilation.name].append(compilation)
     # Anything that runs for the first time, such as an evaluation, is compiled once or twice.
-    by_name = {name: own for name, own in by_name.items() if len(own) >= AGAIN}
-    seconds = sum(one.seconds for own in by_name.values() for one in own)
+    by_name = {name: group for name, group in by_name.items() if len(group) >= AGAIN}
+    seconds = sum(compilation.seconds for group in by_name.values() for compilation in group)
     ms = 1000 * seconds / evidence.compiled_steps if evidence.compiled_steps else 0.0
     share = min(evidence.host.share(ms), 1.0)
     if share < RECOMPILING:
         return None
-    name, own = max(by_name.items(), key=lambda item: sum(one.seconds for one in item[1]))
-    shapes = list(dict.fromkeys(one.shapes for one in own if one.shapes))
+    name, group = max(
+        by_name.items(), key=lambda item: sum(compilation.seconds for compilation in item[1])
+    )
+    shapes = list(dict.fromkeys(compilation.shapes for compilation in group if compilation.shapes))
     of_shapes = f", for {' then '.join(shapes[-SHOWN:])}" if len(shapes) > 1 else ""
     why = (
         f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
-        f"{len(own)} times{of_shapes}"
+        f"{len(group)} times{of_shapes}"
     )
     return StepVerdict(
         "recompiling", share, why, _without(evidence, ms, "keep its shapes the same")
@@ -143,7 +147,8 @@ def _recompiling(evidence: Evidence) -> StepVerdict | None:
 
 
 def _data_bound(evidence: Evidence) -> StepVerdict | None:
-    host, feed = evidence.host, evidence.feed
+    host = evidence.host
+    feed = evidence.feed
     share = host.share(host.wait)
     if share <= WAITING:
         return None
@@ -159,14 +164,14 @@ def _data_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _callback_bound(evidence: Evidence) -> StepVerdict | None:
-    calls = [one for one in evidence.profile.operators if one.kind == "calls of Python"]
-    ms = sum(one.ms for one in calls)
+    calls = [call for call in evidence.profile.operators if call.kind == "calls of Python"]
+    ms = sum(call.ms for call in calls)
     share = evidence.host.share(ms)
     if share <= CALLING:
         return None
-    slowest = max(calls, key=lambda one: one.ms)
+    slowest = max(calls, key=lambda call: call.ms)
     where = f"layer {slowest.layer}" if slowest.layer else f"the {slowest.phase} phase"
-    count = sum(one.calls for one in calls)
+    count = sum(call.calls for call in calls)
     why = f"{share:.0%} of a step is {count:g} calls of Python from the program, in {where}"
     what = f"compute {where} in JAX instead of the callback"
     change = _without(evidence, ms, what)
@@ -209,44 +214,47 @@ def _event_bound(evidence: Evidence) -> StepVerdict | None:
     events = evidence.events
     if events is None:
         return None
-    whole = evidence.step_ms + events.ms
-    share = events.ms / whole
+    total_ms = evidence.step_ms + events.ms
+    share = events.ms / total_ms
     if share <= EVENTS:
         return None
     why = f"{share:.0%} of the run is {events.count:,} evaluations"
     half = evidence.step_ms + events.ms / 2
     what = "evaluate half as often, or half the samples (eval.samples)"
     return StepVerdict(
-        "event-bound", share, why, PredictedChange(what, half, whole / half, "counted")
+        "event-bound", share, why, PredictedChange(what, half, total_ms / half, "counted")
     )
 
 
 def _converting(evidence: Evidence) -> StepVerdict | None:
-    found = [one for one in evidence.profile.operators if one.kind == CONVERSIONS]
-    ms = sum(one.ms for one in found)
+    conversions = [op for op in evidence.profile.operators if op.kind == CONVERSIONS]
+    ms = sum(op.ms for op in conversions)
     share = evidence.host.share(ms)
     if share <= CONVERTING:
         return None
     why = (
-        f"{share:.0%} of a step only converts types, {len(found)} operators, above all in "
-        f"{_places(found)}: this device computes products in another type than "
+        f"{share:.0%} of a step only converts types, {len(conversions)} operators, above all in "
+        f"{_places(conversions)}: this device computes products in another type than "
         f"train.precision={evidence.precision}"
     )
     return StepVerdict("converting", share, why, _without(evidence, ms, "train.precision=O0"))
 
 
-def _memory_bound(evidence: Evidence) -> StepVerdict | None:
-    bound = list(_limited(evidence, by_memory=True))
+def _bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:
+    """Whether operators that one resource limits take most of the time."""
+    bound = list(_find_limited(evidence, by_memory=resource == "memory"))
     share = _share_of_operators(evidence, bound)
     if share < MOSTLY:
         return None
     peaks = evidence.profile.peaks
-    roof = f" of {peaks.bytes_per_s / 1e9:.0f} GB/s" if peaks else ""
-    why = (
-        f"{share:.0%} of the operators' time is at {_mean(bound, 'of_bytes'):.0%}{roof}; "
-        f"largest: {_places(bound)}"
-    )
-    return StepVerdict("memory-bound", share, why)
+    if resource == "memory":
+        mean = _mean(bound, "of_bytes")
+        roof = f" of {peaks.bytes_per_s / 1e9:.0f} GB/s" if peaks else ""
+    else:
+        mean = _mean(bound, "of_flops")
+        roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
+    why = f"{share:.0%} of the operators' time is at {mean:.0%}{roof}; largest: {_places(bound)}"
+    return StepVerdict(f"{resource}-bound", share, why)
 
 
 def _elementwise(evidence: Evidence) -> StepVerdict | None:
@@ -255,48 +263,32 @@ def _elementwise(evidence: Evidence) -> StepVerdict | None:
     Moves in a layer with products are part of how these are computed.
     """
     ops = evidence.profile.operators
-    with_products = {one.layer for one in ops if one.kind.startswith(PRODUCTS)}
+    with_products = {op.layer for op in ops if op.kind.startswith(PRODUCTS)}
     # Attention is a layer, whose products are in layers inside of it.
     with_products |= {layer.rpartition("/")[0] for layer in with_products}
-    found = [
-        one
-        for one in ops
-        if one.layer not in with_products and one.phase in ("forward", "backward")
+    elementwise = [
+        op for op in ops if op.layer not in with_products and op.phase in ("forward", "backward")
     ]
-    share = _share_of_operators(evidence, found)
+    share = _share_of_operators(evidence, elementwise)
     if share < ELEMENTWISE:
         return None
     by_layer: dict[str, float] = defaultdict(float)
-    for one in found:
-        by_layer[one.layer or f"({one.phase})"] += one.ms
+    for op in elementwise:
+        by_layer[op.layer or f"({op.phase})"] += op.ms
     layer, ms = max(by_layer.items(), key=lambda item: item[1])
     why = (
         f"{share:.0%} of the operators' time is in layers without products, above all "
-        f"{_places(found)}"
+        f"{_places(elementwise)}"
     )
     change = _without(evidence, ms, f"leave out or replace layer {layer}")
     named = None if layer.startswith("(") else layer
     return StepVerdict("elementwise-bound", share, why, change, layer=named)
 
 
-def _compute_bound(evidence: Evidence) -> StepVerdict | None:
-    bound = list(_limited(evidence, by_memory=False))
-    share = _share_of_operators(evidence, bound)
-    if share < MOSTLY:
-        return None
-    peaks = evidence.profile.peaks
-    roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
-    why = (
-        f"{share:.0%} of the operators' time is at {_mean(bound, 'of_flops'):.0%}{roof}; "
-        f"largest: {_places(bound)}"
-    )
-    return StepVerdict("compute-bound", share, why)
-
-
 def _operators(evidence: Evidence) -> StepVerdict:
     ops = evidence.profile.operators
-    top = sorted(ops, key=lambda one: -one.ms)[:SHOWN]
-    share = evidence.host.share(sum(one.ms for one in top))
+    top = sorted(ops, key=lambda op: -op.ms)[:SHOWN]
+    share = evidence.host.share(sum(op.ms for op in top))
     why = f"no limit holds for most of the step; slowest are {_places(top)}"
     return StepVerdict("operators", share, why)
 
@@ -310,43 +302,43 @@ RULES: tuple[Rule, ...] = (
     _event_bound,
     _converting,
     _elementwise,
-    _memory_bound,
-    _compute_bound,
+    partial(_bound, "memory"),
+    partial(_bound, "compute"),
     _operators,
 )
 
 
-def _limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTime]:
+def _find_limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTime]:
     """Yield the operators that memory, or computation, limits."""
     peaks = evidence.profile.peaks
     if peaks is None:
         return
-    for one in evidence.profile.operators:
-        if one.of_flops is None or one.of_bytes is None:
+    for op in evidence.profile.operators:
+        if op.of_flops is None or op.of_bytes is None:
             continue
-        below = one.flops < peaks.ridge * one.nbytes
-        large = one.nbytes > IN_CACHE * one.calls
-        if by_memory and below and large and one.of_bytes > OF_MEMORY:
-            yield one
-        if not by_memory and one.of_flops > OF_PEAK:
-            yield one
+        below = op.flops < peaks.ridge * op.nbytes
+        large = op.nbytes > CACHE_BYTES * op.calls
+        if by_memory and below and large and op.of_bytes > MEMORY_SHARE:
+            yield op
+        if not by_memory and op.of_flops > PEAK_SHARE:
+            yield op
 
 
-def _share_of_operators(evidence: Evidence, found: Sequence[OperatorTime]) -> float:
-    whole = sum(one.ms for one in evidence.profile.operators)
-    return sum(one.ms for one in found) / whole if whole else 0.0
+def _share_of_operators(evidence: Evidence, ops: Sequence[OperatorTime]) -> float:
+    total_ms = sum(op.ms for op in evidence.profile.operators)
+    return sum(op.ms for op in ops) / total_ms if total_ms else 0.0
 
 
-def _mean(found: Sequence[OperatorTime], name: str) -> float:
+def _mean(ops: Sequence[OperatorTime], name: str) -> float:
     """The mean of a share of the peaks, weighted by time."""
-    ms = sum(one.ms for one in found)
-    return sum(one.ms * (getattr(one, name) or 0.0) for one in found) / ms if ms else 0.0
+    ms = sum(op.ms for op in ops)
+    return sum(op.ms * (getattr(op, name) or 0.0) for op in ops) / ms if ms else 0.0
 
 
-def _places(found: Sequence[OperatorTime]) -> str:
+def _places(ops: Sequence[OperatorTime]) -> str:
     """The layers, or operators outside of layers, in which some take longest."""
     spent: dict[str, float] = defaultdict(float)
-    for one in found:
-        spent[one.layer or f"{one.name} ({one.phase})"] += one.ms
+    for op in ops:
+        spent[op.layer or f"{op.name} ({op.phase})"] += op.ms
     ordered = sorted(spent.items(), key=lambda item: -item[1])[:SHOWN]
     return ", ".join(f"{name} {ms:.3g} ms" for name, ms in ordered)

@@ -43,12 +43,12 @@ class ClassCounts:
     """int64 (C, C) by true class (row) and predicted class; None above `MAX_CONFUSED` classes."""
 
     def ratios(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Precision, recall and F1 by class, float64 (C,); 0 where the denominator is 0."""
-        wholes = self.predicted, self.actual, self.actual + self.predicted
-        parts = self.hits, self.hits, 2 * self.hits
+        """Precision, recall and F1 by class, float64 (C,); 0 if the denominator is 0."""
+        denominators = self.predicted, self.actual, self.actual + self.predicted
+        numerators = self.hits, self.hits, 2 * self.hits
         precision, recall, f1 = (
-            np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
-            for part, whole in zip(parts, wholes, strict=True)
+            np.divide(numerator, denominator, out=np.zeros(len(numerator)), where=denominator > 0)
+            for numerator, denominator in zip(numerators, denominators, strict=True)
         )
         return precision, recall, f1
 
@@ -133,7 +133,7 @@ Predictions = ClassPredictions | PositionPredictions | NumberPredictions | Label
 def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
     """Evaluate a run's weights on every sample of the evaluation split, as training evaluates.
 
-    Raises DataError where the data is of other targets than the run's.
+    Raises DataError if the data has other targets than the run.
     """
     targets = dataset.targets
     if (targets.task, targets.names) != (run.samples.targets.task, run.samples.targets.names):
@@ -159,19 +159,22 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
 
 def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     order = dataset.eval_order
-    compute, weights = _compiled(run.recipe, dataset), jax.device_put(dict(run.arrays))
+    compute = _compile(run.recipe, dataset)
+    weights = jax.device_put(dict(run.arrays))
     seed = seed_words(run.recipe.seed)
     for step in range(order.steps_per_pass):
         plan = order.batches(step, 1)
-        rows, count = plan.indices[0], int(plan.counts[0])
+        rows = plan.indices[0]
+        count = int(plan.counts[0])
         columns = {name: jnp.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
-        seed_of_run, pass_ = jnp.asarray(seed), jnp.asarray(plan.passes[0])
+        seed_of_run = jnp.asarray(seed)
+        pass_ = jnp.asarray(plan.passes[0])
         batch = Batch(columns, seed_of_run, pass_, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
         outputs, labels = compute(weights, batch)
         yield rows[:count], np.asarray(outputs)[:count], np.asarray(labels)[:count]
 
 
-def _compiled(
+def _compile(
     recipe: Recipe, dataset: Dataset
 ) -> Callable[[Mapping[str, Array], Batch], tuple[Array, Array]]:
     """A function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
@@ -200,45 +203,41 @@ def _compiled(
         return program(())  # type: ignore[no-any-return]
     programs = {bucket: program((bucket,)) for bucket in buckets}
 
-    def in_its_own(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+    def compute_by_bucket(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         # Chosen here: labels of positions differ in shape between buckets.
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         fitting = (bucket for bucket in buckets if (largest <= np.array(bucket)).all())
         return programs[next(fitting, buckets[-1])](weights, batch)  # type: ignore[no-any-return]
 
-    return in_its_own
+    return compute_by_bucket
 
 
 def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) -> ClassPredictions:
-    parts = [_classes_of(rows, outputs, labels, ignore_index) for rows, outputs, labels in batches]
+    parts = []
+    for rows, outputs, labels in batches:
+        outputs = outputs.astype(np.float64)
+        true = labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
+        if ignore_index is not None:
+            valid = true != ignore_index
+            rows, outputs, true = (array[valid] for array in (rows, outputs, true))
+        with np.errstate(invalid="ignore"):  # of a network that diverged
+            powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+            probabilities = powers / powers.sum(axis=-1, keepdims=True)
+        index = np.arange(len(rows))
+        predicted = outputs.argmax(axis=-1)
+        label_output = outputs[index, true][:, None]
+        before = np.arange(outputs.shape[-1]) < true[:, None]
+        ahead = ((outputs > label_output) | ((outputs == label_output) & before)).sum(axis=-1)
+        of_label = probabilities[index, true]
+        parts.append((rows, true, predicted, probabilities[index, predicted], of_label, ahead < 5))
     columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
-    # Buckets are evaluated one after the other.
+    # Buckets were evaluated in turn.
     order = np.argsort(columns[0], kind="stable")
-    rows, labels, predicted, probability, of_label, in_top5 = (part[order] for part in columns)
+    rows, true, predicted, probability, of_label, in_top5 = (column[order] for column in columns)
     if not len(rows):
         raise DataError("all labels of the evaluation split are dataset.ignore_index")
-    counts = _count(labels, predicted, classes)
-    return ClassPredictions(rows, labels, predicted, probability, of_label, in_top5, counts)
-
-
-def _classes_of(
-    rows: np.ndarray, outputs: np.ndarray, labels: np.ndarray, ignore_index: int | None
-) -> tuple[np.ndarray, ...]:
-    outputs = outputs.astype(np.float64)
-    true = labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
-    if ignore_index is not None:
-        valid = true != ignore_index
-        rows, outputs, true = rows[valid], outputs[valid], true[valid]
-    with np.errstate(invalid="ignore"):  # of a network that diverged
-        powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-        probabilities = powers / powers.sum(axis=-1, keepdims=True)
-    each = np.arange(len(rows))
-    predicted = outputs.argmax(axis=-1)
-    own = outputs[each, true][:, None]
-    before = np.arange(outputs.shape[-1]) < true[:, None]
-    ahead = ((outputs > own) | ((outputs == own) & before)).sum(axis=-1)
-    of_label = probabilities[each, true]
-    return rows, true, predicted, probabilities[each, predicted], of_label, ahead < 5
+    counts = _count(true, predicted, classes)
+    return ClassPredictions(rows, true, predicted, probability, of_label, in_top5, counts)
 
 
 def _positions(
@@ -255,7 +254,7 @@ def _positions(
             right = ((predicted == true) & valid).sum(axis=axes) / valid.sum(axis=axes)
         shares.append((rows, right))
         counts = _count(true[valid].astype(np.int64), predicted[valid], classes)
-        total = counts if total is None else _added(total, counts)
+        total = counts if total is None else _add_counts(total, counts)
     assert total is not None, "a split has samples"
     order = np.argsort(np.concatenate([rows for rows, _ in shares]), kind="stable")
     return PositionPredictions(np.concatenate([share for _, share in shares])[order], total)
@@ -271,33 +270,32 @@ def _count(labels: np.ndarray, predicted: np.ndarray, classes: int) -> ClassCoun
     return ClassCounts(hits, actual, guessed, confusion)
 
 
-def _added(one: ClassCounts, other: ClassCounts) -> ClassCounts:
+def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
     confusion = None
-    if one.confusion is not None and other.confusion is not None:
-        confusion = one.confusion + other.confusion
+    if first.confusion is not None and second.confusion is not None:
+        confusion = first.confusion + second.confusion
     return ClassCounts(
-        one.hits + other.hits,
-        one.actual + other.actual,
-        one.predicted + other.predicted,
+        first.hits + second.hits,
+        first.actual + second.actual,
+        first.predicted + second.predicted,
         confusion,
     )
 
 
 def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
-    rows, outputs, labels = _joined(batches)
-    order = np.argsort(rows, kind="stable")
-    true = targets.in_units(labels.reshape(len(rows), -1).astype(np.float64))
-    return NumberPredictions(true[order], targets.in_units(outputs.astype(np.float64))[order])
+    outputs, labels = _concatenate(batches)
+    true = targets.in_units(labels.reshape(len(labels), -1).astype(np.float64))
+    return NumberPredictions(true, targets.in_units(outputs.astype(np.float64)))
 
 
 def _labels(batches: Iterator[Rows]) -> LabelPredictions:
-    rows, outputs, labels = _joined(batches)
-    order = np.argsort(rows, kind="stable")
-    probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))
-    return LabelPredictions((labels > 0.5)[order], probabilities[order])
+    outputs, labels = _concatenate(batches)
+    return LabelPredictions(labels > 0.5, 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2)))
 
 
-def _joined(batches: Iterator[Rows]) -> Rows:
+def _concatenate(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs and labels in the order of the split."""
     parts = list(batches)
     rows, outputs, labels = (np.concatenate([part[n] for part in parts]) for n in range(3))
-    return rows, outputs, labels
+    order = np.argsort(rows, kind="stable")
+    return outputs[order], labels[order]

@@ -1,6 +1,6 @@
 """Sections of a report about a run's origin, what was made of it, its profile and its dumps.
 
-The files of profiles and dumps are read as a stranger's: what plainly says something is shown.
+The files of profiles and dumps may come from a stranger: only plain texts and numbers are shown.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from pipeline.study.runs.kept_run import KeptRun, read_run
 from pipeline.study.runs.lineage import data_of, ops_of
 
 PROFILES = ("profile.json", "profile/profile.json")
-DUMP, ABOUT = "dump", "dump.json"
+DUMP = "dump"
+ABOUT = "dump.json"
 TABLES = ("phases", "layers")
 """Tables of a profile that are shown."""
-MOST_PROFILES, MOST_ROWS, MOST_COLUMNS, MOST_DUMPS = 4, 30, 8, 50
+MOST_PROFILES = 4
+MOST_ROWS = 30
+MOST_COLUMNS = 8
+MOST_DUMPS = 50
 MOST_FOUND = 10_000
 
 
@@ -43,7 +47,7 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
     """Rows of the origin of a run, its processes, and what was made of it."""
 
     def row(what: str, name: str, when: str = "") -> dict[str, str]:
-        return {"what": what, "name": name, "when": _time(when)}
+        return {"what": what, "name": name, "when": when[:16].replace("T", " ")}
 
     yield row("data", " ".join(filter(None, (data_of(run), run.data))))
     if ops := ops_of(run):
@@ -63,8 +67,8 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
         if number and number < len(processes) - 1:
             # The summary has the step of the newest process alone.
             name = ""
-        said = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
-        yield row(what, said, str(process.get("begun", "")))
+        text = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
+        yield row(what, text, str(process.get("begun", "")))
     steps = saved_steps(run.run_dir / FOLDER)
     if steps:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
@@ -72,22 +76,15 @@ def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
         yield row(f"{made.made} as", made.to, made.at)
 
 
-def _time(text: str) -> str:
-    return text[:16].replace("T", " ")
-
-
 def _profile(run_dir: Path) -> list[Block]:
     """The verdict of a profile, and its tables of phases and layers."""
-    tree = next((found for name in PROFILES if (found := _object(run_dir / name))), None)
-    if tree is None:
-        return []
+    trees = filter(None, (_object(run_dir / name) for name in PROFILES))
+    tree: Mapping[str, Any] = next(trees, {})
     verdict = tree.get("verdict")
-    if isinstance(verdict, Mapping):
-        verdict = verdict.get("text") or verdict.get("name")
-    several = tree.get("profiles")
-    profiles = several if isinstance(several, list) else [tree]
-    blocks: list[Block] = [Words(verdict)] if isinstance(verdict, str) else []
-    for profile in profiles[:MOST_PROFILES]:
+    text = verdict.get("text") if isinstance(verdict, Mapping) else None
+    profiles = tree.get("profiles")
+    blocks: list[Block] = [Words(text)] if isinstance(text, str) else []
+    for profile in profiles[:MOST_PROFILES] if isinstance(profiles, list) else ():
         if isinstance(profile, Mapping):
             blocks += _profile_blocks(profile)
     return blocks
@@ -106,16 +103,16 @@ def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
 
 
 def _plain_rows(value: Any) -> list[dict[str, Any]]:
-    """Rows of a table that is a list of objects, or one number by name."""
-    if isinstance(value, Mapping):
-        value = [{"name": name, "value": number} for name, number in value.items()]
+    """Rows of a table that is a list of objects."""
     if not isinstance(value, list):
         return []
-    rows = [one for one in value[:MOST_ROWS] if isinstance(one, Mapping)]
+    rows = [item for item in value[:MOST_ROWS] if isinstance(item, Mapping)]
     names = [str(name) for name in rows[0] if _is_plain(rows[0][name])] if rows else []
-    shown = names[:MOST_COLUMNS]
+    columns = names[:MOST_COLUMNS]
     return [
-        {name.replace("_", " "): _cell(row.get(name)) for name in shown} for row in rows if shown
+        {name.replace("_", " "): _cell(row.get(name)) for name in columns}
+        for row in rows
+        if columns
     ]
 
 
@@ -134,16 +131,16 @@ def _dumps(run_dir: Path) -> Iterator[dict[str, str]]:
     root = run_dir / DUMP
     # Steps are names of folders: 9 comes before 10.
     there = () if root.is_symlink() else islice(root.glob(f"**/{ABOUT}"), MOST_FOUND)
-    found = sorted(there, key=lambda file: (len(str(file)), str(file)))
-    for file in found[:MOST_DUMPS]:
-        about = _object(file) or {}
+    files = sorted(there, key=lambda file: (len(str(file)), str(file)))
+    for file in files[:MOST_DUMPS]:
+        header = _object(file) or {}
         keys = ("step", "content", "precision", "loss", "run_loss", "stopped")
-        facts = {key: _cell(about[key]) if _is_plain(about.get(key)) else "" for key in keys}
+        facts = {key: _cell(header[key]) if _is_plain(header.get(key)) else "" for key in keys}
         yield {"dump": str(file.parent.relative_to(run_dir)), **facts}
 
 
 def _object(file: Path) -> Mapping[str, Any] | None:
-    """A JSON object; None where there is none that can be read."""
+    """A JSON object; None if it can't be read."""
     if not file.is_file():
         return None
     try:

@@ -11,7 +11,10 @@ from PIL import Image, ImageDraw
 PICTURED_CHANNELS = (1, 3, 4)
 MAX_SIDE = 192
 """Pixels of the longer side of a picture."""
-CELL, CAPTION, COLUMNS, GAP = 128, 34, 6, 8
+CELL = 128
+CAPTION = 34
+COLUMNS = 6
+GAP = 8
 MAX_LINE = 20
 """Characters of a line below a picture of the sheet."""
 
@@ -31,10 +34,10 @@ def picture(sample: np.ndarray) -> Image.Image:
         finite = np.nan_to_num(values.astype(np.float64))
         span = max(float(np.ptp(finite)), 1e-12)
         values = ((finite - finite.min()) / span * 255).astype(np.uint8)
-    shown = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
-    if max(shown.size) > MAX_SIDE:
-        shown.thumbnail((MAX_SIDE, MAX_SIDE))
-    return shown
+    image = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
+    if max(image.size) > MAX_SIDE:
+        image.thumbnail((MAX_SIDE, MAX_SIDE))
+    return image
 
 
 def png(image: Image.Image) -> bytes:
@@ -48,22 +51,20 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) 
     """A sheet of pictures in rows, with two lines below each."""
     columns = min(COLUMNS, len(pictures))
     rows = -(-len(pictures) // columns)
-    width, height = columns * (CELL + GAP) + GAP, rows * (CELL + CAPTION + GAP) + GAP
+    width = columns * (CELL + GAP) + GAP
+    height = rows * (CELL + CAPTION + GAP) + GAP
     result = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(result)
-    for number, (shown, lines) in enumerate(zip(pictures, captions, strict=True)):
+    for number, (image, lines) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
-        x, y = GAP + column * (CELL + GAP), GAP + row * (CELL + CAPTION + GAP)
-        scaled = _fitted(shown.convert("RGB"))
+        x = GAP + column * (CELL + GAP)
+        y = GAP + row * (CELL + CAPTION + GAP)
+        scale = CELL / max(image.size)
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        scaled = image.convert("RGB").resize(size, how)
         result.paste(scaled, (x + (CELL - scaled.width) // 2, y + (CELL - scaled.height) // 2))
         for place, (line, ink) in enumerate(zip(lines, ("#b3261e", "#1d2429"), strict=True)):
             text = line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
             pen.text((x, y + CELL + 3 + 15 * place), text, fill=ink, font_size=12)
     return result
-
-
-def _fitted(image: Image.Image) -> Image.Image:
-    scale = CELL / max(image.size)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    return image.resize(size, how)

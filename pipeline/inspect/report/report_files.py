@@ -19,8 +19,11 @@ from pipeline.inspect.report.evaluated import (
     Predictions,
 )
 
-PREDICTIONS, CLASSES, CONFUSION = "predictions.csv", "classes.csv", "confusion.csv"
-NUMBERS, LABELS = "numbers.csv", "labels.csv"
+PREDICTIONS = "predictions.csv"
+CLASSES = "classes.csv"
+CONFUSION = "confusion.csv"
+NUMBERS = "numbers.csv"
+LABELS = "labels.csv"
 MAX_CONFUSIONS = 10
 
 
@@ -31,8 +34,9 @@ def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
     if isinstance(predictions, NumberPredictions):
         return {**files, NUMBERS: csv_text(number_rows(predictions, names))}
     if isinstance(predictions, LabelPredictions):
-        rows = [_of_labels(row) for row in count_rows(predictions.counts, names)]
-        return {**files, LABELS: csv_text(rows)}
+        rows = count_rows(predictions.counts, names)
+        labels = [{"label": row.pop("class"), **row} for row in rows]
+        return {**files, LABELS: csv_text(labels)}
     files[CLASSES] = csv_text(count_rows(predictions.counts, names))
     if predictions.counts.confusion is not None:
         files[CONFUSION] = csv_text(_matrix_rows(predictions.counts.confusion, names))
@@ -75,10 +79,6 @@ def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[di
         {"number": name, "mae": mae, "rmse": rmse, "r2": r2}
         for name, (mae, rmse, r2) in zip(names, figures, strict=True)
     ]
-
-
-def _of_labels(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"label" if key == "class" else key: value for key, value in row.items()}
 
 
 def _prediction_rows(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:

@@ -57,20 +57,28 @@ from pipeline.inspect.report.report_files import (
     number_rows,
 )
 from pipeline.stages.data import load_data
-from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.stages.record.log_arrays import read_arrays
 from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
 
-PAGE, MISTAKES = "index.html", "mistakes.png"
+PAGE = "index.html"
+MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
-OWN = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+REPORT_FILES = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
 KIND = "report"
 """Kind of the page, by which a report is recognized."""
 MAX_MISTAKES = 36
 MAX_MATRIX = 30
 """Classes of a confusion matrix on the page."""
 MAX_SCATTERED = 4
-"""Numbers with charts of their own."""
+"""Numbers with a chart each."""
+ORDERS: Mapping[type, str] = {
+    ClassPredictions: "the least probable truth",
+    PositionPredictions: "the largest wrong share",
+    NumberPredictions: "the largest error, as a share of the number's standard deviation,",
+    LabelPredictions: "the most wrong labels",
+}
+"""The first of the worst predictions, in words."""
 HEADLINES = ("accuracy", "micro_f1", "r2")
 """Metrics of which the first that there is has a chart."""
 
@@ -88,8 +96,8 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     """Write the report of a run into `out`, by default into `report` of its directory.
 
     `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
-    figures. Files of an earlier report are replaced. Raises DataError where the run or its data
-    can't be read, RecipeError where its recipe is no longer valid, RunError where the disk refuses.
+    figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
+    be read, RecipeError if its recipe is no longer valid, RunError if the disk refuses.
     """
     run_dir = run_of(source)
     if run_dir is None:
@@ -104,18 +112,26 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     evaluations = read_arrays(run_dir / EVALS)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
     predictions = evaluate_samples(run, dataset)
-    drawn = _charts(steps, evaluations, predictions, dataset.targets.names)
-    worst = _pictured(list(_worst(predictions, dataset.targets.names)), dataset)
+    charts = _charts(steps, evaluations, predictions, dataset.targets.names)
+    worst = _picture_samples(list(_worst(predictions, dataset.targets.names)), dataset)
     figures = _figures(predictions, len(dataset.eval))
-    evaluated = _Evaluated(run_dir, run, dataset, predictions)
-    document = _page(evaluated, drawn, worst, figures)
+    recipe = run.recipe
+    page = Page(
+        KIND,
+        f"{recipe.name}: report",
+        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
+        f"{len(dataset.eval):,} samples of its evaluation split.",
+        [*_sections(predictions, dataset.targets.names, charts, worst), *origin_sections(run_dir)],
+        figures,
+        f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
+    )
     files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
-    files |= {name: chart.file_text() for name, chart in drawn.items()}
+    files |= {name: chart.file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(
-            sheet([shown for _, shown in worst], [(w.predicted, w.label) for w, _ in worst])
+            sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
         )
-    _write(folder, {**files, PAGE: document})
+    _write(folder, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
 
 
@@ -125,20 +141,21 @@ def _holds_other_files(folder: Path) -> bool:
         return False
     if not folder.is_dir():
         return True
-    names, page = {file.name for file in folder.iterdir()}, folder / PAGE
+    names = {file.name for file in folder.iterdir()}
+    page = folder / PAGE
     if not names:
         return False
-    if not names <= set(OWN) or not page.is_file():
+    if not names <= set(REPORT_FILES) or not page.is_file():
         return True
     with page.open("rb") as file:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Replace the files of a report, its page last, and remove those of an earlier one."""
+    """Replace the files of a report, its page last, and remove an earlier report's."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in OWN:
+        for name in REPORT_FILES:
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             write_whole(folder / name, content)
@@ -196,21 +213,22 @@ def _charts(
     names: Sequence[str],
 ) -> dict[str, Drawing]:
     """The charts of a report by the names of their files."""
-    drawn: dict[str, Drawing | None] = {
+    charts: dict[str, Drawing | None] = {
         "loss.svg": curve_chart("loss", _both("loss", steps, evaluations)),
         "learning_rate.svg": curve_chart("learning rate", _curves("rate", steps, "learning_rate")),
     }
     for name in HEADLINES:
         if name in evaluations:
             title = HEADS.get(name, name.replace("_", " "))
-            drawn["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
+            charts["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
             break
     if isinstance(predictions, NumberPredictions):
-        true, predicted = predictions.true[:, 0], predictions.predicted[:, 0]
-        drawn["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
-        drawn["residuals.svg"] = histogram("residuals", predicted - true, "predicted - true")
-    found = ((name, drawn.get(name)) for name in CHARTS)
-    return {name: chart for name, chart in found if chart is not None}
+        true = predictions.true[:, 0]
+        predicted = predictions.predicted[:, 0]
+        charts["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
+        charts["residuals.svg"] = histogram("residuals", predicted - true, "predicted - true")
+    ordered = ((name, charts.get(name)) for name in CHARTS)
+    return {name: chart for name, chart in ordered if chart is not None}
 
 
 def _both(
@@ -233,10 +251,12 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
     match predictions:
         case ClassPredictions():
             for row in predictions.wrong[:MAX_MISTAKES].tolist():
-                guess, true = predictions.predicted[row], predictions.labels[row]
-                share, own = predictions.probability[row], predictions.of_label[row]
+                guess = predictions.predicted[row]
+                true = predictions.labels[row]
+                share = predictions.probability[row]
+                present = predictions.of_label[row]
                 index = int(predictions.samples[row])
-                label = f"is {names[true]} ({own:.1%})"
+                label = f"is {names[true]} ({present:.1%})"
                 yield WorstSample(index, f"{names[guess]} ({share:.0%})", label)
         case PositionPredictions():
             for index in np.argsort(predictions.right, kind="stable")[:MAX_MISTAKES].tolist():
@@ -248,7 +268,8 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
             scaled = errors / np.maximum(predictions.true.std(axis=0), 1e-30)
             for index in np.argsort(-scaled.max(axis=1), kind="stable")[:MAX_MISTAKES].tolist():
                 column = int(scaled[index].argmax())
-                guess, true = predictions.predicted[index, column], predictions.true[index, column]
+                guess = predictions.predicted[index, column]
+                true = predictions.true[index, column]
                 text = f"{names[column]} {guess:.4g}" if len(names) > 1 else f"{guess:.4g}"
                 yield WorstSample(index, text, f"is {true:.4g}")
         case LabelPredictions():
@@ -258,77 +279,46 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
             for index in order.tolist():
                 if not wrong[index].any():
                     return
-                more = [n for n, w, t in _each(names, wrong, predictions, index) if w and not t]
-                less = [n for n, w, t in _each(names, wrong, predictions, index) if w and t]
-                said = ", ".join([*(f"+{name}" for name in more), *(f"-{name}" for name in less)])
-                own = [name for name, _, true in _each(names, wrong, predictions, index) if true]
-                label = f"is {', '.join(own) or 'none'}"
-                yield WorstSample(index, said, label)
+                labels = list(
+                    zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
+                )
+                more = [f"+{name}" for name, is_wrong, true in labels if is_wrong and not true]
+                less = [f"-{name}" for name, is_wrong, true in labels if is_wrong and true]
+                present = [name for name, _, true in labels if true]
+                label = f"is {', '.join(present) or 'none'}"
+                yield WorstSample(index, ", ".join([*more, *less]), label)
 
 
-def _each(
-    names: Sequence[str], wrong: np.ndarray, predictions: LabelPredictions, index: int
-) -> Iterator[tuple[str, bool, bool]]:
-    """Name, whether it is predicted wrong, and whether the sample has it, of each label."""
-    return zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
-
-
-def _pictured(worst: Sequence[WorstSample], dataset: Dataset) -> list[tuple[WorstSample, Any]]:
-    """The samples with their pictures; none where samples are no images."""
+def _picture_samples(
+    worst: Sequence[WorstSample], dataset: Dataset
+) -> list[tuple[WorstSample, Any]]:
+    """The samples with their pictures; none if samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []
-    images = np.asarray(column[np.array([one.index for one in worst])])
-    return [(one, picture(image)) for one, image in zip(worst, images, strict=True)]
+    images = np.asarray(column[np.array([sample.index for sample in worst])])
+    return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Evaluated:
-    """A run, the data that it was evaluated on, and its predictions."""
-
-    run_dir: Path
-    run: TrainedRun
-    dataset: Dataset
-    predictions: Predictions
-
-
-def _page(
-    evaluated: _Evaluated,
-    drawn: Mapping[str, Drawing],
+def _sections(
+    predictions: Predictions,
+    names: Sequence[str],
+    charts: Mapping[str, Drawing],
     worst: Sequence[tuple[WorstSample, Any]],
-    figures: Mapping[str, str],
-) -> str:
-    run, dataset, predictions = evaluated.run, evaluated.dataset, evaluated.predictions
-    recipe, names = run.recipe, dataset.targets.names
-    about = (
-        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
-        f"{len(dataset.eval):,} samples of its evaluation split."
-    )
+) -> list[Section]:
+    """Return the sections about training and predictions."""
     samples = [
-        Sample(png(shown), one.predicted, one.label, f"sample {one.index}") for one, shown in worst
+        Sample(png(image), one.predicted, one.label, f"sample {one.index}") for one, image in worst
     ]
-    mistakes = f"What the network said, in colour, and what is true; {_order(predictions)} first."
-    training = [drawn[name] for name in CHARTS[:3] if name in drawn]
-    sections = [
+    mistakes = (
+        f"What the network said, in colour, and what is true; {ORDERS[type(predictions)]} first."
+    )
+    training = [charts[name] for name in CHARTS[:3] if name in charts]
+    return [
         Section("Training", "", [Charts(training)] if training else []),
         *_task_sections(predictions, names),
         Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
-        *origin_sections(evaluated.run_dir),
     ]
-    footer = f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}."
-    return render_page(Page(KIND, f"{recipe.name}: report", about, sections, figures, footer))
-
-
-def _order(predictions: Predictions) -> str:
-    """The first of the worst predictions, in words."""
-    match predictions:
-        case ClassPredictions():
-            return "the least probable truth"
-        case NumberPredictions():
-            return "the largest error, as a share of the number's standard deviation,"
-        case LabelPredictions():
-            return "the most wrong labels"
-    return "the largest wrong share"
 
 
 def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:
@@ -336,15 +326,16 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
         case ClassPredictions() | PositionPredictions():
             return _class_sections(predictions.counts, names)
         case LabelPredictions():
-            about = "Predicted where the probability is above 0.5."
-            return [Section("Labels", about, [RowTable(count_rows(predictions.counts, names))])]
+            caption = "Predicted where the probability is above 0.5."
+            return [Section("Labels", caption, [RowTable(count_rows(predictions.counts, names))])]
         case NumberPredictions():
-            shown: list[Drawing | None] = []
+            drawings: list[Drawing | None] = []
             for column, name in enumerate(names[:MAX_SCATTERED]):
-                true, guess = predictions.true[:, column], predictions.predicted[:, column]
-                shown.append(scatter_chart(f"{name}: predicted", true, guess))
-                shown.append(histogram(f"{name}: residuals", guess - true, "predicted - true"))
-            charts = [chart for chart in shown if chart is not None]
+                true = predictions.true[:, column]
+                guess = predictions.predicted[:, column]
+                drawings.append(scatter_chart(f"{name}: predicted", true, guess))
+                drawings.append(histogram(f"{name}: residuals", guess - true, "predicted - true"))
+            charts = [chart for chart in drawings if chart is not None]
             pairs = [Charts(charts, pairs=True)] if charts else []
             return [
                 Section("Numbers", "", [RowTable(number_rows(predictions, names))]),
@@ -353,7 +344,8 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
 
 
 def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
-    rows, order = count_rows(counts, names), "in the order of their labels"
+    rows = count_rows(counts, names)
+    order = "in the order of their labels"
     if len(rows) > MAX_ROWS:
         rows.sort(key=lambda row: row["f1"])
         order = f"the {MAX_ROWS} with the lowest F1; all in {CLASSES}"
@@ -362,8 +354,8 @@ def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
         blocks.append(Matrix(names, counts.confusion.tolist()))
     if mistakes := confusion_rows(counts, names):
         blocks.append(RowTable(mistakes))
-    about = "True classes in rows, predicted ones in columns; the most frequent mistakes."
+    caption = "True classes in rows, predicted ones in columns; the most frequent mistakes."
     return [
         Section("Classes", f"Classes {order}.", [RowTable(rows)]),
-        Section("Confusion", about, [Beside(blocks)] if blocks else []),
+        Section("Confusion", caption, [Beside(blocks)] if blocks else []),
     ]

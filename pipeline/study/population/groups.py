@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.recipe import Recipe
@@ -14,49 +13,40 @@ from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.models.networks.torch_module import TorchModule
 
 ABSENT = "(absent)"
-OF_THE_HOST = (
+HOST_KEYS = (
     *("name", "debug", "checkpoint", "monitor", "dump"),
     *("eval.every_steps", "eval.every_passes"),
     *("train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds"),
 )
 """Keys, or sections of keys, that no compiled program depends on."""
-AS_ARGUMENTS = ("train.optimizer.lr", "train.schedule", "seed")
+ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
 """Keys whose values every training program takes as arguments: its table of learning rates, and
 the seed."""
 INITIAL = ("model.init",)
-"""Keys that the program of initialisation depends on, which is small, and no other one."""
+"""Keys that only the program of initialisation depends on, which is small."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
-"""Sections whose numbers become arguments of the program where runs differ in them."""
+"""Sections whose numbers become arguments of the program if runs differ in them."""
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
     " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
 )
 
-Key = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class ProgramKey:
-    """Values of the keys that are compiled, as JSON: the same for recipes of one program."""
-
-    compiled: Key
-
-    def __getitem__(self, key: str) -> str:
-        return dict(self.compiled).get(key, ABSENT)
+ProgramKey = tuple[tuple[str, str], ...]
+"""Values of the keys that are compiled, as JSON: the same for recipes of one program."""
 
 
 def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     """The program that a recipe needs; numbers of `compiled_in` are part of it."""
     numbers = numbers_of(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
-    kept = []
-    for key, value in flat(recipe.model_dump(mode="json")):
+    entries = []
+    for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:
             # A number that is 0 is often left out of what is computed.
-            kept.append((key, "0" if numbers[key] == 0 else "a number"))
+            entries.append((key, "0" if numbers[key] == 0 else "a number"))
         elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
-            kept.append((key, json.dumps(value)))
-    return ProgramKey(tuple(sorted(kept)))
+            entries.append((key, json.dumps(value)))
+    return tuple(sorted(entries))
 
 
 def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
@@ -64,12 +54,12 @@ def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, flo
     left = set(compiled_in)
     return {
         key: float(value)
-        for key, value in flat(recipe.model_dump(mode="python"))
+        for key, value in flatten_tree(recipe.model_dump(mode="python"))
         if isinstance(value, float) and _is_number(key) and key not in left
     }
 
 
-def grouped(
+def group_recipes(
     recipes: Mapping[str, Recipe], compiled_in: Iterable[str] = ()
 ) -> dict[ProgramKey, list[str]]:
     """The names of recipes by the program that they share, in their order."""
@@ -79,21 +69,19 @@ def grouped(
     return groups
 
 
-def apart(programs: Iterable[ProgramKey]) -> list[str]:
+def find_differing_keys(programs: Iterable[ProgramKey]) -> list[str]:
     """The keys in which programs differ."""
-    known = list(programs)
-    keys = dict.fromkeys(key for program in known for key, _ in program.compiled)
-    return [key for key in keys if len({program[key] for program in known}) > 1]
+    values = list(map(dict, programs))
+    keys = dict.fromkeys(key for program in values for key in program)
+    return [key for key in keys if len({program.get(key, ABSENT) for program in values}) > 1]
 
 
 def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
-    """Raise RecipeError where no two of several recipes share a program, with what is in the way,
-    and where one can't be a member at all."""
-    problems = [problem for recipe in recipes.values() for problem in refusals(recipe)]
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
+    """Raise RecipeError if no two of several recipes share a program, with the keys in the way, or
+    if one can't be a member."""
+    require_members(recipes.values())
     if len(recipes) > 1 and len(groups) == len(recipes):
-        keys = ", ".join(apart(groups))
+        keys = ", ".join(find_differing_keys(groups))
         raise RecipeError(
             [
                 f"hydra.sweeper.vectorize: no two of {len(recipes)} jobs can share a program: they "
@@ -102,29 +90,28 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
         )
 
 
-def _devices() -> tuple[str, ...]:
-    devices: Mapping[str, Any] = parts("device")
-    return tuple(name for name, device in devices.items() if device.runs_populations)
-
-
-def refusals(recipe: Recipe) -> list[str]:
-    """Why a run can be no member of a population; empty where it can."""
-    must = (
-        ("device", recipe.device.name, _devices()),
-        ("parallel.mode", recipe.parallel.mode, ("none",)),
-        ("launch", recipe.launch.name, ("none", "auto")),
-        ("train.mode", recipe.train.mode, ("graph",)),
-        ("profile.mode", recipe.profile.mode, ("off",)),
-        ("train.remat", recipe.train.remat, ("none", "blocks")),
-    )
-    return [
+def require_members(recipes: Iterable[Recipe]) -> None:
+    """Raise RecipeError if a run of a recipe can't be a member of a population."""
+    specs: Mapping[str, Any] = parts("device")
+    devices = tuple(name for name, device in specs.items() if device.runs_populations)
+    problems = [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
-        for key, value, allowed in must
+        for recipe in recipes
+        for key, value, allowed in (
+            ("device", recipe.device.name, devices),
+            ("parallel.mode", recipe.parallel.mode, ("none",)),
+            ("launch", recipe.launch.name, ("none", "auto")),
+            ("train.mode", recipe.train.mode, ("graph",)),
+            ("profile.mode", recipe.profile.mode, ("off",)),
+            ("train.remat", recipe.train.remat, ("none", "blocks")),
+        )
         if value not in allowed
     ]
+    if problems:
+        raise RecipeError(list(dict.fromkeys(problems)))
 
 
-def flat(tree: Any, key: str = "") -> list[tuple[str, Any]]:
+def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
     """The leaves of a recipe's tree by dotted key; an empty section or list is one."""
     if isinstance(tree, Mapping) and tree:
         items: Sequence[tuple[Any, Any]] = list(tree.items())
@@ -133,7 +120,9 @@ def flat(tree: Any, key: str = "") -> list[tuple[str, Any]]:
     else:
         return [(key, tree)]
     return [
-        leaf for name, inner in items for leaf in flat(inner, f"{key}.{name}" if key else str(name))
+        leaf
+        for name, inner in items
+        for leaf in flatten_tree(inner, f"{key}.{name}" if key else str(name))
     ]
 
 
@@ -142,7 +131,7 @@ def _is_free(key: str) -> bool:
         return not key.endswith(".pattern")
     if _is_below(key, ("checkpoint.restore",)):
         return False
-    return _is_below(key, (*OF_THE_HOST, *AS_ARGUMENTS, *INITIAL))
+    return _is_below(key, (*HOST_KEYS, *ARGUMENT_KEYS, *INITIAL))
 
 
 def _is_number(key: str) -> bool:

@@ -1,7 +1,7 @@
-"""The program that the runs of a group share, lowered and compiled once, by whoever is first.
+"""The program that the runs of a group share, lowered and compiled once, by the first run.
 
-What differs between runs is an argument of it: the state, the order of samples, the seed, the
-learning rates and the constants that vary. So each run computes what it computes alone.
+Differences between runs are its arguments: the state, the order of samples, the seed, the learning
+rates and the constants that vary. So each run computes what it computes alone.
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ from pipeline.stages.record.run_directory import LOWERINGS
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.study.population.groups import flat, numbers_of
-from pipeline.study.population.shared_step import (
-    CompiledInError,
-    SharedStep,
-    Values,
-    share_step,
-)
+from pipeline.study.population.groups import flatten_tree, numbers_of
+from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep
 
@@ -50,13 +45,13 @@ MAX_LOWERINGS_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Places:
-    """The number of runs that train at once; `is_asked` where the user has given it."""
+    """The number of runs that train at once; `is_asked` if the user has set it."""
 
     count: int
     is_asked: bool = False
 
     def require_room(self, each_bytes: int) -> None:
-        """Raise RunError where runs of that many bytes each don't fit into memory at once."""
+        """Raise RunError if runs of `each_bytes` don't fit into memory at once."""
         available = available_bytes()
         if self.count * each_bytes <= available:
             return
@@ -69,10 +64,6 @@ class Places:
         )
 
 
-class OtherLoweringsError(Exception):
-    """A run that is resumed was computed by other lowerings than its group."""
-
-
 @dataclass(frozen=True)
 class _Compiled:
     """Programs and arguments that the first run of a group has made."""
@@ -81,7 +72,7 @@ class _Compiled:
     parts: StepConfig
     single_steps: bool
     lowerings: str | None
-    """The file of its run directory; None where the network has no choice."""
+    """The file of its run directory; None if the network has no choice."""
     programs: Programs
     report: CompileReport
     rates: jax.Array
@@ -105,8 +96,7 @@ class SharedProgram:
     _inits: dict[str, Callable[..., TrainState]] = field(default_factory=dict)
 
     def serves(self, numbers: Values) -> bool:
-        """Whether the program, where it is compiled already, is that of a run with these numbers
-        too."""
+        """Whether the program, if it is compiled already, also fits a run with these numbers."""
         if self._compiled is None:
             return numbers in self.members
         tracer = self._compiled.shared.tracer
@@ -121,26 +111,26 @@ class SharedProgram:
         built: Built,
         backend: Backend,
     ) -> CompiledRun:
-        """Give a run its step as it is lowered, and its share of the program.
+        """Return a run with its lowered step and the shared program.
 
-        A run that was lowered in another way before it is resumed, or that only compiles, has
-        programs of its own. Raises CompiledInError where numbers of the runs decide what is
-        compiled.
+        A resumed run that was lowered in another way, or a run that only compiles, gets separate
+        programs. Raises CompiledInError if numbers of the runs decide what is compiled.
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
-        try:
-            with timed(context.summary, "compile_s"):
-                lowered, executable = self._open(context, dataset, built, backend)
-        except OtherLoweringsError:
+        with timed(context.summary, "compile_s"):
+            opened = self._open(context, dataset, built, backend)
+        if opened is None:
             line = "not as the other runs of the sweep: programs of its own"
             context.reporter.stage("lower", line)
             return lower_and_compile(context, recipe, dataset, built, backend)
+        lowered, executable = opened
         return CompiledRun(context, dataset, lowered, backend, executable)
 
     def _open(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
-    ) -> tuple[Built, XlaExecutable]:
+    ) -> tuple[Built, XlaExecutable] | None:
+        """Return a run's lowered step and its programs; None if it was lowered in another way."""
         with self._lock:
             if self.refused is not None:
                 raise self.refused
@@ -148,14 +138,20 @@ class SharedProgram:
                 if self._compiled is None:
                     self._compiled = self._compile(context, dataset, built, backend)
                 compiled = self._compiled
-                lowered = _lowered(built, compiled)
+                lowered = _with_group_lowerings(built, compiled)
                 step = _step_alone(context.recipe, lowered)
                 constants = compiled.shared.arguments_of(numbers_of(context.recipe), step)
             except CompiledInError as error:
                 self.refused = error
                 raise
             init = self._init_of(context.recipe, lowered, compiled, backend)
-        _keep_lowerings(context, compiled)
+        file = context.run_dir / LOWERINGS
+        if file.exists():
+            if read_text(file, MAX_LOWERINGS_BYTES) != compiled.lowerings:
+                return None
+        elif compiled.lowerings is not None:
+            # A resumed run reads them there.
+            write_whole(file, compiled.lowerings)
         inputs = compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
         programs = Programs(init, compiled.programs.train, compiled.programs.evaluate)
         executable = XlaExecutable(
@@ -172,8 +168,9 @@ class SharedProgram:
     def _compile(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
-        recipe, reporter = context.recipe, context.reporter
-        # Written at once: what the group keeps of the choice is read from there below.
+        recipe = context.recipe
+        reporter = context.reporter
+        # Written at once: the group's lowerings are read from there below.
         folder = RunFolder(context.run_dir, ranks=context.ranks)
         lowered = lower(recipe, dataset, built, backend, folder, reporter)
         inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
@@ -195,13 +192,13 @@ class SharedProgram:
         feeds = inputs.train.device_bytes + inputs.eval.device_bytes
         self.places.require_room(states + temporary + feeds)
         file = context.run_dir / LOWERINGS
-        kept = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
+        lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         inputs.train.close()
         return _Compiled(
             recipe,
             lowered.parts,
             lowered.single_steps,
-            kept,
+            lowerings,
             executable.programs,
             executable.report,
             executable.rates,
@@ -212,16 +209,16 @@ class SharedProgram:
     def _init_of(
         self, recipe: Recipe, built: Built, compiled: _Compiled, backend: Backend
     ) -> Callable[..., TrainState]:
-        """The program of a run's initialisation: that of the first run, where it is the same."""
-        about = _initial_values(recipe, compiled.shared)
-        if about == _initial_values(compiled.recipe, compiled.shared):
+        """The program of a run's initialisation: the first run's, if it is the same."""
+        values = _initial_values(recipe, compiled.shared)
+        if values == _initial_values(compiled.recipe, compiled.shared):
             return compiled.programs.init
-        if about not in self._inits:
+        if values not in self._inits:
             seed = backend.placement.put(built.seed)
             options = UNOPTIMIZED if platform_of(backend.device.platform).optimizes_slowly else None
             program = jax.jit(built.step.init).lower(seed)
-            self._inits[about] = program.compile(compiler_options=options)
-        return self._inits[about]
+            self._inits[values] = program.compile(compiler_options=options)
+        return self._inits[values]
 
 
 def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
@@ -230,28 +227,20 @@ def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
 
 def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
     """The values of keys, as text, that the initial state depends on besides the seed."""
-    leaves = dict(flat(recipe.model.init.model_dump(mode="json")))
+    leaves = dict(flatten_tree(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
     if not shared.draws_alike:
-        own = numbers_of(recipe)
-        numbers = {key: own[key] for key in shared.tracer.keys}
+        all_numbers = numbers_of(recipe)
+        numbers = {key: all_numbers[key] for key in shared.tracer.keys}
     return repr((sorted(leaves.items()), sorted(numbers.items())))
 
 
-def _lowered(built: Built, compiled: _Compiled) -> Built:
-    """The step of a run with the layers of its group's network, and its own initialisation."""
-    network, shared = built.parts.network, compiled.parts
+def _with_group_lowerings(built: Built, compiled: _Compiled) -> Built:
+    """Return the step of a run with the layers of its group's network, and the run's
+    initialisation."""
+    network = built.parts.network
+    shared = compiled.parts
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]
     network = network.clone(**{name: getattr(shared.network, name) for name in fields})
     parts = replace(built.parts, network=network, lowerings=shared.lowerings)
     return replace(built, parts=parts, single_steps=compiled.single_steps)
-
-
-def _keep_lowerings(context: RunContext, compiled: _Compiled) -> None:
-    """Keep the group's lowerings in a run's directory, where a resumed run reads them."""
-    file, text = context.run_dir / LOWERINGS, compiled.lowerings
-    if not file.exists():
-        if text is not None:
-            write_whole(file, text)
-    elif read_text(file, MAX_LOWERINGS_BYTES) != text:
-        raise OtherLoweringsError

@@ -1,9 +1,9 @@
 """One step for several runs, which takes the constants that they differ in as arguments.
 
 The steps of runs that differ in numbers of the recipe are traced, and their equations compared.
-What differs in constants alone is one program; where the equations differ, a number decides what
-is compiled. A run gives the program the constants of its own trace: those that its program would
-have if it ran alone.
+Steps that differ in constants alone share a program; if the equations differ, a number decides what
+is compiled. A run passes the constants of its trace to the program: the constants of its program if
+it ran alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from pipeline.backends.xla import in_blocks
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import numbers_of
-from pipeline.study.population.traced_constants import (
-    bits_of,
-    trace_constants,
-    with_arguments,
-)
+from pipeline.study.population.traced_constants import bits_of, trace_constants, with_arguments
 from pipeline.training.step import TrainStep
 
 Values = Mapping[str, float]
@@ -36,7 +32,7 @@ Arguments = tuple[np.ndarray, ...]
 
 
 class CompiledInError(ValueError):
-    """Numbers that decide what is compiled; `keys` are those of the recipe."""
+    """Numbers that decide what is compiled; `keys` are of the recipe."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"{', '.join(keys)}: decides what is compiled")
@@ -67,16 +63,16 @@ class StepTracer:
     base: StepTrace
     shapes: tuple[tuple[Any, ...], tuple[Any, ...]]
     """Of what the step takes, and the evaluation."""
-    known: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
+    cache: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
 
     def constants_of(self, numbers: Values, step: TrainStep) -> list[np.ndarray] | None:
         """The constants of the step of a run with these numbers; None for other equations."""
         key = tuple(number for name, number in numbers.items() if name in self.keys)
-        if key not in self.known:
+        if key not in self.cache:
             traced = _trace(step, self.shapes)
             is_same = traced.structure == self.base.structure
-            self.known[key] = traced.constants if is_same else None
-        return self.known[key]
+            self.cache[key] = traced.constants if is_same else None
+        return self.cache[key]
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ class SharedStep:
     def arguments_of(self, numbers: Values, step: TrainStep) -> Arguments:
         """The values that a run with these numbers gives the program; `step` is its step alone.
 
-        Raises CompiledInError where more differs than these values.
+        Raises CompiledInError if more differs than these values.
         """
         first = self.tracer.first
         if numbers == first:
@@ -118,11 +114,14 @@ def share_step(
     `inputs` are of the run of `recipe`, one of them. Raises CompiledInError for numbers that decide
     what is compiled.
     """
-    first, step = numbers_of(recipe), inputs.step
+    first = numbers_of(recipe)
+    step = inputs.step
     keys = {key for key in first if len({member[key] for member in members}) > 1}
     shapes = _shapes_of(inputs)
     tracer = StepTracer(keys, first, _trace(step, shapes) if keys else NO_TRACE, shapes)
-    runs, draws_alike, deciding = [tracer.base.constants], True, set[str]()
+    runs = [tracer.base.constants]
+    draws_alike = True
+    deciding = set[str]()
     values = {(key, member[key]) for key in keys for member in members}
     for key, value in sorted(values - first.items()):
         try:
@@ -143,15 +142,19 @@ def share_step(
         if len(set(bits)) > 1:
             by_values.setdefault(bits, []).append(place)
     places = tuple(map(tuple, by_values.values()))
-    return SharedStep(_shared(step, places, tracer.base.trained), tracer, places, draws_alike)
+    return SharedStep(
+        _add_arguments(step, places, tracer.base.trained), tracer, places, draws_alike
+    )
 
 
 def _shapes_of(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    step, feeds = inputs.step, (inputs.train, inputs.eval)
+    step = inputs.step
+    feeds = (inputs.train, inputs.eval)
     train, evaluate = (
         jax.eval_shape(batch_at, feed.window(0).inputs, np.int32(0)) for feed in feeds
     )
-    state, sums = jax.eval_shape(step.init, inputs.seed), jax.eval_shape(step.zero_sums)
+    state = jax.eval_shape(step.init, inputs.seed)
+    sums = jax.eval_shape(step.zero_sums)
     rates = in_blocks(inputs.learning_rates)
     return (state, train, rates), (state, evaluate, sums)
 
@@ -165,10 +168,10 @@ def _trace(step: TrainStep, shapes: tuple[tuple[Any, ...], tuple[Any, ...]]) -> 
 
 def _initial_bits(step: TrainStep, inputs: CompileInputs) -> Any:
     traced = trace_constants(step.init, inputs.seed)
-    return traced.structure, traced.bits
+    return traced.structure, list(map(bits_of, traced.values))
 
 
-def _shared(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:
+def _add_arguments(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:
     """The step with arguments for constants, of which the first `trained` are of training."""
     if not places:
         return step
@@ -183,6 +186,7 @@ def _shared(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> T
 
 def _with_value(spec: Any, path: Sequence[str], value: float) -> Any:
     """A recipe, or a section of it, with a number that another recipe has there."""
-    name, rest = path[0], path[1:]
-    inner = _with_value(getattr(spec, name), rest, value) if rest else value
+    name = path[0]
+    inner_path = path[1:]
+    inner = _with_value(getattr(spec, name), inner_path, value) if inner_path else value
     return spec.model_copy(update={name: inner})

@@ -47,14 +47,10 @@ class TracedConstants:
         self.structure.append(("types", jaxpr.in_avals, jaxpr.out_avals))
         self.structure.append(walk(jaxpr, operands, self._read_equation, self._read_constant))
 
-    @property
-    def bits(self) -> list[tuple[Any, ...]]:
-        """Shape, type and bytes of every value, to be compared."""
-        return list(map(bits_of, self.values))
-
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         before = self._around, self._is_fixed
-        number, params = len(self.structure), equation.params
+        number = len(self.structure)
+        params = equation.params
         is_call = called_jaxpr(equation) is not None
         self.structure.append((equation.primitive, operands))
         if equation.primitive.name in RULED:
@@ -69,7 +65,7 @@ class TracedConstants:
         return [(number, result) for result in range(len(equation.outvars))]
 
     def _describe(self, param: Any) -> Any:
-        """A parameter of an equation, comparable with that of another trace."""
+        """Return a parameter of an equation, comparable with another trace's."""
         if isinstance(param, Jaxpr | ClosedJaxpr):
             self.read(as_closed(param))
             return "jaxpr"

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from pipeline.study.runs.kept_run import KeptRun
 
 LEAST_RUNS = 20
@@ -23,7 +25,7 @@ SAMPLES = 24
 """Bootstrap samples."""
 MOST_KEYS = 12
 LARGEST = 2**53
-"""Larger whole numbers are no floats; a key that has some has choices."""
+"""Largest whole number that floats hold exactly; a key with larger ones has choices."""
 WIDE = 30.0
 """Ratio of a key's largest to its smallest value from which it is taken by its logarithm."""
 
@@ -43,13 +45,17 @@ class KeyImportance:
 def importance_of_keys(
     runs: Sequence[KeptRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
 ) -> list[KeyImportance] | str:
-    """Return the importance of keys for a metric, the largest first; or why there is none.
+    """Return the importance of keys for a metric, the largest first, or the reason without any.
 
-    Of the runs that ended as they should and have the metric and all the keys.
+    Only runs count that are done and have the metric and all the keys.
     """
     if importlib.util.find_spec("optuna") is None:
         return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
-    rated = [run for run in runs if run.status == "done" and _rated(run, metric)]
+    rated = [
+        run
+        for run in runs
+        if run.status == "done" and math.isfinite(run.figures.get(metric, math.nan))
+    ]
     used = [key for key in keys if sum(key in run.keys for run in rated) >= LEAST_RUNS][:MOST_KEYS]
     rated = [run for run in rated if all(key in run.keys for key in used)]
     used = [key for key in used if len({repr(run.keys[key]) for run in rated}) > 1]
@@ -58,16 +64,16 @@ def importance_of_keys(
             f"needs {LEAST_RUNS} runs that are done, have {metric} and the same keys, of which one "
             f"differs; here are {len(rated)}"
         )
-    shares = _bootstrapped(rated, used, metric, larger_is_better)
-    found = [_summarised(key, [share[key] for share in shares]) for key in used]
-    return sorted(found, key=lambda one: -one.median)
+    shares = _bootstrap(rated, used, metric, larger_is_better)
+    importances = []
+    for key in used:
+        values = [share[key] for share in shares]
+        median, low, high = np.quantile(values, (0.5, 0.1, 0.9), method="nearest").tolist()
+        importances.append(KeyImportance(key, median, low, high))
+    return sorted(importances, key=lambda importance: -importance.median)
 
 
-def _rated(run: KeptRun, metric: str) -> bool:
-    return metric in run.figures and math.isfinite(run.figures[metric])
-
-
-def _bootstrapped(
+def _bootstrap(
     runs: Sequence[KeptRun], keys: Sequence[str], metric: str, larger_is_better: bool
 ) -> list[Mapping[str, float]]:
     import optuna
@@ -109,48 +115,39 @@ def _bootstrapped(
         optuna.create_study(storage=storage, study_name=metric, direction=direction)
         study = SampledStudy(metric, storage)
         for _ in range(SAMPLES):
-            chosen = generator.choices(range(len(runs)), k=min(len(runs), MOST_RUNS))
-            study.sample = [make_trial(number, index) for number, index in enumerate(chosen)]
+            indices = generator.choices(range(len(runs)), k=min(len(runs), MOST_RUNS))
+            study.sample = [make_trial(number, index) for number, index in enumerate(indices)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 evaluator = PedAnovaImportanceEvaluator()
-                found = get_param_importances(study, evaluator=evaluator, params=list(keys))
-            shares.append({key: _finite(found.get(key, 0.0)) for key in keys})
+                importances = get_param_importances(study, evaluator=evaluator, params=list(keys))
+            finite = {key: share for key, share in importances.items() if math.isfinite(share)}
+            shares.append({key: finite.get(key, 0.0) for key in keys})
     finally:
         optuna.logging.set_verbosity(before)
     return shares
 
 
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
-
-
 def distribution_of(values: Sequence[Any]) -> Any:
     """Return the distribution of Optuna that covers a key's values.
 
-    Numbers lie in the range that was tried, by their logarithm where it is wide; others are
-    choices.
+    Numbers have the range that was tried, logarithmic if it is wide; others are choices.
     """
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) < len(values) or not all(_is_finite(number) for number in numbers):
+    if len(numbers) < len(values) or any(
+        isinstance(number, float) and not math.isfinite(number) for number in numbers
+    ):
         return CategoricalDistribution(list(dict.fromkeys(map(_choice, values))))
     if max(map(abs, numbers)) > LARGEST:
         return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     log = low > 0 and high / low >= WIDE
     if all(isinstance(number, int) for number in numbers):
         return IntDistribution(int(low), int(high), log=log)
     return FloatDistribution(float(low), float(high), log=log)
-
-
-def _is_finite(number: float) -> bool:
-    return isinstance(number, int) or math.isfinite(number)
 
 
 def value_in(distribution: Any, value: Any) -> Any:
@@ -163,12 +160,3 @@ def value_in(distribution: Any, value: Any) -> Any:
 
 def _choice(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _summarised(key: str, shares: Sequence[float]) -> KeyImportance:
-    ranked = sorted(shares)
-
-    def at(part: float) -> float:
-        return ranked[round(part * (len(ranked) - 1))]
-
-    return KeyImportance(key, at(0.5), at(0.1), at(0.9))

@@ -1,10 +1,9 @@
-"""Runs under a folder, each as its files tell: recipe, result, data, origin."""
+"""Runs under a folder, by their files: recipe, result, data, origin; and the keys that differ."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,19 @@ from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
-from pipeline.study.runs.sampled_log import LoggedCurve, sample_evaluations, sample_steps
+from pipeline.study.runs.sampled_log import LoggedCurve, finite_number, sample_log
 
 MAX_DEPTH = 8
-"""Levels of folders below the given one that are searched."""
+"""Levels of folders that are searched."""
 LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
-"""Beginnings of keys that say where a run is, not what it does."""
+"""Beginnings of keys about the place of a run, not about its work."""
+PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
+"""Beginnings of keys that decide what is recorded of a run, listed after the others."""
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run, as its directory tells."""
+    """A run, as read from its directory."""
 
     name: str
     """Its directory, relative to the folder that was searched."""
@@ -35,7 +36,7 @@ class KeptRun:
     status: str
     """done, pruned, stopped or failed; `unfinished` without a summary."""
     begun: str
-    """When its first process began, ISO 8601; empty where that was not kept."""
+    """When its first process began, ISO 8601; empty if it wasn't recorded."""
     keys: Mapping[str, Any]
     """The recipe's values by dotted key."""
     figures: Mapping[str, float]
@@ -43,9 +44,9 @@ class KeptRun:
     curves: Mapping[str, LoggedCurve]
     """Samples of what was logged, by name: `loss`, `eval accuracy`."""
     data: str
-    """Fingerprints of the columns, shortened; empty where they were not kept."""
+    """Fingerprints of the columns, shortened; empty if they weren't recorded."""
     commits: tuple[str, ...]
-    """Commits of the code of the processes, shortened; `+` where files were changed."""
+    """Commits of the code of the processes, shortened; `+` if files were changed."""
     sources: Mapping[str, str]
     """Paths of what the run began with, by relation: `resumed`, `restored`."""
     problem: str = ""
@@ -57,7 +58,7 @@ class KeptRun:
 def find_runs(root: Path) -> list[Path]:
     """Find run directories below a folder, in the order of their names; links are not followed.
 
-    Raises DataError where the folder can't be read.
+    Raises DataError if the folder can't be read.
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder; runs are kept in outputs/ unless told otherwise")
@@ -66,8 +67,8 @@ def find_runs(root: Path) -> list[Path]:
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     try:
-        with os.scandir(folder) as found:
-            entries = list(found)
+        with os.scandir(folder) as scan:
+            entries = list(scan)
     except OSError as error:
         if depth == 0:
             raise DataError(f"{folder}: can't be read: {error.strerror}") from error
@@ -78,28 +79,28 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     if depth == MAX_DEPTH:
         return
-    own = set(FOLDERS) if is_run else set()
+    skipped = set(FOLDERS) if is_run else set()
     for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and entry.name not in own:
+        if entry.is_dir(follow_symlinks=False) and entry.name not in skipped:
             yield from _runs_below(Path(entry.path), depth + 1)
 
 
 def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
     """Read all runs below a folder, those that can't be read with what is wrong as `problem`.
 
-    Raises DataError where the folder can't be read, or holds no run.
+    Raises DataError if the folder can't be read, or holds no run.
     """
-    found = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
-    if not found:
+    runs = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
+    if not runs:
         raise DataError(f"{root}: holds no run; a run directory has {RECIPE} and {METRICS}")
-    return found
+    return runs
 
 
 def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
-    """Read a run, with samples of its logs where `curves` asks for them."""
+    """Read a run, with samples of its logs if `curves` is set."""
     problems: list[str] = []
-    recipe = _read_or(problems, RECIPE, lambda: _recipe(run_dir / RECIPE), {})
-    summary = _read_or(problems, SUMMARY, lambda: _summary(run_dir / SUMMARY), {})
+    recipe = _read_or(problems, RECIPE, lambda: _read_recipe(run_dir / RECIPE), {})
+    summary = _read_or(problems, SUMMARY, lambda: _read_summary(run_dir / SUMMARY), {})
     processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
     logged = _read_or(problems, METRICS, lambda: _curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
@@ -128,14 +129,14 @@ def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise:
         return otherwise
 
 
-def _recipe(file: Path) -> Mapping[str, Any]:
+def _read_recipe(file: Path) -> Mapping[str, Any]:
     tree = parse_written_yaml(read_text(file, MAX_BYTES))
     if not isinstance(tree, dict):
         raise ValueError("must hold keys and values")
     return tree
 
 
-def _summary(file: Path) -> Mapping[str, Any]:
+def _read_summary(file: Path) -> Mapping[str, Any]:
     try:
         summary = read_json(file)
     except FileNotFoundError:
@@ -146,11 +147,12 @@ def _summary(file: Path) -> Mapping[str, Any]:
 
 
 def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
-    steps, evaluations = run_dir / METRICS, run_dir / EVALS
-    found = dict(sample_steps(steps)) if steps.is_file() else {}
+    steps = run_dir / METRICS
+    evaluations = run_dir / EVALS
+    curves = dict(sample_log(steps)) if steps.is_file() else {}
     if evaluations.is_file():
-        found |= {f"eval {name}": one for name, one in sample_evaluations(evaluations).items()}
-    return found
+        curves |= {f"eval {name}": curve for name, curve in sample_log(evaluations).items()}
+    return curves
 
 
 def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,25 +177,15 @@ def _with_lists_as_text(tree: Any) -> Any:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    metrics, times = summary.get("metrics"), summary.get("time")
-    found: dict[str, float] = {}
-    for name, value in (metrics if isinstance(metrics, Mapping) else {}).items():
-        number = value.get("macro") if isinstance(value, Mapping) else value
-        if number is not None and _is_number(number):
-            found[str(name)] = number
-    for name in ("parameters", "steps"):
-        if _is_number(summary.get(name)):
-            found[name] = summary[name]
-    for name in ("step_ms", "train_s"):
-        if isinstance(times, Mapping) and _is_number(times.get(name)):
-            found[name] = times[name]
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number; a whole one of hundreds of digits is none."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and abs(value) <= sys.float_info.max
+    metrics, times = (
+        section if isinstance(section, Mapping) else {}
+        for section in (summary.get("metrics"), summary.get("time"))
+    )
+    values = {str(name): value for name, value in metrics.items()}
+    values |= {name: summary.get(name) for name in ("parameters", "steps")}
+    values |= {name: times.get(name) for name in ("step_ms", "train_s")}
+    numbers = {name: finite_number(value) for name, value in values.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _data(splits: Any) -> str:
@@ -226,3 +218,26 @@ def _sources(
     restored = checkpoint.get("restore") if isinstance(checkpoint, Mapping) else None
     if isinstance(restored, str):
         yield "restored", os.path.normpath(os.path.join(folder, restored))
+
+
+def differing_keys(runs: Sequence[KeptRun]) -> list[str]:
+    """Return the keys with several values among the runs that have them, those most varied first.
+
+    A key that some runs lack does not differ by that alone: older versions had fewer keys.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in run.keys.items():
+            values.setdefault(key, {})[repr(value)] = None
+    differing = [key for key, distinct in values.items() if len(distinct) > 1]
+    return sorted(differing, key=lambda key: (key.startswith(PLACES), -len(values[key]), key))
+
+
+def common_keys(runs: Sequence[KeptRun]) -> dict[str, Any]:
+    """Return the keys that all runs have, with the one value that they share."""
+    first: Mapping[str, Any] = runs[0].keys if runs else {}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in run.keys and run.keys[key] == value for run in runs)
+    }

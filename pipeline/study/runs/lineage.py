@@ -57,7 +57,7 @@ def _links(run: KeptRun, folders: Mapping[str, KeptRun], noted: Collection[str])
 
 
 def _name_of(path: str, folders: Mapping[str, KeptRun]) -> str:
-    """Return the name of the run that a path lies in; the path where it lies in none."""
+    """Return the name of the run that contains a path; else the path."""
     where = Path(os.path.abspath(path))
     for folder in (where, *where.parents):
         run = folders.get(str(folder))
@@ -69,12 +69,12 @@ def _name_of(path: str, folders: Mapping[str, KeptRun]) -> str:
 
 def uses_of_data(runs: Sequence[KeptRun]) -> list[DataUse]:
     """Return the data sets with the map ops that runs had of them, the most used first."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    runs_by_data: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
-        found.setdefault((data_of(run), run.data, ops_of(run)), []).append(run.name)
+        runs_by_data.setdefault((data_of(run), run.data, ops_of(run)), []).append(run.name)
     uses = [
         DataUse(name, fingerprint, ops, tuple(names))
-        for (name, fingerprint, ops), names in found.items()
+        for (name, fingerprint, ops), names in runs_by_data.items()
     ]
     return sorted(uses, key=lambda use: -len(use.runs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.page import Page, render_page
-from pipeline.study.runs.differing_keys import common_keys, differing_keys
 from pipeline.study.runs.importance import KeyImportance
-from pipeline.study.runs.kept_run import KeptRun
+from pipeline.study.runs.kept_run import KeptRun, common_keys, differing_keys
 from pipeline.study.runs.lineage import links_of, uses_of_data
 
 MOST_COLUMNS = 40
@@ -37,11 +37,18 @@ def write_page(
 ) -> None:
     """Write the page of runs; `metric` is the one that they are ranked by.
 
-    Raises RunError where the disk refuses.
+    Raises RunError if the disk refuses.
     """
     content = page_data(runs, metric, larger_is_better)
+    title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
+    states = Counter(run.status for run in runs)
+    summary = ", ".join(f"{count} {state}" for state, count in states.items())
+    lacking = sum(metric not in run.figures for run in runs)
+    if lacking < len(runs):
+        summary += f"; ranked by {metric}"
+        summary += f", which {lacking} don't have" if lacking else ""
     text = render_page(
-        Page("runs", _title(runs, folder), f"{_states(runs)}{_ranking(runs, content['sort'])}"),
+        Page("runs", title, summary),
         "runs.html",
         content=content,
         importance=importance,
@@ -62,8 +69,13 @@ def page_data(
     keys = differing_keys(runs)[: MOST_COLUMNS - 8]
     figures = _figures(runs, metric)[: MOST_COLUMNS - len(keys)]
     axes = [key for key in keys if _spreads(runs, key)][: MOST_AXES - 1]
-    ranked = _ranked(runs, metric, larger_is_better)
+    rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
+    sign = -1 if larger_is_better else 1
+    ranked = sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
     evaluated = f"eval {metric}"
+    is_evaluated = any(
+        evaluated in run.curves and len(run.curves[evaluated].steps) > 1 for run in runs
+    )
     return {
         "columns": [*figures, *keys],
         "runs": [_run(run, figures, keys) for run in runs],
@@ -74,21 +86,17 @@ def page_data(
         "axes": [*axes, metric] if metric is not None else axes,
         "sort": metric or "run",
         "down": larger_is_better,
-        "curve": evaluated if any(_is_curve(run, evaluated) for run in runs) else "loss",
+        "curve": evaluated if is_evaluated else "loss",
         "picked": ranked[:PICKED],
     }
-
-
-def _is_curve(run: KeptRun, name: str) -> bool:
-    return name in run.curves and len(run.curves[name].steps) > 1
 
 
 def _figures(runs: Sequence[KeptRun], metric: str | None) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.figures)
     first = [metric] if metric is not None else []
-    known = [name for name in names if name not in (*first, "count")]
-    values = {name: {run.figures.get(name) for run in runs} - {None} for name in known}
-    differing = [name for name in known if len(values[name]) > 1]
+    candidates = [name for name in names if name not in (*first, "count")]
+    values = {name: {run.figures.get(name) for run in runs} - {None} for name in candidates}
+    differing = [name for name in candidates if len(values[name]) > 1]
     return [*first, *sorted(differing, key=lambda name: name in SPEEDS)]
 
 
@@ -106,12 +114,6 @@ def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
     if not there or any(isinstance(v, bool) or not isinstance(v, int | float) for v in there):
         return False
     return min(there) > 0 and max(there) >= span * min(there)
-
-
-def _ranked(runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool) -> list[int]:
-    rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
-    sign = -1 if larger_is_better else 1
-    return sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
 
 
 def _run(run: KeptRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
@@ -139,20 +141,3 @@ def _short(value: Any) -> Any:
         return value if value is None or abs(value) < 2**53 else str(value)
     text = str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def _title(runs: Sequence[KeptRun], folder: Path) -> str:
-    return f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
-
-
-def _states(runs: Sequence[KeptRun]) -> str:
-    states = [run.status for run in runs]
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-
-
-def _ranking(runs: Sequence[KeptRun], metric: str) -> str:
-    """Return by what the runs are ranked, and how many lack it; nothing without a metric."""
-    lacking = sum(metric not in run.figures for run in runs)
-    if lacking == len(runs):
-        return ""
-    return f"; ranked by {metric}" + (f", which {lacking} don't have" if lacking else "")

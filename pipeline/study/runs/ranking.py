@@ -19,10 +19,10 @@ def directions() -> Mapping[str, Direction]:
 
 
 def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
-    """Return the metric to rank runs by, of the figures of each run; None where none has one.
+    """Return the metric to rank runs by, of the figures of each run; None without any.
 
     A metric of evaluations comes before a loss, and a loss of evaluations before one of training,
-    however few runs have it. Of several such, the one that most runs have is returned.
+    even if few runs have it. Of several, the one that most runs have is returned.
     """
     names = [name for figures in runs for name in figures if name not in _COUNTS]
     if not names:
@@ -31,7 +31,8 @@ def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
 
     def rank(name: str) -> tuple[bool, bool, int, int]:
         evaluated = not name.startswith("train_")
-        count, place = names.count(name), order.get(name, len(order))
+        count = names.count(name)
+        place = order.get(name, len(order))
         return evaluated and name != "loss", evaluated, count, -place
 
     return max(dict.fromkeys(names), key=rank)
@@ -41,5 +42,5 @@ def is_better_larger(figure: str) -> bool:
     """Return whether a larger figure is the better one, of training samples as of others."""
     if figure in SMALLER_IS_BETTER:
         return False
-    known = metric_directions(parts("metric"))
-    return known.get(figure, known.get(figure.removeprefix("train_"), "max")) == "max"
+    metrics = metric_directions(parts("metric"))
+    return metrics.get(figure, metrics.get(figure.removeprefix("train_"), "max")) == "max"

@@ -1,4 +1,4 @@
-"""Samples of a run's logs: a few lines, evenly spread over the file, whatever its length."""
+"""Samples of a run's logs: a few lines, evenly spread over the file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, parse_line
@@ -26,24 +27,27 @@ class LoggedCurve:
     values: tuple[float, ...]
 
 
-def sample_steps(log: Path) -> Mapping[str, LoggedCurve]:
-    """Sample metrics.jsonl: a curve of every number of a step."""
-    return _curves(_sampled_lines(log))
+def finite_number(value: Any) -> float | None:
+    """Return a number of a log or a summary, or the macro average of one by class.
+
+    None for anything but a finite number; a whole number of hundreds of digits is too large.
+    """
+    number = value.get("macro") if isinstance(value, Mapping) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return number if abs(number) <= sys.float_info.max else None
 
 
-def sample_evaluations(log: Path) -> Mapping[str, LoggedCurve]:
-    """Sample evals.jsonl: a curve of every metric that is one number, or has a macro average."""
-    return _curves(_sampled_lines(log))
+def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
+    """Sample metrics.jsonl or evals.jsonl: a curve of every number, or macro average of numbers.
 
-
-def _curves(lines: list[LogLine]) -> Mapping[str, LoggedCurve]:
+    Raises DataError if the log can't be read.
+    """
     points: dict[str, dict[int, float]] = {}
-    for line in lines:
+    for line in _sampled_lines(log):
         for name, value in line.fields.items():
-            number = value.get("macro") if isinstance(value, dict) else value
-            if name in (*PLACES, "count") or isinstance(number, bool):
-                continue
-            if isinstance(number, int | float) and abs(number) <= sys.float_info.max:
+            number = finite_number(value)
+            if number is not None and name not in (*PLACES, "count"):
                 points.setdefault(name, {})[line.step] = float(number)
     return {name: LoggedCurve(tuple(at), tuple(at.values())) for name, at in points.items()}
 
@@ -51,7 +55,7 @@ def _curves(lines: list[LogLine]) -> Mapping[str, LoggedCurve]:
 def _sampled_lines(log: Path) -> list[LogLine]:
     """Return the first, the last and evenly spread lines between, in the order of their steps.
 
-    Raises DataError where it can't be read. Lines of no log are passed over.
+    Lines of no log are passed over.
     """
     try:
         with log.open("rb") as file:
@@ -68,26 +72,24 @@ def _sampled_lines(log: Path) -> list[LogLine]:
     return sorted(lines, key=lambda line: line.step)
 
 
-def _texts(file: object, size: int) -> Iterator[bytes]:
+def _texts(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield whole lines: all of a short log, else those that follow evenly spread places."""
-    read = file.readline  # type: ignore[attr-defined]
-    seek = file.seek  # type: ignore[attr-defined]
-    first = read(LONGEST_LINE_BYTES)
+    first = file.readline(LONGEST_LINE_BYTES)
     if first.endswith(b"\n"):
         yield first
     if size <= len(first) * POINTS:
-        while (text := read(LONGEST_LINE_BYTES)).endswith(b"\n"):
+        while (text := file.readline(LONGEST_LINE_BYTES)).endswith(b"\n"):
             yield text
         return
     for number in range(1, POINTS):
-        # The line in which the place lies has begun before it.
-        seek(min(len(first) + (size - len(first)) * number // (POINTS - 1), size - 1))
-        read(LONGEST_LINE_BYTES)
-        text = read(LONGEST_LINE_BYTES)
+        # The line at that offset has begun before it.
+        file.seek(min(len(first) + (size - len(first)) * number // (POINTS - 1), size - 1))
+        file.readline(LONGEST_LINE_BYTES)
+        text = file.readline(LONGEST_LINE_BYTES)
         if text.endswith(b"\n"):
             yield text
     tail = min(size, max(4 * len(first), 4096))
-    seek(size - tail)
-    whole = file.read(tail).split(b"\n")[:-1]  # type: ignore[attr-defined]
-    if whole:
-        yield whole[-1] + b"\n"
+    file.seek(size - tail)
+    lines = file.read(tail).split(b"\n")[:-1]
+    if lines:
+        yield lines[-1] + b"\n"

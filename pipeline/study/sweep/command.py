@@ -1,4 +1,4 @@
-"""The command of a sweep, as its directory keeps it, and the search for the sweep of a command."""
+"""The command of a sweep in its directory, and the search for the sweep of a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.safe_yaml import read_yaml, yaml_text
 from pipeline.stages.record.run_directory import OUTPUTS, written_at_ns
-from pipeline.study.sweep.directory import read_kept
+from pipeline.study.sweep.directory import read_model
 
 COMMAND = "sweep.yaml"
 FREE = frozenset(
@@ -30,12 +30,12 @@ FREE = frozenset(
 
 
 class Sweeper(BaseModel):
-    """A sweeper, with those of its settings that decide which jobs it has."""
+    """A sweeper, with its settings that decide which jobs it has."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str | None = None
-    """None in the directory of a sweep from before the name was kept."""
+    """None in the directory of a sweep from before the name was recorded."""
     params: dict[str, Any] | None = None
 
 
@@ -50,26 +50,26 @@ class Command(BaseModel):
 
     @property
     def arguments(self) -> list[str]:
-        """All fixed or swept arguments: the overrides and those of the sweeper's `params`."""
+        """All fixed or swept arguments: the overrides and the sweeper's `params`."""
         params = self.sweeper.params or {}
         return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
 
-    def without_secrets(self) -> Command:
+    def redact(self) -> Command:
         """Return the command as it is written down, and compared with what is."""
         tree = tree_without_secrets(self.model_dump(mode="json"))
-        shown = tuple(without_secret_values(self.overrides))
-        return Command.model_validate({**tree, "overrides": shown})
+        overrides = tuple(without_secret_values(self.overrides))
+        return Command.model_validate({**tree, "overrides": overrides})
 
 
 def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """Build the command from a recipe's overrides and the composed section `hydra`.
 
-    Raises OmegaConfBaseException where a setting of the sweeper refers to a missing key, and
-    RecipeError where its `params` are invalid.
+    Raises OmegaConfBaseException if a setting of the sweeper refers to a missing key, and
+    RecipeError if its `params` are invalid.
     """
-    given = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
-    assert isinstance(given, dict)
-    settings = {str(key): value for key, value in given.items() if key not in FREE}
+    section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(section, dict)
+    settings = {str(key): value for key, value in section.items() if key not in FREE}
     settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
@@ -81,19 +81,19 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
 def write_command(sweep_dir: Path, command: Command) -> None:
     """Write the sweep's latest command: a sweep may grow, and is found by its latest command.
 
-    Raises DataError where the existing file can't be read.
+    Raises DataError if the existing file can't be read.
     """
-    written = command.without_secrets()
-    if read_command(sweep_dir) != written:
-        write_whole(sweep_dir / COMMAND, yaml_text(written.model_dump(mode="json")))
+    redacted = command.redact()
+    if read_command(sweep_dir) != redacted:
+        write_whole(sweep_dir / COMMAND, yaml_text(redacted.model_dump(mode="json")))
 
 
 def read_command(sweep_dir: Path) -> Command | None:
-    """Read the command of a sweep; None where there is no file yet.
+    """Read the command of a sweep; None if there is no file yet.
 
-    Raises DataError where the file can't be read.
+    Raises DataError if the file can't be read.
     """
-    return read_kept(sweep_dir / COMMAND, read_yaml, Command)
+    return read_model(sweep_dir / COMMAND, read_yaml, Command)
 
 
 def find_sweep(
@@ -107,6 +107,6 @@ def find_sweep(
 
 def _is_of(sweep_dir: Path, command: Command) -> bool:
     try:
-        return read_command(sweep_dir) == command.without_secrets()
+        return read_command(sweep_dir) == command.redact()
     except DataError:
         return False

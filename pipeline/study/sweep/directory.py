@@ -1,4 +1,4 @@
-"""The files of a sweep's directory, and the state of its jobs that they give.
+"""Files of a sweep's directory, and the state of its jobs that is read from them.
 
 The processes of a sweep share only files. A job's directory holds `overrides.yaml` (the keys that
 differ from other jobs) and the files of every run directory. The process that runs a job locks the
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from pipeline.config.overrides import value_of, without_secret_values
-from pipeline.core.errors import SUCCEEDED, DataError, listed
+from pipeline.core.errors import SUCCEEDED, DataError, exit_status_of, listed
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.folder_lock import LOCK, locked_file
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml, yaml_text
@@ -30,20 +31,22 @@ from pipeline.stages.record.run_directory import (
     written_at_ns,
 )
 
-JOURNAL, JOURNAL_LOCK, BEATS = "study.log", "study.log.lock", ".beats"
+JOURNAL = "study.log"
+JOURNAL_LOCK = "study.log.lock"
+BEATS = ".beats"
 """Files of a study: Optuna's journal, its lock, and the folder of heartbeat files."""
-Kept = TypeVar("Kept", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @contextmanager
-def claimed(job_dir: Path) -> Iterator[bool]:
-    """Claim a job against other processes; false, without waiting, where another runs it."""
+def claim_job(job_dir: Path) -> Iterator[bool]:
+    """Claim a job against other processes; false, without waiting, if another runs it."""
     with locked_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
 
 @contextmanager
-def alone(sweep_dir: Path) -> Iterator[None]:
+def hold_planning_lock(sweep_dir: Path) -> Iterator[None]:
     """Hold the sweep's planning lock, waiting for other processes."""
     with locked_file(sweep_dir / LOCK, wait=True):
         yield
@@ -53,7 +56,7 @@ def is_held(job_dir: Path) -> bool:
     """Return whether a process is running this job."""
     if not (job_dir / CLAIM).exists():
         return False
-    with claimed(job_dir) as free:
+    with claim_job(job_dir) as free:
         return not free
 
 
@@ -78,7 +81,7 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     """Return whether a job needs no further run.
 
     The next command retries failed jobs: `failures` are those that failed before this command
-    started, which are retried once, by whichever process comes first.
+    started, which are retried once, by the first process that comes.
     """
     status = read_status(job_dir)
     if status != "failed":
@@ -89,17 +92,22 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """The values that overrides give to keys, without passwords, parsed as YAML; invalid YAML stays
+    """Return the values of keys in overrides, without passwords, parsed as YAML; invalid YAML stays
     a text."""
-    shown = without_secret_values(overrides)
-    return {key: _value(value_of(shown, key) or "null") for key in keys}
+    redacted = without_secret_values(overrides)
+    values: dict[str, Any] = {}
+    for key in keys:
+        text = value_of(redacted, key) or "null"
+        try:
+            values[key] = parse_yaml(text)
+        except ValueError:
+            values[key] = text
+    return values
 
 
-def _value(text: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except ValueError:
-        return text
+def changed_text(changed: Mapping[str, Any]) -> str:
+    """The keys that distinguish a job with their values, on one line."""
+    return ", ".join(f"{key}={value}" for key, value in changed.items())
 
 
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
@@ -108,20 +116,20 @@ def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
-    """The keys that distinguish a job; None where there is no job. Raises as `read_kept` does."""
-    changed = read_kept(job_dir / OVERRIDES, _read_written, RootModel[dict[str, Any]])
+    """The keys that distinguish a job; None if there is no job. Raises as `read_model` does."""
+
+    def read(file: Path) -> Any:
+        return parse_written_yaml(read_text(file, MAX_BYTES))
+
+    changed = read_model(job_dir / OVERRIDES, read, RootModel[dict[str, Any]])
     return None if changed is None else changed.root
 
 
-def _read_written(file: Path) -> Any:
-    return parse_written_yaml(read_text(file, MAX_BYTES))
+def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Model | None:
+    """Read and validate a file of a sweep; None if it is missing or empty.
 
-
-def read_kept(file: Path, read: Callable[[Path], Any], kind: type[Kept]) -> Kept | None:
-    """Read and validate a file of a sweep; None where it is missing or empty.
-
-    `read` parses the file and raises OSError and ValueError. Raises DataError where the file can't
-    be read or does not fit `kind`.
+    `read` parses the file and raises OSError and ValueError. Raises DataError if the file can't be
+    read or does not fit `kind`.
     """
     try:
         tree = read(file)
@@ -144,3 +152,58 @@ def find_jobs(sweep_dir: Path) -> list[Path]:
     """The directories of all jobs, in order."""
     folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
+
+
+class Modelled(BaseModel):
+    """Figures of an emulated device's model, for the table."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sink_size: int | None = None
+    step_ms: float | None = None
+    samples_per_s: float | None = None
+    bound: str | None = None
+
+
+class Times(BaseModel):
+    """Times of a run, for the table."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step_ms: float | None = None
+    train_s: float | None = None
+
+
+class JobSummary(BaseModel):
+    """The result of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: str
+    reason: str | None = None
+    exit_status: int | None = None
+    steps: int | None = None
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    time: Times = Times()
+    modelled: Modelled = Modelled()
+
+    @property
+    def exits_with(self) -> int:
+        """The exit status of the job's command; 1 for a job that has not ended."""
+        return exit_status_of(self.status) if self.exit_status is None else self.exit_status
+
+    def metric(self, name: str) -> float | None:
+        """A metric as one number; the macro average of a metric with a value per class."""
+        value = self.metrics.get(name)
+        value = value.get("macro") if isinstance(value, dict) else value
+        return float(value) if isinstance(value, int | float) else None
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics that are a finite number, by name."""
+        values = {name: self.metric(name) for name in self.metrics}
+        return {name: v for name, v in values.items() if v is not None and isfinite(v)}
+
+
+def read_summary(job_dir: Path) -> JobSummary | None:
+    """Read the result of a job; None without a summary. Raises DataError if it can't be read."""
+    return read_model(job_dir / SUMMARY, read_json, JobSummary)

@@ -10,23 +10,30 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import swept_keys
+from pipeline.study.population.groups import group_recipes, require_population
 from pipeline.study.sweep.command import command_of
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, enter, plan_jobs
 from pipeline.study.sweep.run_pending import Launch, launch, run_all
-from pipeline.study.sweep.vectorized import places_asked, vectorized
+from pipeline.study.sweep.vectorized import Populations, read_places
 
 
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
-    """Run the unfinished jobs of a grid. Raises RunError where its directory has another sweep."""
+    """Run the unfinished jobs of a grid.
+
+    Raises RunError if its directory has another sweep, and RecipeError if `vectorize` is set and a
+    job can't be in a population, or no two jobs can share one.
+    """
     assert sweeper.config is not None
     assert sweeper.launcher is not None
     command = command_of(sweeper.config.hydra, overrides)
-    vectorize = places_asked(sweeper)
+    vectorize = read_places(sweeper)
     jobs = plan_grid(sweeper, command.arguments, with_recipes=vectorize is not None)
     start: Launch = partial(launch, sweeper.launcher, sweeper.max_batch_size)
     if vectorize is not None:
-        start = vectorized(sweeper, task, jobs, vectorize, start)
+        recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
+        require_population(recipes, group_recipes(recipes))
+        start = Populations(sweeper, task, vectorize, start)
     enter(Path(str(sweeper.config.hydra.sweep.dir)), jobs, command)
     run_all(jobs, task.failures, start)
 

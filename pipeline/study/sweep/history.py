@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import key_of
 from pipeline.config.recipe import Recipe
-from pipeline.study.runs.differing_keys import PLACES
-from pipeline.study.runs.kept_run import KeptRun, flat_keys, read_runs
+from pipeline.study.runs.kept_run import PLACES, KeptRun, flat_keys, read_runs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 
 EARLIER = "earlier_run"
 """Attribute of a trial that is an earlier run: its directory."""
-OF_NO_RESULT = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
+FREE_KEYS = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
 """Beginnings of keys in which an earlier run may differ: they change no result, or by chance."""
-OF_WEIGHTS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
+WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Beginnings of keys that decide with which weights a run begins."""
 
 FIRST_DRAWS = 5
 """Results from which tree-structured Parzen estimators are made: with Optuna's 10 a search of three
-keys took twice as many trials (docs/runs.md)."""
+keys took twice the trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """A place in a list, in a dotted key."""
 
@@ -37,15 +36,15 @@ def trials_of_runs(
 ) -> tuple[list[FrozenTrial], int]:
     """Return the runs below a folder as finished trials of a study, and the number of all runs.
 
-    A run counts where it is done, has the metric, lies in the search space, and has the same recipe
-    but for the searched keys and those that change no result. Raises DataError where the folder
-    can't be read, or holds no run.
+    A run counts if it is done, has the metric, lies in the search space, and has the same recipe
+    except for the searched keys and keys that don't change the result. Raises DataError if the
+    folder can't be read, or holds no run.
     """
     runs = read_runs(folder, curves=False)
     fixed = flat_keys(recipe.model_dump(mode="json"))
     searched = {key_of(name) for name in space}
-    found = (_trial(run, fixed, searched, space, metric) for run in runs)
-    return [trial for trial in found if trial is not None], len(runs)
+    candidates = (_trial(run, fixed, searched, space, metric) for run in runs)
+    return [trial for trial in candidates if trial is not None], len(runs)
 
 
 def _trial(
@@ -86,11 +85,11 @@ def _differs(run: KeptRun, fixed: Mapping[str, Any], key: str) -> bool:
 
 def _is_free(key: str, searched: set[str]) -> bool:
     within = any(key == name or key.startswith(f"{name}.") for name in searched)
-    return within or (key.startswith(OF_NO_RESULT) and not key.startswith(OF_WEIGHTS))
+    return within or (key.startswith(FREE_KEYS) and not key.startswith(WEIGHT_KEYS))
 
 
 def _param(value: Any, distribution: BaseDistribution) -> Any:
-    """Return a run's value as the search space has it; None where it lies outside of it."""
+    """Return a run's value as the search space has it; None if it lies outside."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -133,7 +132,7 @@ def suggest(
     sampler: BaseSampler,
     maximizes: bool,
 ) -> list[Mapping[str, Any]]:
-    """Return values for the next runs, by a sampler that knows the results of earlier ones."""
+    """Return values for the next runs, by a sampler that has seen the results of earlier ones."""
     import optuna
 
     study = optuna.create_study(direction="maximize" if maximizes else "minimize", sampler=sampler)

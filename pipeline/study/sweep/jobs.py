@@ -1,12 +1,13 @@
 """Execution of one job of a sweep, in the process that a launcher chose.
 
-A job does not raise when it fails, so the sweep continues with the next; its summary.json says how
-it ended.
+A job does not raise when it fails, so the sweep continues with the next; its summary.json has its
+status.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,8 @@ from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import Inspection, RunOptions
 from pipeline.study.sweep.directory import (
-    claimed,
+    changed_text,
+    claim_job,
     is_finished,
     read_overrides,
     values_of,
@@ -39,6 +41,7 @@ OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
 """Opens the pruner of a trial, from `hydra.sweeper` and the directory of the sweep."""
 
 
+@dataclass(eq=False)
 class Job:
     """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
 
@@ -47,18 +50,11 @@ class Job:
     looks into every job. A study sets `open_pruner`.
     """
 
+    swept: Sequence[str]
+    failures: Mapping[str, int]
+    on_changed: OnChanged
+    inspection: Inspection
     open_pruner: OpenPruner | None = None
-
-    def __init__(
-        self,
-        swept: Sequence[str],
-        failures: Mapping[str, int],
-        on_changed: OnChanged,
-        inspection: Inspection,
-    ) -> None:
-        self.swept, self.failures = tuple(swept), dict(failures)
-        self.on_changed: OnChanged = on_changed
-        self.inspection = inspection
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
@@ -69,13 +65,13 @@ class Job:
         signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
-        with claimed(job_dir) as free:
+        with claim_job(job_dir) as free:
             if not free:
-                print(f"{_of_job(job_dir)} another process is at it", flush=True)
+                print(f"{_job_label(job_dir)} another process is at it", flush=True)
                 return
             if is_finished(job_dir, self.failures):
                 status = printable(str(read_status(job_dir)))
-                print(f"{_of_job(job_dir)} {status} already", flush=True)
+                print(f"{_job_label(job_dir)} {status} already", flush=True)
                 return
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
@@ -92,13 +88,12 @@ class Job:
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
-        varied = printable(", ".join(f"{key}={value}" for key, value in changed.items()))
         resumed = ", going on" if (job_dir / RECIPE).exists() else ""
-        print(f"\n{_of_job(job_dir)} {varied}{resumed}", flush=True)
+        print(f"\n{_job_label(job_dir)} {printable(changed_text(changed))}{resumed}", flush=True)
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
-            recipe = resumable(check(config, overrides), job_dir, self.on_changed)
+            recipe = make_resumable(check(config, overrides), job_dir, self.on_changed)
             options = RunOptions(
                 run_dir=job_dir,
                 changed=changed,
@@ -121,11 +116,11 @@ class Job:
         return self.open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))
 
 
-def _of_job(job_dir: Path) -> str:
+def _job_label(job_dir: Path) -> str:
     return f"job {printable(job_dir.name):<6}"
 
 
-def resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
+def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
     """The recipe of a job, which resumes what is in its directory."""
     resume = str(job_dir) if (job_dir / RECIPE).exists() else None
     train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})
@@ -133,7 +128,7 @@ def resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
 
 
 def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
-    """Run a job; write the summary of a failure that comes before the run's own."""
+    """Run a job; write the summary of a failure that comes before the run writes one."""
     try:
         return attempt()
     except (Exception, KeyboardInterrupt) as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from pipeline.study.sweep.directory import (
     BEATS,
     JOURNAL,
     JOURNAL_LOCK,
-    alone,
+    changed_text,
     find_jobs,
+    hold_planning_lock,
     read_overrides,
     values_of,
     write_overrides,
@@ -47,17 +48,13 @@ class PlannedJob:
     overrides: tuple[str, ...]
     changed: Mapping[str, Any]
     recipe: Recipe | None
-    """None where the overrides give no valid recipe, which the job will report, or where a grid has
-    no earlier one to compare it with."""
+    """None if the overrides are invalid, which the job will report, or if a grid has no earlier
+    recipe to compare it with."""
 
     @property
-    def placed(self) -> list[str]:
+    def launch_overrides(self) -> list[str]:
         """The overrides for a launcher, including the job's directory."""
         return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
-
-    def with_override(self, override: str) -> PlannedJob:
-        """A copy of the job with one more override."""
-        return replace(self, overrides=(*self.overrides, override))
 
 
 def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
@@ -91,60 +88,52 @@ def plan_jobs(
     *,
     with_recipes: bool = False,
 ) -> list[PlannedJob]:
-    """Plan the jobs of a grid, each given by its overrides, as `plan_job` does each of them.
+    """Plan the jobs of a grid, each from its overrides, with the results of `plan_job`.
 
     Composing takes most of the time, so jobs that differ in values of keys alone share one
-    composition, whose values are set. The recipe of a job is found out only where its directory has
-    one to compare with, or `with_recipes`.
+    composition, whose values are set. The recipe of a job is checked only if its directory has one
+    to compare with, or `with_recipes` is set.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
-    return [
-        _plan(sweeper, number, overrides, swept, composed, with_recipes)
-        for number, overrides in enumerate(combinations)
-    ]
+    jobs = []
+    for number, overrides in enumerate(combinations):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        plain = [change for change in parsed if _is_plain(change, parsed, swept)]
+        fixed = tuple(str(change.input_line) for change in parsed if change not in plain)
+        config = composed.get(fixed)
+        if config is None:
+            config = composed[fixed] = compose(sweeper, overrides)
+        else:
+            apply_overrides(plain, config)
+            _note_overrides(config, parsed)
+        folder = _folder_of(config, number)
+        reads = with_recipes or (folder / RECIPE).exists()
+        recipe = _recipe_of(config, overrides) if reads else None
+        changed = values_of(overrides, swept)
+        jobs.append(PlannedJob(number, folder, tuple(overrides), changed, recipe))
+    return jobs
 
 
-def _plan(
-    sweeper: BasicSweeper,
-    number: int,
-    overrides: Sequence[str],
-    swept: Sequence[str],
-    composed: dict[tuple[str, ...], DictConfig],
-    with_recipes: bool,
-) -> PlannedJob:
-    """Plan a job on the composition of an earlier one that differs in plain values alone."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    plain = [one for one in parsed if _is_plain(one, parsed, swept)]
-    rest = tuple(str(one.input_line) for one in parsed if one not in plain)
-    config = composed.get(rest)
-    if config is None:
-        config = composed[rest] = compose(sweeper, overrides)
-    else:
-        apply_overrides(plain, config)
-        _note_overrides(config, parsed)
-    folder = _folder_of(config, number)
-    wanted = with_recipes or (folder / RECIPE).exists()
-    recipe = _recipe_of(config, overrides) if wanted else None
-    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
-
-
-def _is_plain(override: Override, others: Sequence[Override], swept: Sequence[str]) -> bool:
+def _is_plain(override: Override, overrides: Sequence[Override], swept: Sequence[str]) -> bool:
     """Whether an override sets one value of the recipe, which no other override touches."""
-    key, value = override.key_or_group, override.value()
+    key = override.key_or_group
+    value = override.value()
     if key not in swept or override.type is not OverrideType.CHANGE or override.package:
         return False
     if not isinstance(value, str | int | float | None) or not sets_key(str(override.input_line)):
         return False
-    keys = [one.key_or_group for one in others if one is not override]
-    return not any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in keys)
+    keys = [other.key_or_group for other in overrides if other is not override]
+    return not any(
+        f"{other}.".startswith(f"{key}.") or key.startswith(f"{other}.") for other in keys
+    )
 
 
 def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Let Hydra's own section say which overrides a configuration has, as composing does."""
-    own = [one for one in overrides if not one.is_hydra_override()]
+    """Record the overrides of a configuration in its section `hydra`, as composing does."""
+    task_overrides = [override for override in overrides if not override.is_hydra_override()]
     with read_write(config), open_dict(config.hydra):
-        config.hydra.overrides.task = [one.input_line for one in own]
-        set_override_dirname(config.hydra.job, own)
+        config.hydra.overrides.task = [override.input_line for override in task_overrides]
+        set_override_dirname(config.hydra.job, task_overrides)
 
 
 def _folder_of(config: DictConfig, number: int) -> Path:
@@ -155,11 +144,14 @@ def _folder_of(config: DictConfig, number: int) -> Path:
 
 
 def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
-    """The recipe of a job; None where it is no valid one."""
+    """Return the recipe of a job; None if it isn't valid."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
+    task = copy.deepcopy(config)
+    with read_write(task), open_dict(task):
+        del task["hydra"]
     try:
-        return check(_without_hydra(config), overrides)
+        return check(task, overrides)
     except RecipeError:
         return None
     finally:
@@ -168,30 +160,23 @@ def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
         OmegaConf.set_readonly(config.hydra, False)
 
 
-def _without_hydra(config: DictConfig) -> DictConfig:
-    task = copy.deepcopy(config)
-    with read_write(task), open_dict(task):
-        del task["hydra"]
-    return task
-
-
 def enter(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
 ) -> None:
-    """Enter jobs, where they are new, and the command into the sweep's directory.
+    """Enter new jobs and the command into the sweep's directory.
 
     A sweep that `grows`, a grid, may have more jobs than before; in a study jobs come one by one,
     and the command must be the same.
 
-    Raises RunError where the directory holds another sweep, RecipeError where two jobs share a
-    directory or one is outside of the sweep's, DataError where existing files can't be read, are
-    links or do not belong to a sweep.
+    Raises RunError if the directory holds another sweep, RecipeError if two jobs share a directory
+    or one is outside of the sweep's, DataError if existing files can't be read, are links or do not
+    belong to a sweep.
     """
     _check_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
     require_real(sweep_dir, (LOCK, JOURNAL, JOURNAL_LOCK), (JOURNAL,))
     require_real_trees(sweep_dir, (BEATS,))
-    with alone(sweep_dir):
+    with hold_planning_lock(sweep_dir):
         _refuse_another(sweep_dir, jobs, command, grows=grows)
         new = [job for job in jobs if read_overrides(job.folder) is None]
         for job in jobs:
@@ -218,45 +203,37 @@ def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
 def _refuse_another(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
+    """Raise RunError if the directory has another sweeper, other jobs or, unless it grows, another
+    command."""
+    problems = []
     there = read_command(sweep_dir)
-    problems = list(_other_command(there, command, grows=grows)) if there is not None else []
+    if there is not None:
+        name = there.sweeper.name
+        before = there.arguments
+        now = command.redact().arguments
+        if name not in (None, command.sweeper.name):
+            problems.append(f"that of hydra/sweeper={name}, here {command.sweeper.name}")
+        if not grows:
+            problems += [f"{item} is not asked for here" for item in before if item not in now]
+            problems += [f"{item} was not asked for" for item in now if item not in before]
     problems += [problem for job in jobs for problem in _differences(job)]
-    problems += _foreign_jobs(sweep_dir, jobs) if grows else []
+    planned = {job.folder.name for job in jobs}
+    for folder in find_jobs(sweep_dir) if grows else ():
+        if folder.name not in planned:
+            keys = changed_text(read_overrides(folder) or {}) or "nothing"
+            problems.append(f"job {folder.name} there ({keys}) is none of this one")
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
         raise RunError(f"{sweep_dir}: holds another sweep: {first}; name another directory")
-
-
-def _other_command(there: Command, here: Command, *, grows: bool) -> Iterator[str]:
-    """Differences of a directory's command: in its sweeper and, unless it grows, its arguments."""
-    name, before = there.sweeper.name, there.arguments
-    now = here.without_secrets().arguments
-    if name not in (None, here.sweeper.name):
-        yield f"that of hydra/sweeper={name}, here {here.sweeper.name}"
-    if not grows:
-        yield from (f"{item} is not asked for here" for item in before if item not in now)
-        yield from (f"{item} was not asked for" for item in now if item not in before)
-
-
-def _foreign_jobs(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> Iterator[str]:
-    """The jobs in a directory that are not planned."""
-    planned = {job.folder.name for job in jobs}
-    for folder in find_jobs(sweep_dir):
-        if folder.name not in planned:
-            keys = _listed(read_overrides(folder) or {})
-            yield f"job {folder.name} there ({keys}) is none of this one"
 
 
 def _differences(job: PlannedJob) -> list[str]:
     """The differences of a job from the one in its directory, if any."""
     there = read_overrides(job.folder)
     if there is not None and there != job.changed:
-        return [f"job {job.folder.name} there has {_listed(there)}, here {_listed(job.changed)}"]
+        before, now = (changed_text(changed) or "nothing" for changed in (there, job.changed))
+        return [f"job {job.folder.name} there has {before}, here {now}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []
     lines = changed_keys(job.recipe, job.folder)
     return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]
-
-
-def _listed(changed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in changed.items()) or "nothing"

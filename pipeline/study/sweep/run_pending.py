@@ -14,7 +14,7 @@ from pipeline.config.hydra_versions import BasicLauncher
 from pipeline.core.errors import RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob
-from pipeline.study.sweep.threads import sharing_processors
+from pipeline.study.sweep.threads import share_processors
 
 POLL_S = 0.5
 """Interval of looking whether other processes have ended their jobs."""
@@ -30,8 +30,9 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
     A job of a dead process is free again, and is started here. Raises RunError when repeated starts
     finish no job: the launcher doesn't work.
     """
-    futile, waiting = 0, False
-    while left := _unfinished(jobs, failures):
+    futile = 0
+    waiting = False
+    while left := _find_unfinished(jobs, failures):
         free = [job for job in left if not is_held(job.folder)]
         if not free:
             if not waiting:
@@ -39,15 +40,16 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
             waiting = True
             time.sleep(POLL_S)
             continue
-        waiting, reason = False, _try(launch, free)
-        lost = [job for job in _unfinished(free, failures) if not is_held(job.folder)]
+        waiting = False
+        reason = _try(launch, free)
+        lost = [job for job in _find_unfinished(free, failures) if not is_held(job.folder)]
         futile = futile + 1 if len(lost) == len(free) else 0
         if futile == STARTS:
             ended = f"started {STARTS} times, and ended each time {reason}"
             raise RunError(f"jobs {_names(lost)}: {ended}")
 
 
-def _unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
+def _find_unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
     return [job for job in jobs if not is_finished(job.folder, failures)]
 
 
@@ -74,19 +76,15 @@ def launch(
 ) -> list[JobReturn]:
     """Have a launcher start jobs, at most `max_batch_size` at once, and wait for them.
 
-    A sequential launcher gets single jobs, so that each keeps its own number.
+    A sequential launcher gets single jobs, so that each has its number.
     """
     size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
+    config = getattr(launcher, "config", None)
+    settings: Mapping[str, Any] = {} if config is None else config.hydra.launcher
     returns: list[JobReturn] = []
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
-        placed = [job.placed for job in batch]
-        with sharing_processors(_settings(launcher), len(batch)):
+        placed = [job.launch_overrides for job in batch]
+        with share_processors(settings, len(batch)):
             returns += launcher.launch(placed, initial_job_idx=batch[0].number)
     return returns
-
-
-def _settings(launcher: Launcher) -> Mapping[str, Any]:
-    """The section `hydra.launcher`; empty where the launcher keeps none."""
-    config = getattr(launcher, "config", None)
-    return {} if config is None else config.hydra.launcher

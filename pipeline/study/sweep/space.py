@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
     """The keys to search with their distributions, and the fixed overrides.
 
-    Raises RecipeError for what is no override, if there is nothing to search, or if a range has no
-    values.
+    Raises RecipeError for what isn't an override, if there is nothing to search, or if a range has
+    no values.
     """
     problems = [f"{show(override)}: {problem}" for override, problem in parse_problems(arguments)]
     if problems:
@@ -49,40 +49,30 @@ def _name(override: Override) -> str:
 
 def _distribution(override: Override) -> BaseDistribution:
     """The distribution of a sweep: an interval, a range with its steps, or a list of values."""
-    from optuna.distributions import CategoricalDistribution
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
     try:
         if isinstance(value, IntervalSweep):
-            return _interval(value)
-        if isinstance(value, RangeSweep) and not value.shuffle:
-            return _range(value)
-        return CategoricalDistribution(list(override.sweep_string_iterator()))
+            low = value.start
+            high = value.end
+            assert low is not None
+            assert high is not None
+            log = "log" in value.tags
+            if isinstance(low, int) and isinstance(high, int):
+                return IntDistribution(low, high, log=log)
+            return FloatDistribution(low, high, log=log)
+        if not isinstance(value, RangeSweep) or value.shuffle:
+            return CategoricalDistribution(list(override.sweep_string_iterator()))
+        values = list(value.range())
+        if not values:
+            raise ValueError("a range without values")
+        step = abs(value.step)
+        if all(isinstance(item, int) for item in values):
+            return IntDistribution(int(min(values)), int(max(values)), step=int(step))
+        return FloatDistribution(float(min(values)), float(max(values)), step=float(step))
     except ValueError as error:
         raise RecipeError([f"{override.input_line}: {error}"]) from error
-
-
-def _interval(value: IntervalSweep) -> BaseDistribution:
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    low, high, log = value.start, value.end, "log" in value.tags
-    if isinstance(low, int) and isinstance(high, int):
-        return IntDistribution(low, high, log=log)
-    assert low is not None
-    assert high is not None
-    return FloatDistribution(low, high, log=log)
-
-
-def _range(value: RangeSweep) -> BaseDistribution:
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    values = list(value.range())
-    if not values:
-        raise ValueError("a range without values")
-    low, high, step = min(values), max(values), abs(value.step)
-    if all(isinstance(item, int) for item in values):
-        return IntDistribution(int(low), int(high), step=int(step))
-    return FloatDistribution(float(low), float(high), step=float(step))
 
 
 def to_overrides(params: Mapping[str, Any]) -> list[str]:
@@ -95,13 +85,13 @@ def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]
 
     Of a range, whose values are all of one kind, only the lowest is used.
     """
-    listed = {key: _listed(distribution) for key, distribution in space.items()}
+    listed = {key: _list_values(distribution) for key, distribution in space.items()}
     first = {key: values[0] for key, values in listed.items()}
-    others = ({**first, key: value} for key, values in listed.items() for value in values[1:])
-    return [first, *others]
+    variations = ({**first, key: value} for key, values in listed.items() for value in values[1:])
+    return [first, *variations]
 
 
-def _listed(distribution: BaseDistribution) -> Sequence[Any]:
+def _list_values(distribution: BaseDistribution) -> Sequence[Any]:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):

@@ -1,9 +1,9 @@
 """Storage of a study, which any number of processes share, with heartbeats to detect dead ones.
 
 The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Databases have Optuna's own; for a journal, which has none in Optuna, a
-heartbeat is the modification time of a file. It is compared with that of a file touched just then
-in the same folder, so that only the file server's clock matters.
+trials send heartbeats. Databases have Optuna's; Optuna has none for a journal, so there a heartbeat
+is the modification time of a file. It is compared with a file touched just then in the same folder,
+so that only the file server's clock matters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class FileLock(BaseJournalFileLock):
-    """A lock that the kernel releases when its process dies; Optuna's own remain for 30 s."""
+    """A lock that the kernel releases when its process dies; Optuna's locks remain for 30 s."""
 
     def __init__(self, path: Path) -> None:
         self._lock = Lock(path)
@@ -53,7 +53,9 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
     """Optuna's journal with heartbeats: a file per trial, touched at every beat."""
 
     def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
-        self._beats, self._interval_s, self._callback = folder / BEATS, interval_s, callback
+        self._beats = folder / BEATS
+        self._interval_s = interval_s
+        self._callback = callback
         self._beats.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / JOURNAL_LOCK)
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
@@ -92,14 +94,21 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
 def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: int) -> BaseStorage:
     """Open the journal in a sweep's directory, or the database that a URL names.
 
-    Dead trials are queued again, at most `max_retry` times each. Raises RunError where the journal
-    or the database can't be opened.
+    Dead trials are queued again, at most `max_retry` times each. Raises RunError if the journal or
+    the database can't be opened.
     """
     _silence_optuna()
     retry = RetryHeartbeatStaleTrialCallback(max_retry=max_retry)
     try:
         if url is None:
-            _require_bounded(sweep_dir / JOURNAL)
+            journal = sweep_dir / JOURNAL
+            if journal.exists() and not journal.is_file():
+                raise ValueError("is no regular file")
+            if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
+                # Optuna would read it without end.
+                raise ValueError(
+                    f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more"
+                )
             return BeatingJournal(sweep_dir, interval_s, retry)
         return RDBStorage(
             url,
@@ -107,40 +116,26 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
             grace_period=GRACE_BEATS * interval_s,
             heartbeat_stale_trial_callback=retry,
         )
-    except Exception as error:  # a wrong URL, an unreachable server, a file that is no journal
+    except Exception as error:  # a wrong URL, an unreachable server, a file that isn't a journal
         what = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
         raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
 
 
-def _require_bounded(journal: Path) -> None:
-    """Raise ValueError for a journal that Optuna would read without end."""
-    if journal.exists() and not journal.is_file():
-        raise ValueError("is no regular file")
-    if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
-        raise ValueError(f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more")
-
-
 def _silence_optuna() -> None:
-    """Show only Optuna's warnings, without those of experimental features.
+    """Show only Optuna's warnings, except about experimental features.
 
-    Nor its warning that only `Study.optimize` sends heartbeats: `beating` does so here.
+    Nor its warning that only `Study.optimize` sends heartbeats: `send_heartbeats` does so here.
     """
     optuna.logging.set_verbosity(logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     warnings.filterwarnings("ignore", "Heartbeat of storage is supposed", UserWarning)
 
 
-def heart_of(study: optuna.Study) -> BaseHeartbeat:
-    """Return the storage of a study, which detects trials whose process died."""
-    storage = study._storage
-    assert isinstance(storage, BaseHeartbeat)
-    return storage
-
-
 @contextmanager
-def beating(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
+def send_heartbeats(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
     """Inside, send heartbeats of trials from a thread, the first one immediately."""
-    interval_s, ended = heart.get_heartbeat_interval(), threading.Event()
+    interval_s = heart.get_heartbeat_interval()
+    ended = threading.Event()
 
     def beat() -> None:
         for trial in trials:

@@ -1,12 +1,14 @@
-"""The study that a command describes: `hydra.sweeper` of `hydra/sweeper=optuna`."""
+"""The study that a command describes, `hydra.sweeper` of `hydra/sweeper=optuna`, and its pruner."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from hydra.utils import instantiate
 from optuna.storages import RetryHeartbeatStaleTrialCallback
@@ -14,8 +16,10 @@ from optuna.trial import FrozenTrial
 
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.error_text import no_such
+from pipeline.engine.callbacks.events import Evaluation, Pruner, SinkReport
 from pipeline.study.runs.ranking import TRAIN_LOSS, directions
 from pipeline.study.sweep.storage import open_storage
+from pipeline.training.telemetry import Telemetry
 
 REPORTS = ("sinks", "evaluations")
 """Events at which a trial's values are reported to its pruner."""
@@ -69,14 +73,14 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
             problems.append(f"hydra.sweeper.{name} = {sweeper[name]}: {rule}")
     if problems:
         raise RecipeError(problems)
-    given = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
-    return StudySettings(**{**given, "study_name": given["study_name"] or str(sweep_dir)})
+    settings = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
+    return StudySettings(**{**settings, "study_name": settings["study_name"] or str(sweep_dir)})
 
 
 def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
-    """Open the study in its storage, and create it where it is missing.
+    """Open the study in its storage, and create it if it is missing.
 
-    Raises RunError where it exists with another metric.
+    Raises RunError if it exists with another metric.
     """
     storage = open_storage(settings.storage, sweep_dir, settings.heartbeat_s, settings.max_retry)
     study = optuna.create_study(
@@ -87,16 +91,86 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
         direction="maximize" if settings.maximizes else "minimize",
         load_if_exists=True,
     )
-    about = study.user_attrs.get("metric")
-    if about is None:
+    metric = study.user_attrs.get("metric")
+    if metric is None:
         study.set_user_attr("metric", settings.metric)
-    elif about != settings.metric:
-        problem = f"hydra.sweeper.metric = {settings.metric}: the study is about {about}"
+    elif metric != settings.metric:
+        problem = f"hydra.sweeper.metric = {settings.metric}: the study is about {metric}"
         raise RunError(f"{sweep_dir}: {problem}; name another directory")
     return study
 
 
 def number_of_first_try(trial: FrozenTrial) -> int:
-    """The number of the trial that this one retries, else its own: the number of its job."""
+    """Return the number of the trial's job: the number of the trial that it retries, else of
+    itself."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
+
+
+class TrialPruner(Pruner):
+    """Monitor that reports a trial's values, and consults the study's pruner after every report.
+
+    At the end of every sink it reports the sink's mean training loss, over steps with a finite
+    loss, with its sign changed if a larger metric is better. With `by_evaluations` it reports the
+    metric itself.
+    """
+
+    def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
+        self._trial = trial
+        self._metric = metric
+        self._by_evaluations = by_evaluations
+        self._sign = 1.0 if directions()[metric] == "min" else -1.0
+        self._loss = 0.0
+        self._steps = 0
+        self._prune_reason: str | None = None
+
+    @property
+    def prune_reason(self) -> str | None:
+        """Why the run should end at this boundary; None while it should continue."""
+        return self._prune_reason
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Sum up finite losses."""
+        losses = telemetry.loss[np.isfinite(telemetry.loss)]
+        self._loss += float(losses.sum(dtype=float))
+        self._steps += len(losses)
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Report the mean training loss."""
+        if not self._by_evaluations:
+            mean = self._loss / self._steps if self._steps else math.nan
+            self._report(self._sign * mean, report.step)
+        self._loss = 0.0
+        self._steps = 0
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Report the metric."""
+        if not self._by_evaluations:
+            return
+        scalars = evaluation.scalars()
+        if self._metric not in scalars:
+            problem = f"evaluations have no {self._metric}; add it to eval.metrics"
+            raise RunError(f"hydra.sweeper.metric = {self._metric}: {problem}")
+        self._report(scalars[self._metric], step)
+
+    def _report(self, value: float, step: int) -> None:
+        try:
+            self._trial.report(value, step)
+            poor = self._trial.should_prune()
+        except optuna.exceptions.UpdateFinishedTrialError:
+            # Taken for dead, the trial is retried elsewhere, and will be found finished.
+            return
+        self._prune_reason = f"step {step}: {self._describe(value)} is poor" if poor else None
+
+    def _describe(self, value: float) -> str:
+        if self._by_evaluations:
+            return f"{self._metric} {value:.4g}"
+        return f"mean training loss {self._sign * value:.4g}"
+
+
+def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:
+    """The pruner of the trial that a job's configuration names."""
+    settings = read_settings(sweeper, sweep_dir)
+    study = open_study(settings, sweep_dir)
+    trial = optuna.Trial(study, study.trials[sweeper["trial"]]._trial_id)
+    return TrialPruner(trial, settings.metric, by_evaluations=settings.reports == "evaluations")

@@ -6,8 +6,7 @@ of the sweep. Since all jobs are read for it, a large table is left as it is for
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -22,22 +21,32 @@ from rich.table import Table
 
 from pipeline.core.errors import RunError, printable
 from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.csv_file import csv_text
+from pipeline.core.pages.charts import draw_frame, horizontal_axis, pixels, vertical_axis
+from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, written_at_ns
 from pipeline.study.runs.ranking import is_better_larger, main_metric
-from pipeline.study.sweep.amortization import write_amortisation
 from pipeline.study.sweep.command import read_command
-from pipeline.study.sweep.directory import find_jobs, read_overrides, read_state
-from pipeline.study.sweep.job_summary import JobSummary, read_summary
+from pipeline.study.sweep.directory import (
+    JobSummary,
+    changed_text,
+    find_jobs,
+    read_overrides,
+    read_state,
+    read_summary,
+)
 from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
 
 TABLE = "sweep.csv"
-SINK_SIZE, AMORTISATION = "train.sink_size", "amortisation"
-JOBS_KEPT = 1 << 14
+SINK_SIZE = "train.sink_size"
+AMORTISATION = "amortisation"
+CACHED_JOBS = 1 << 14
 BYTES_PER_S = 750
 """Bytes of a table that may be rewritten each second."""
 STUDY = "optuna"
 """The sweeper that prints the best trial itself, which may be an earlier run."""
-NOT_SHOWN = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
+HIDDEN_COLUMNS = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
 """Columns of the file that are not printed, for want of room."""
 
 
@@ -58,7 +67,12 @@ class JobRow:
             "status": summary.status,
             "metrics.accuracy": summary.metric("accuracy"),
             "metrics.loss": summary.metric("loss"),
-            **_of_targets(summary),
+            # The metrics of numbers and labels, if the job has any.
+            **{
+                f"metrics.{name}": value
+                for name in (*OF_NUMBERS, *OF_LABELS)
+                if (value := summary.metric(name)) is not None
+            },
             "steps": summary.steps,
             **summary.time.model_dump(),
             **{f"modelled_{name}": value for name, value in summary.modelled.model_dump().items()},
@@ -67,16 +81,10 @@ class JobRow:
         }
 
 
-def _of_targets(summary: JobSummary) -> dict[str, float]:
-    """The metrics of numbers and labels, where the job has any."""
-    values = {name: summary.metric(name) for name in (*OF_NUMBERS, *OF_LABELS)}
-    return {f"metrics.{name}": value for name, value in values.items() if value is not None}
-
-
 def conclude(sweep_dir: Path) -> int:
     """Write and print the table; 0 when every job is done, 2 when a recipe was wrong, else 1.
 
-    Raises RunError where there is no job, DataError where a job's files can't be read.
+    Raises RunError if there is no job, DataError if a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
@@ -102,77 +110,109 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     ]
     choose = max if is_better_larger(metric) else min
     value, best = choose(rated, key=lambda pair: pair[0])
-    values = ", ".join(f"{key}={value}" for key, value in best.changed.items())
-    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {values}"))
+    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
-    """One row per job, in order. Raises DataError where a job's files can't be read."""
-    return [_row(folder) for folder in find_jobs(sweep_dir)]
+    """One row per job, in order. Raises DataError if a job's files can't be read."""
+    rows = []
+    for folder in find_jobs(sweep_dir):
+        changed = _overrides(folder, written_at_ns(folder / OVERRIDES))
+        written_ns = written_at_ns(folder / SUMMARY)
+        ended = _summary(folder, written_ns) if written_ns else None
+        rows.append(JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder))))
+    return rows
 
 
-def _row(folder: Path) -> JobRow:
-    changed = _overrides(folder, written_at_ns(folder / OVERRIDES))
-    written_ns = written_at_ns(folder / SUMMARY)
-    ended = _summary(folder, written_ns) if written_ns else None
-    return JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder)))
-
-
-@lru_cache(JOBS_KEPT)
+@lru_cache(CACHED_JOBS)
 def _overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
     """The overrides that were written then: a process writes many tables of the same jobs."""
     return read_overrides(folder) or {}
 
 
-@lru_cache(JOBS_KEPT)
+@lru_cache(CACHED_JOBS)
 def _summary(folder: Path, written_ns: int) -> JobSummary | None:
     """The summary that was written then."""
     return read_summary(folder)
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
-    """Plot the step time over the sink size, where sizes were swept on an emulated device.
+    """Plot the step time over the sink size, if sizes were swept on an emulated device.
 
     Writes a picture for each combination of the other swept keys; returns their paths.
     """
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows:
+        size = row.summary.modelled.sink_size
+        step_ms = row.summary.modelled.step_ms
+        if SINK_SIZE in row.changed and size is not None and step_ms is not None:
+            fixed = {key: value for key, value in row.changed.items() if key != SINK_SIZE}
+            curves.setdefault(changed_text(fixed), {})[size] = step_ms
     pictures: list[Path] = []
-    for others, points in _curves(rows).items():
-        number = f"_{len(pictures)}" if pictures else ""
-        picture = sweep_dir / f"{AMORTISATION}{number}.html"
-        title = "What longer sinks buy" + (f": {others}" if others else "")
-        write_amortisation(tuple(points.items()), picture, title=title)
-        pictures.append(picture)
+    for text, points in curves.items():
+        if len(points) > 1:
+            number = f"_{len(pictures)}" if pictures else ""
+            pictures.append(sweep_dir / f"{AMORTISATION}{number}.html")
+            title = "What longer sinks buy" + (f": {text}" if text else "")
+            write_amortisation(tuple(points.items()), pictures[-1], title)
     return pictures
 
 
-def _curves(rows: Sequence[JobRow]) -> dict[str, dict[int, float]]:
-    """Modelled step time in ms by sink size, for each combination of other keys with several."""
-    curves: dict[str, dict[int, float]] = {}
-    for row in rows:
-        size, step_ms = row.summary.modelled.sink_size, row.summary.modelled.step_ms
-        if SINK_SIZE in row.changed and size is not None and step_ms is not None:
-            others = (f"{key}={value}" for key, value in row.changed.items() if key != SINK_SIZE)
-            curves.setdefault(", ".join(others), {})[size] = step_ms
-    return {others: points for others, points in curves.items() if len(points) > 1}
+def write_amortisation(
+    points: Sequence[tuple[int, float]], path: Path, title: str = "What longer sinks buy"
+) -> None:
+    """Write modelled steps in ms, by sink size, as an HTML page with one drawing.
+
+    Raises:
+        ValueError: no point, a sink of no step, or a time that is not above zero and finite.
+    """
+    if not points:
+        raise ValueError("no sink size to draw")
+    for size, ms in points:
+        if size < 1 or not (math.isfinite(ms) and ms > 0):
+            raise ValueError(f"sink of {size} steps at {ms} ms: both should be above zero")
+    points = sorted(points)
+    first, first_ms = points[0]
+    last, last_ms = points[-1]
+    words = (
+        f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "
+        f"{last:,}: {first_ms / last_ms:.2f} times as fast."
+    )
+    sections = [Section("Milliseconds a step, by steps per launch", "", [Charts([_draw(points)])])]
+    footer = "All times are modelled, none was measured on a device."
+    page = Page("amortisation", title, words, sections, footer=footer)
+    write_whole(path, render_page(page))
+
+
+def _draw(points: Sequence[tuple[int, float]]) -> Drawing:
+    """Draw the points over the logarithm of their sink sizes."""
+    sizes = {math.log10(size): f"{size:,}" for size, _ in points}
+    aside = 0.1 * (max(sizes) - min(sizes)) or 0.5
+    x = horizontal_axis(min(sizes) - aside, max(sizes) + aside)
+    y = vertical_axis(0, max(ms for _, ms in points) * 1.08)
+    chart = draw_frame("Time of a step against sink size", x, y, "steps per launch", sizes)
+    places = [(x.place(math.log10(size)), y.place(ms)) for size, ms in points]
+    chart.add("polyline", "curve blue", points=pixels(places))
+    for (size, ms), (across, up) in zip(points, places, strict=True):
+        chart.add("circle", "blue", tip=f"sink of {size}: {ms:.3f} ms", cx=across, cy=up, r=3.5)
+        chart.add("text", "ink", f"{ms:.3g}", x=across + 5, y=up - 7)
+    return chart
 
 
 def update_table(sweep_dir: Path) -> None:
     """Rewrite `sweep.csv` as `write_table` does, unless that was done a moment ago.
 
-    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for that of 1,000 jobs, so
-    that tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
+    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for 1,000 jobs, so that
+    tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
     """
-    if _is_due(sweep_dir / TABLE):
-        write_table(sweep_dir)
-
-
-def _is_due(file: Path) -> bool:
     try:
-        status = file.stat()
+        status = (sweep_dir / TABLE).stat()
+        # A clock that was set back isn't a reason to wait.
+        is_recent = 0 <= time.time() - status.st_mtime < status.st_size / BYTES_PER_S
     except OSError:
-        return True
-    # A clock that was set back is no reason to wait.
-    return not 0 <= time.time() - status.st_mtime < status.st_size / BYTES_PER_S
+        is_recent = False
+    if not is_recent:
+        write_table(sweep_dir)
 
 
 def write_table(sweep_dir: Path) -> None:
@@ -182,11 +222,8 @@ def write_table(sweep_dir: Path) -> None:
 
 def _write(rows: Sequence[JobRow], file: Path) -> None:
     cells = [row.cells() for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _columns(cells), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    write_whole(file, text.getvalue())
+    columns = _columns(cells)
+    write_whole(file, csv_text({name: row.get(name) for name in columns} for row in cells))
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -194,9 +231,13 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _show(jobs: Sequence[JobRow], file: Path) -> None:
-    rows = [_shown(job) for job in jobs]
+    # The reasons of pruned trials are in the file; printed, they would fill the screen.
+    rows = [
+        {**job.cells(), **({"reason": None} if job.summary.status == "pruned" else {})}
+        for job in jobs
+    ]
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    columns = [name for name in _columns(rows) if name in filled - NOT_SHOWN]
+    columns = [name for name in _columns(rows) if name in filled - HIDDEN_COLUMNS]
     table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for name in columns:
         table.add_column(_head(name))
@@ -204,12 +245,6 @@ def _show(jobs: Sequence[JobRow], file: Path) -> None:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     # Else rich would take text in brackets for markup.
     Console(markup=False).print(table)
-
-
-def _shown(row: JobRow) -> dict[str, Any]:
-    # The reasons of pruned trials are in the file; printed, they would fill the screen.
-    cells = row.cells()
-    return {**cells, "reason": None} if row.summary.status == "pruned" else cells
 
 
 def _head(column: str) -> str:

@@ -1,4 +1,4 @@
-"""Threads and GPU memory of a job, where a launcher runs several jobs on one machine."""
+"""Threads and GPU memory of a job, if a launcher runs several jobs on one machine."""
 
 from __future__ import annotations
 
@@ -10,37 +10,30 @@ from typing import Any
 from pipeline.core.host.cuda import share_memory
 
 THREADS = "NPROC"
-"""The variable that tells XLA how many processors to use."""
+"""Environment variable for the number of processors that XLA uses."""
 ALL_AT_ONCE = "submitit_launcher.LocalLauncher"
 """End of the class of a launcher that starts all its jobs at once on this machine."""
 BY_PROCESSORS = "ray_launcher.RayLauncher"
-"""End of the class of one that starts as many as its processors allow."""
+"""End of the class of a launcher that starts jobs up to its number of processors."""
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
     """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
     runs on it at once.
 
-    Call before jax is asked for its devices. A number that the user has set is kept, as is that of
-    `sharing_processors`.
+    Call before jax opens its devices. A number that the user or `share_processors` has set stays.
     """
-    jobs = jobs_at_once(launcher)
-    os.environ.update(share_memory(jobs))
-    if jobs > 1 and THREADS not in os.environ:
-        os.environ[THREADS] = str(share_of(jobs))
+    os.environ.update(_shares(launcher, 1))
 
 
 @contextmanager
-def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
+def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Let the processes that a launcher starts in the body for `jobs` jobs share the processors.
 
-    They inherit the environment, where a number that the user has set is kept. This process, whose
-    own jax may be in use, is not affected.
+    They inherit the environment, in which a number that the user has set stays. This process, whose
+    jax may be in use, is not affected.
     """
-    at_once = jobs_at_once(launcher, jobs)
-    shares = share_memory(at_once)
-    if at_once > 1 and THREADS not in os.environ:
-        shares[THREADS] = str(share_of(at_once))
+    shares = _shares(launcher, jobs)
     os.environ.update(shares)
     try:
         yield
@@ -49,34 +42,43 @@ def sharing_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]
             os.environ.pop(name, None)
 
 
+def _shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
+    at_once = jobs_at_once(launcher, jobs)
+    shares = share_memory(at_once)
+    if at_once > 1 and THREADS not in os.environ:
+        shares[THREADS] = str(share_of(at_once))
+    return shares
+
+
 def share_of(jobs: int) -> int:
     """The number of processors for each of several jobs; at least 1."""
     return max(1, processors() // jobs)
 
 
 def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
-    """The number of jobs that a launcher runs at once on one machine, of `jobs` that it is given.
+    """The number of jobs that a launcher runs at once on one machine, of `jobs` jobs.
 
-    joblib: its `n_jobs`, where, as in joblib, a negative number -n leaves n - 1 processors unused.
-    submitit on this machine: all. Ray: as many as its processors allow, unless it is a cluster
-    that was there before. Others: 1.
+    joblib: its `n_jobs`, of which a negative number -n leaves n - 1 processors unused, as in
+    joblib. submitit on this machine: all. Ray: what its processors allow, unless it is an existing
+    cluster. Others: 1.
     """
     kind = str(launcher.get("_target_", ""))
     if kind.endswith(ALL_AT_ONCE):
         return max(1, jobs)
     if kind.endswith(BY_PROCESSORS):
         return min(max(1, jobs), _slots(launcher.get("ray") or {}))
-    given = launcher.get("n_jobs") or 1
-    return given if given > 0 else max(1, processors() + 1 + given)
+    n_jobs = launcher.get("n_jobs") or 1
+    return n_jobs if n_jobs > 0 else max(1, processors() + 1 + n_jobs)
 
 
 def _slots(ray: Mapping[str, Any]) -> int:
     """The number of jobs that Ray runs at once; 1 on a cluster that was there before."""
-    init, remote = ray.get("init") or {}, ray.get("remote") or {}
+    init = ray.get("init") or {}
+    remote = ray.get("remote") or {}
     if init.get("address"):
         return 1
-    each = float(remote.get("num_cpus") or 1)
-    return max(1, int((init.get("num_cpus") or processors()) / each))
+    cpus_per_job = float(remote.get("num_cpus") or 1)
+    return max(1, int((init.get("num_cpus") or processors()) / cpus_per_job))
 
 
 def processors() -> int:

@@ -10,30 +10,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import fail_stale_trials
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of
 from pipeline.core.errors import RunError, printable
+from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.command import Command, command_of
-from pipeline.study.sweep.directory import alone
+from pipeline.study.sweep.directory import hold_planning_lock, read_summary
 from pipeline.study.sweep.history import EARLIER, trials_of_runs
-from pipeline.study.sweep.job_summary import read_summary
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
-from pipeline.study.sweep.pruner import open_pruner
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
-from pipeline.study.sweep.storage import BaseHeartbeat, beating, heart_of
-from pipeline.study.sweep.study import StudySettings, number_of_first_try, open_study, read_settings
-from pipeline.study.sweep.vectorized import Populations, places_asked, require_members
+from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
+from pipeline.study.sweep.study import (
+    StudySettings,
+    number_of_first_try,
+    open_pruner,
+    open_study,
+    read_settings,
+)
+from pipeline.study.sweep.vectorized import Populations, read_places
 
 REQUESTED = "asked"
 """Attribute of a trial that a process has requested and owns; its value is the trial's number."""
@@ -54,7 +59,7 @@ class StudySearch:
 
 def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     """Run the remaining trials of a study, and print the best one."""
-    places = places_asked(sweeper)
+    places = read_places(sweeper)
     search = _open(sweeper, overrides)
     assert sweeper.launcher is not None
     start: Launch = partial(launch, sweeper.launcher, None)
@@ -65,7 +70,7 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
         start = Populations(sweeper, task, places, start)
     while trials := _next_trials(search):
         try:
-            with beating(search.heart, trials):
+            with send_heartbeats(search.heart, trials):
                 _run(sweeper, search, trials, start)
         except BaseException:
             # Without waiting for heartbeats to be missed.
@@ -77,8 +82,8 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
 def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     """Open the study that a command describes, in its directory.
 
-    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors where a
-    listed value can't be composed; RunError where the directory holds another study.
+    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors if a
+    listed value can't be composed; RunError if the directory holds another study.
     """
     assert sweeper.config is not None
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
@@ -90,37 +95,33 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
         compose(sweeper, overrides)
     first = plan_job(sweeper, 0, choices[0], ())
     enter(sweep_dir, (), command, grows=False)
-    with alone(sweep_dir):
+    with hold_planning_lock(sweep_dir):
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
-            study.add_trials(_known_trials(settings, first, space))
-    return StudySearch(study, heart_of(study), settings, space, command, fixed, sweep_dir)
-
-
-def _known_trials(
-    settings: StudySettings, job: PlannedJob, space: dict[str, BaseDistribution]
-) -> list[FrozenTrial]:
-    """Return the earlier runs that the study begins with, and say how many those are."""
-    if settings.history is None or job.recipe is None:
-        return []
-    trials, runs = trials_of_runs(Path(settings.history), job.recipe, space, settings.metric)
-    print(printable(f"{len(trials)} of {runs} runs in {settings.history} are known trials"))
-    return trials
+            history = settings.history
+            if history is not None and first.recipe is not None:
+                trials, runs = trials_of_runs(Path(history), first.recipe, space, settings.metric)
+                print(printable(f"{len(trials)} of {runs} runs in {history} are known trials"))
+                study.add_trials(trials)
+    heart = study._storage
+    assert isinstance(heart, BaseHeartbeat)
+    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
 
 
 def _next_trials(search: StudySearch) -> list[Trial]:
-    """The next trials for this process: those of dead processes first; none when all are done.
+    """Return the next trials for this process, dead processes' trials first; none when all are
+    done.
 
     Waits while other processes run the last ones: one of them might die.
     """
     waiting = False
     while True:
-        with alone(search.sweep_dir):
+        with hold_planning_lock(search.sweep_dir):
             requeue_dead_trials(search)
             trials = search.study.get_trials(deepcopy=False)
             queued = [trial for trial in trials if trial.state == TrialState.WAITING]
-            own = [trial for trial in trials if EARLIER not in trial.user_attrs]
-            started = {number_of_first_try(trial) for trial in own}
+            requested = [trial for trial in trials if EARLIER not in trial.user_attrs]
+            started = {number_of_first_try(trial) for trial in requested}
             left = len(queued) + max(0, search.settings.n_trials - len(started))
             if left > 0:
                 return [_ask(search) for _ in range(min(left, search.settings.n_jobs))]
@@ -154,7 +155,7 @@ def requeue_dead_trials(search: StudySearch) -> None:
 
 
 def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Fail those of the trials that are still running, and queue them again.
+    """Fail the trials that are still running, and queue them again.
 
     The trials themselves did not fail, so it does not count as a retry.
     """
@@ -183,10 +184,11 @@ def _run(
         overrides = [*search.fixed, *to_overrides(trial.params)]
         keys = [key_of(name) for name in search.space]
         job = plan_job(sweeper, number_of_first_try(frozen), overrides, keys)
-        jobs.append(job.with_override(f"hydra.sweeper.trial={trial.number}"))
+        numbered = (*job.overrides, f"hydra.sweeper.trial={trial.number}")
+        jobs.append(replace(job, overrides=numbered))
     enter(search.sweep_dir, jobs, search.command, grows=False)
     if isinstance(start, Populations):
-        require_members(jobs)
+        require_members(job.recipe for job in jobs if job.recipe is not None)
     run_all(jobs, {}, start)
     for trial, job in zip(trials, jobs, strict=True):
         _report(search, trial, job)
@@ -195,12 +197,14 @@ def _run(
 def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     """Report a job's summary to the study.
 
-    Raises RunError where the study's metric is missing, DataError where the summary can't be read.
+    Raises RunError if the study's metric is missing, DataError if the summary can't be read.
     """
-    summary, metric = read_summary(job.folder), search.settings.metric
+    summary = read_summary(job.folder)
+    metric = search.settings.metric
     if summary is None:
         raise RunError(f"{job.folder}: the job ended, and its summary was removed")
-    value, tell = summary.metric(metric), partial(search.study.tell, trial, skip_if_finished=True)
+    value = summary.metric(metric)
+    tell = partial(search.study.tell, trial, skip_if_finished=True)
     if summary.status == "done" and value is not None:
         tell(value)
     else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,69 +17,55 @@ from rich.console import Console
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
-from pipeline.core.host.signals import Signals
+from pipeline.core.host.signals import Signals, heard
 from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.study.population.groups import (
     ProgramKey,
-    apart,
-    grouped,
+    find_differing_keys,
+    group_recipes,
     numbers_of,
-    refusals,
-    require_population,
 )
-from pipeline.study.population.places import run_in_places
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
-from pipeline.study.sweep.directory import claimed, is_finished
-from pipeline.study.sweep.job_summary import read_summary
-from pipeline.study.sweep.jobs import Job, resumable, with_summary
+from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
+from pipeline.study.sweep.jobs import Job, make_resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
 from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import processors
 
 KEY = "hydra.sweeper.vectorize"
+MOST_PROGRAMS = 4
+"""Programs that stay compiled for later trials of a study; each holds memory."""
+LOOK_S = 0.1
+"""Interval of looking for signals, which only the main thread receives."""
 SHOWN = ("train_loss", "accuracy", "loss")
-"""Metrics of a job that are printed at its end, where it has them."""
+"""Metrics of a job that are printed at its end, if it has them."""
+
+MemberRun = Callable[[Signals], None]
+"""Runs a member, which looks at the signals; errors of the member are not raised."""
 
 
-def places_asked(sweeper: BasicSweeper) -> Places | None:
-    """The number of jobs that train at once in a vectorized sweep; None in any other one.
+def read_places(sweeper: BasicSweeper) -> Places | None:
+    """The number of jobs that train at once in a vectorized sweep; None in other sweeps.
 
-    `true` is as many as there are processors: more of them only share these. Raises RecipeError for
+    `true` is the number of processors: more jobs would only share these. Raises RecipeError for
     anything but true, false and a whole number above 0, and with a launcher that starts processes.
     """
     assert sweeper.config is not None
-    asked = sweeper.config.hydra.sweeper.get("vectorize")
-    if asked is None or asked is False:
+    setting = sweeper.config.hydra.sweeper.get("vectorize")
+    if setting is None or setting is False:
         return None
-    if not isinstance(asked, int) or asked < 1:
-        raise RecipeError([f"{KEY} = {asked}: must be true, false or a whole number above 0"])
+    if not isinstance(setting, int) or setting < 1:
+        raise RecipeError([f"{KEY} = {setting}: must be true, false or a whole number above 0"])
     launcher = sweeper.config.hydra.runtime.choices.get("hydra/launcher")
     if launcher != "basic":
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
-    return Places(processors()) if asked is True else Places(asked, is_asked=True)
-
-
-def vectorized(
-    sweeper: BasicSweeper, task: Job, jobs: Sequence[PlannedJob], places: Places, start: Launch
-) -> Launch:
-    """Return what launches the jobs of a grid as populations.
-
-    `start` launches those without a valid recipe, which report what is wrong with it. Raises
-    RecipeError where a job can be in no population, and where no two can share one.
-    """
-    recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
-    require_population(recipes, grouped(recipes))
-    return Populations(sweeper, task, places, start)
-
-
-MOST_PROGRAMS = 4
-"""Programs that are kept for later trials of a study; each holds memory."""
+    return Places(processors()) if setting is True else Places(setting, is_asked=True)
 
 
 @dataclass(eq=False)
@@ -96,7 +83,7 @@ class Populations:
     """Held to write the table: threads of a process have the same name for its draft."""
 
     def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
-        """Run jobs, and return when all have ended. Raises KeyboardInterrupt where a signal stopped
+        """Run jobs, and return when all have ended. Raises KeyboardInterrupt if a signal stopped
         them."""
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
@@ -110,13 +97,15 @@ class Populations:
         """Run jobs; return those that can't share the program that they were to share."""
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         named = {job.folder.name: job for job in jobs}
-        groups = grouped(recipes, self.compiled_in)
+        groups = group_recipes(recipes, self.compiled_in)
         print(f"\n{_line(groups, self.places)}", flush=True)
         again: list[PlannedJob] = []
         runs = []
         places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
-            shared = self._shared(program, [numbers_of(recipes[name]) for name in names], places)
+            shared = self._find_program(
+                program, [numbers_of(recipes[name]) for name in names], places
+            )
             runs += [partial(self._run_member, named[name], shared, again) for name in names]
         stopped = run_in_places(runs, places.count)
         if stopped is not None:
@@ -128,30 +117,30 @@ class Populations:
             del self.programs[program]
         return again
 
-    def _shared(
+    def _find_program(
         self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
     ) -> SharedProgram:
-        """The program of a group: that of earlier jobs, where it serves these too."""
-        known = self.programs.get(program)
-        if known is None or known.refused or not all(map(known.serves, members)):
-            before = () if known is None else known.members
+        """Return the program of a group: an earlier one, if it fits these jobs too."""
+        shared = self.programs.get(program)
+        if shared is None or shared.refused or not all(map(shared.serves, members)):
+            before = () if shared is None else shared.members
             self.programs[program] = SharedProgram((*before, *members), places)
         return self.programs[program]
 
     def _run_member(
         self, job: PlannedJob, shared: SharedProgram, again: list[PlannedJob], signals: Signals
     ) -> None:
-        """Run a job that is left and that no other process is at."""
+        """Run a job that is left and that no other process runs."""
         if shared.refused is not None:
             again.append(job)
             return
-        with claimed(job.folder) as free:
+        with claim_job(job.folder) as free:
             if not free or is_finished(job.folder, self.task.failures):
                 return
             (job.folder / SUMMARY).unlink(missing_ok=True)
             assert job.recipe is not None
             resumed = ", going on" if (job.folder / RECIPE).exists() else ""
-            recipe = resumable(job.recipe, job.folder, self.task.on_changed)
+            recipe = make_resumable(job.recipe, job.folder, self.task.on_changed)
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -178,7 +167,7 @@ class Populations:
             report_errors(unless_refused, debug=recipe.debug)
             if job not in again:
                 # In one write: other threads print too.
-                print(f"{_ended(job)}{resumed}\n", end="", flush=True)
+                print(f"{_end_line(job)}{resumed}\n", end="", flush=True)
                 with self._table:
                     update_table(job.folder.parent)
 
@@ -202,27 +191,49 @@ def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
     at_once = min(places.count, jobs)
     if len(groups) == 1:
         return f"sweep      {jobs} jobs by one program, {at_once} at a time"
-    keys = ", ".join(apart(groups))
+    keys = ", ".join(find_differing_keys(groups))
     return f"sweep      {jobs} jobs by {len(groups)} programs, for {keys}; {at_once} at a time"
 
 
-def _ended(job: PlannedJob) -> str:
+def _end_line(job: PlannedJob) -> str:
     """The line of a job that has ended: what sets it apart, its status and its metrics."""
-    varied = ", ".join(f"{key}={value}" for key, value in job.changed.items())
+    head = f"job {printable(job.folder.name):<6} {printable(changed_text(job.changed))}"
     summary = read_summary(job.folder)
     if summary is None:
-        return f"job {printable(job.folder.name):<6} {printable(varied)}: {read_status(job.folder)}"
-    found = {name: summary.metric(name) for name in SHOWN}
+        return f"{head}: {read_status(job.folder)}"
+    values = {name: summary.metric(name) for name in SHOWN}
     why = f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
-    metrics = "".join(f", {name} {x:.4g}" for name, x in found.items() if x is not None)
-    return (
-        f"job {printable(job.folder.name):<6} {printable(varied)}: {summary.status}, "
-        f"{summary.steps or 0:,} steps{metrics}{why}"
-    )
+    metrics = "".join(f", {name} {x:.4g}" for name, x in values.items() if x is not None)
+    return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{why}"
 
 
-def require_members(recipes: Sequence[PlannedJob]) -> None:
-    """Raise RecipeError where a trial can be in no population."""
-    problems = [line for job in recipes if job.recipe is not None for line in refusals(job.recipe)]
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
+def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
+    """Run members, `places` of them at a time, in their order.
+
+    Returns the signal that stopped them, as text; None if all have run. A signal reaches the runs
+    that are under way, and no further run begins. Each run has a thread, and the device computes
+    what they dispatch at the same time; a run that ends in any way leaves its place to the next
+    one.
+    """
+    signals = Signals()
+    member_signals = [Signals() for _ in runs]
+    answered = 0
+
+    def run_unless_stopped(run: MemberRun, mine: Signals) -> None:
+        if signals.stop is None:
+            run(mine)
+
+    with signals.held(), heard(signals), ThreadPoolExecutor(places, "member") as threads:
+        waiting: set[Future[None]] = {
+            threads.submit(run_unless_stopped, run, mine)
+            for run, mine in zip(runs, member_signals, strict=True)
+        }
+        while waiting:
+            done, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            for mine in member_signals:
+                mine.stop = mine.stop or signals.stop
+                mine.saves += signals.saves - answered
+            answered = signals.saves
+    return signals.stop

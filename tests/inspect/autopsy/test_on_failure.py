@@ -16,11 +16,11 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
-from pipeline.core.host.signals import Signals
-from pipeline.core.reporter import Reporter
 from pipeline.engine.bad_step import Examined
+from pipeline.inspect.autopsy import on_failure
 from pipeline.inspect.autopsy.finding import Autopsy
-from pipeline.inspect.autopsy.on_failure import Examination
+from pipeline.stages.runner.context import CompiledRun
+from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.command_line import autopsy
@@ -148,11 +148,8 @@ class Healthy:
         return state, telemetry_of(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
 
 
-def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run(tmp_path: Path) -> None:
-    with Reporter(tmp_path) as reporter:
-        about = None, Healthy(), None, reporter, Signals()
-        examination = Examination(tmp_path, *about)  # type: ignore[arg-type]
-        found = examination._runs_again(None, 7)  # type: ignore[arg-type]
+def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run() -> None:
+    found = on_failure.repeat_step(Healthy(), None, 7)  # type: ignore[arg-type]
     assert found is not None
     assert (found.step, found.loss, found.grad_norm) == (7, 0.5, 2.0)
     assert str(found).startswith("step 7: not reproduced: the same program gave another result")
@@ -172,14 +169,14 @@ def test_a_signal_ends_an_autopsy_at_once(
         signal.raise_signal(signal.SIGTERM)
         examined.append("went on")
 
-    def noted(self: Examination, state: object, bad: int) -> Examined:
+    def noted(run: CompiledRun, state: TrainState, bad: int) -> Examined:
         signal.raise_signal(signal.SIGTERM)
-        return examine(self, state, bad)  # type: ignore[arg-type]
+        return examine(run, state, bad)
 
-    examine = Examination.__call__
+    examine = on_failure.examine_bad_step
     monkeypatch.setattr("pipeline.inspect.autopsy.on_failure.examine", interrupted)
     if when == "before":
-        monkeypatch.setattr(Examination, "__call__", noted)
+        monkeypatch.setattr(on_failure, "examine_bad_step", noted)
     with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
         run(tiny("train.steps=30"), tmp_path)
     assert examined == (["begun"] if when == "meanwhile" else [])
@@ -214,7 +211,7 @@ def test_after_a_fault_of_the_machine_the_run_can_be_resumed(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = Autopsy(3, 0.5, 2.0, None, "a fault of memory", is_fault_of_machine=True)
-    monkeypatch.setattr(Examination, "_examine", lambda *_: fault)
+    monkeypatch.setattr(on_failure, "_examine", lambda *_: fault)
     with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
         run(tiny("train.steps=30"), tmp_path)
     assert f"resume     train.resume={tmp_path}" in (tmp_path / "run.log").read_text()

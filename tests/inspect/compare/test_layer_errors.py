@@ -72,7 +72,7 @@ def test_no_layer_of_a_clean_side_is_named(pair: CleanPair, cache: Path) -> None
 @pytest.mark.slow
 def test_float64_is_nearer_than_float32(cache: Path) -> None:
     step = reference("LeNet-5", cache)
-    wide, own = step.in_float64(), step.step.joined()
+    wide, own = step.compute_float64(), step.step.merge_passes()
     for path, array in wide.outputs.items():
         assert array.dtype == np.float64
         scale = float(np.abs(array).max())

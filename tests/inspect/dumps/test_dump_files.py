@@ -17,7 +17,7 @@ from pipeline.inspect.dumps import dump_files
 from pipeline.inspect.dumps.dump_files import (
     ABOUT,
     TENSORS,
-    DumpAbout,
+    DumpHeader,
     DumpReport,
     dump_folder,
     find_dump,
@@ -35,7 +35,7 @@ ARRAYS = {
 
 def written(folder: Path, content: Content = "tensors", limit: int = 1 << 20) -> DumpReport:
     layers = [("stage_0/conv", "conv", "float32")]
-    about = DumpAbout("mine", "resnet", "cpu", 500, content, 0.5, layers=layers)
+    about = DumpHeader("mine", "resnet", "cpu", 500, content, 0.5, layers=layers)
     where = dump_folder(folder, "20261122101530", 0, "resnet", 500)
     return write_dump(where, about, ARRAYS.items(), limit)
 

@@ -42,7 +42,7 @@ def test_loss_statistics_and_gradients_are_those_of_the_step(
     name: str, tiny: Callable[..., Recipe]
 ) -> None:
     opened = open_recipe(tiny(*SMALL, *CUTS[name]))
-    found, batch = captured(opened).joined(), opened.batch(0)
+    found, batch = captured(opened).merge_passes(), opened.batch(0)
     step = opened.built.step_on(opened.built.parts.shards)
     state = opened.fresh_state()
     after, record = jax.jit(step.step)(state, jax.tree.map(jnp.asarray, batch), jnp.ones(9))
@@ -61,7 +61,7 @@ def test_loss_statistics_and_gradients_are_those_of_the_step(
 def test_tensors_are_those_of_layers_one_by_one(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     step = captured(opened)
-    found = step.joined()
+    found = step.merge_passes()
     assert list(found.forms) == [
         "conv_0",
         "batch_norm_0",
@@ -101,7 +101,7 @@ def test_images_are_logical_in_any_layout(tiny: Callable[..., Recipe]) -> None:
             programs.config.__class__(**{**vars(programs.config), "network": network}),
             programs.device,
         )
-        by_layout[layout] = capture(own, weights, portions_of(own.config, batch, 0)).joined()
+        by_layout[layout] = capture(own, weights, portions_of(own.config, batch, 0)).merge_passes()
     for kind in ("inputs", "outputs", "input_gradients", "output_gradients"):
         for path, array in getattr(by_layout["nhwc"], kind).items():
             other = getattr(by_layout["chwn"], kind)[path]
@@ -112,7 +112,7 @@ def test_images_are_logical_in_any_layout(tiny: Callable[..., Recipe]) -> None:
 def test_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
     masks = [
         captured(open_recipe(tiny(*SMALL, f"train.precision={level}")))
-        .joined()
+        .merge_passes()
         .outputs["dropout_0"]
         != 0
         for level in ("O0", "bf16")

@@ -16,7 +16,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.forecast import host_forecast
-from pipeline.inspect.forecast.host_forecast import HostForecast, checked, forecast_step
+from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_step, measured_line
 from pipeline.inspect.forecast.part_times import rough_us
 from pipeline.inspect.forecast.step_parts import StepPart
 from pipeline.stages.build import build
@@ -120,5 +120,5 @@ def test_nothing_is_timed_on_a_chip_that_is_not_there(timed: list[StepPart]) -> 
 
 def test_a_check_says_how_far_off_and_which_way() -> None:
     found = HostForecast("lenet5", "cpu:0", "O0", 1.0, 0.5, 0.5, 3, 2, 0.9)
-    assert checked(found, found.step_ms / 1.25).endswith("the forecast is 25% too long")
-    assert checked(found, found.step_ms / 0.8).endswith("the forecast is 20% too short")
+    assert measured_line(found, found.step_ms / 1.25).endswith("the forecast is 25% too long")
+    assert measured_line(found, found.step_ms / 0.8).endswith("the forecast is 20% too short")

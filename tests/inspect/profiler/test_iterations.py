@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pipeline.backends.graph.hlo_program import parse_program
 from pipeline.inspect.profiler.iterations import (
     MOVING,
-    divide,
     iteration_times,
     operation_of,
     phase_of,
     share_clock,
+    split_trace,
 )
 from pipeline.inspect.profiler.trace import TracedOp
 
@@ -64,7 +64,7 @@ def test_operations_have_a_layer_or_a_phase() -> None:
 
 def test_iterations_have_the_points_and_tails_of_the_documents() -> None:
     later = [(name, begin + 100, end + 100) for name, begin, end in STEP]
-    found = divide(traced(*STEP, *later), PROGRAM, 2)
+    found = split_trace(traced(*STEP, *later), PROGRAM, 2)
     first, second = found.iterations
     assert (first.fp_begin, first.bp_end, first.end) == (12, 72, 80)
     (times,) = iteration_times((first, second))
@@ -76,20 +76,20 @@ def test_iterations_have_the_points_and_tails_of_the_documents() -> None:
 
 
 def test_named_points_move_begin_and_end() -> None:
-    found = divide(traced(*STEP), PROGRAM, 1, fp_point="gather.1", bp_point="add.1")
+    found = split_trace(traced(*STEP), PROGRAM, 1, fp_point="gather.1", bp_point="add.1")
     (point,) = found.iterations
     assert (point.fp_begin, point.bp_end) == (0, 80)
 
 
 def test_containers_are_not_counted_with_what_they_hold() -> None:
-    found = divide(traced(("call.1", 70, 90), *STEP), PROGRAM, 1)
+    found = split_trace(traced(("call.1", 70, 90), *STEP), PROGRAM, 1)
     assert "call.1" not in found.times
     assert sum(time.busy_ns for time in found.times.values()) == 78
 
 
 def test_operations_of_a_branch_belong_to_the_step_that_they_began_in() -> None:
     later = [(name, begin + 100, end + 100) for name, begin, end in STEP]
-    found = divide(traced(*STEP, *later, ("copy.9", 180, 185)), PROGRAM, 2)
+    found = split_trace(traced(*STEP, *later, ("copy.9", 180, 185)), PROGRAM, 2)
     assert [point.end for point in found.iterations] == [80, 180]
     assert found.times["copy.9"].calls == 1
 
@@ -102,7 +102,7 @@ def test_of_other_programs_the_module_is_known() -> None:
 def test_an_evaluation_between_steps_is_left_out() -> None:
     later = [(name, begin + 900, end + 900) for name, begin, end in STEP]
     evaluation = [TracedOp("dot.1", "jit_loop", 1, 100 + 9 * n, 105 + 9 * n, 7) for n in range(3)]
-    found = divide([*traced(*STEP), *evaluation, *traced(*later)], PROGRAM, 2)
+    found = split_trace([*traced(*STEP), *evaluation, *traced(*later)], PROGRAM, 2)
     assert found.times["dot.1"].calls == 2
     assert found.span_ns == 160
     assert found.gap_ns == 4

@@ -8,7 +8,12 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.population.groups import apart, grouped, program_of, require_population
+from pipeline.study.population.groups import (
+    find_differing_keys,
+    group_recipes,
+    program_of,
+    require_population,
+)
 
 Tiny = Callable[..., Recipe]
 
@@ -45,31 +50,31 @@ def test_numbers_and_what_the_host_does_share_a_program(tiny: Tiny, override: st
 def test_what_is_compiled_keeps_apart(tiny: Tiny, override: str, keys: list[str]) -> None:
     base = ("train.loss.smoothing=0.1",)
     recipes = {"0": tiny(*base), "1": tiny(*base, "seed=5"), "2": tiny(*base, override)}
-    groups = grouped(recipes)
+    groups = group_recipes(recipes)
     assert list(groups.values()) == [["0", "1"], ["2"]]
-    assert apart(groups) == keys
+    assert find_differing_keys(groups) == keys
     require_population(recipes, groups)
 
 
 def test_a_number_that_turned_out_to_be_compiled_keeps_apart(tiny: Tiny) -> None:
     key = "train.optimizer.momentum"
     recipes = {str(m): tiny(f"{key}={m}") for m in (0.9, 0.8)}
-    assert len(grouped(recipes)) == 1
-    assert len(grouped(recipes, [key])) == 2
+    assert len(group_recipes(recipes)) == 1
+    assert len(group_recipes(recipes, [key])) == 2
 
 
 def test_a_sweep_in_which_nothing_is_shared_is_refused(tiny: Tiny) -> None:
     recipes = {str(size): tiny(f"train.batch_size={size}") for size in (8, 16)}
     with pytest.raises(RecipeError) as error:
-        require_population(recipes, grouped(recipes))
+        require_population(recipes, group_recipes(recipes))
     text = str(error.value)
     assert "no two of 2 jobs can share a program: they differ in train.batch_size" in text
     assert "what can vary within one: seed, train.optimizer.lr" in text
     one = {"8": recipes["8"]}
-    require_population(one, grouped(one))
+    require_population(one, group_recipes(one))
 
 
 def test_a_run_that_can_be_no_member_is_refused(tiny: Tiny) -> None:
     recipes = {str(seed): tiny(f"seed={seed}", "train.mode=eager") for seed in (1, 2)}
     with pytest.raises(RecipeError, match=r"train.mode = eager: must be graph with hydra.sweeper"):
-        require_population(recipes, grouped(recipes))
+        require_population(recipes, group_recipes(recipes))

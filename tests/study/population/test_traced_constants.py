@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.study.population.traced_constants import trace_constants, with_arguments
+from pipeline.study.population.traced_constants import bits_of, trace_constants, with_arguments
 
 X = np.arange(4, dtype=np.float32)
 Function = Callable[[Array], Any]
@@ -60,7 +60,8 @@ USES = (with_a_key, expression, called, in_a_loop, in_a_scan, in_a_branch, by_pl
 def differing(first: Function, second: Function) -> list[int]:
     one, other = trace_constants(first, X), trace_constants(second, X)
     assert one.structure == other.structure
-    return [n for n in range(len(one.values)) if one.bits[n] != other.bits[n]]
+    pairs = zip(one.values, other.values, strict=True)
+    return [n for n, (a, b) in enumerate(pairs) if bits_of(a) != bits_of(b)]
 
 
 @pytest.mark.parametrize("make", [*USES, in_half_precision])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.study.runs.differing_keys import common_keys, differing_keys
-from pipeline.study.runs.kept_run import find_runs, read_run, read_runs
+from pipeline.study.runs.kept_run import common_keys, differing_keys, find_runs, read_run, read_runs
 from pipeline.study.runs.lineage import links_of, uses_of_data
 from tests.study.runs.made_up import make_run
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.study.sweep.amortization import write_amortisation
+from pipeline.study.sweep.table import write_amortisation
 
 
 def _elements(markup: str) -> ElementTree.Element:

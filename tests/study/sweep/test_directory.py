@@ -11,8 +11,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.stages.record.run_directory import read_status
 from pipeline.study.sweep.command import read_command
-from pipeline.study.sweep.directory import read_overrides, values_of
-from pipeline.study.sweep.job_summary import read_summary
+from pipeline.study.sweep.directory import read_overrides, read_summary, values_of
 
 FILES: dict[str, Callable[[Path], Any]] = {
     "sweep.yaml": read_command,

@@ -11,7 +11,7 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
 from pipeline.core.errors import RunError
-from pipeline.study.sweep.directory import claimed, is_held
+from pipeline.study.sweep.directory import claim_job, is_held
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import run_all
 
@@ -73,7 +73,7 @@ def test_a_failure_of_another_process_is_not_tried_again_here(tmp_path: Path) ->
 
 
 def hold(folder: Path, ready: multiprocessing.Event) -> None:  # type: ignore[valid-type]
-    with claimed(folder) as free:
+    with claim_job(folder) as free:
         assert free
         ready.set()
         signal.pause()

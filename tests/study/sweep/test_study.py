@@ -18,7 +18,7 @@ optuna = pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Op
 from pipeline.__main__ import main  # noqa: E402
 from pipeline.core.errors import RecipeError, RunError  # noqa: E402
 from pipeline.core.files.package_paths import CONF  # noqa: E402
-from pipeline.study.sweep.storage import FileLock, beating  # noqa: E402
+from pipeline.study.sweep.storage import FileLock, send_heartbeats  # noqa: E402
 from pipeline.study.sweep.study import number_of_first_try, open_study, read_settings  # noqa: E402
 from pipeline.study.sweep.trials import StudySearch, requeue_dead_trials  # noqa: E402
 from tests.conftest import STEPS, TINY  # noqa: E402
@@ -161,7 +161,7 @@ def test_a_trial_whose_heart_stops_is_tried_again_but_not_for_ever(study: Any) -
     """The one whose heart beats goes on; the last try is not followed by another."""
     alive, dead = study.ask(SPACE), study.ask(SPACE)
     study._storage.record_heartbeat(dead._trial_id)
-    with beating(study._storage, [alive]):
+    with send_heartbeats(study._storage, [alive]):
         await_states(study, {"RUNNING": 1, "FAIL": 1, "WAITING": 1})
         retry = study.ask(SPACE)
         assert retry.params == dead.params

@@ -9,7 +9,7 @@ from pipeline.study.sweep.threads import (
     THREADS,
     jobs_at_once,
     limit_threads,
-    sharing_processors,
+    share_processors,
 )
 
 
@@ -63,15 +63,15 @@ def test_jobs_in_processes_of_their_own_share_the_processors(
     environment: dict[str, str] = {}
     monkeypatch.setattr("pipeline.study.sweep.threads.os.environ", environment)
     assert jobs_at_once(launcher, given) == at_once
-    with sharing_processors(launcher, given):
+    with share_processors(launcher, given):
         assert environment.get(THREADS) == (str(8 // at_once) if at_once > 1 else None)
         limit_threads(launcher)
     environment.clear()
-    with sharing_processors(launcher, given):
+    with share_processors(launcher, given):
         pass
     assert environment == {}
     environment[THREADS] = "5"
-    with sharing_processors(launcher, given):
+    with share_processors(launcher, given):
         share = {MEMORY_SHARE: f"{0.75 / at_once:.3f}"} if at_once > 1 else {}
         assert environment == {THREADS: "5", **share}
         environment |= dict.fromkeys(share, "0.2")

@@ -14,7 +14,7 @@ from pipeline.__main__ import main
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.host.signals import Signals
 from pipeline.study.population import shared_program
-from pipeline.study.population.places import run_in_places
+from pipeline.study.sweep.vectorized import run_in_places
 from tests import outcome
 from tests.conftest import TINY
 
