@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -18,12 +19,40 @@ if TYPE_CHECKING:
 MovingAverageRate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Moments(OptimizerSpec):
+class DecayedOptimizer(OptimizerSpec):
+    """Base of the optimizers that are weight decay and transformations of optax, in a chain."""
+
+    decoupled: ClassVar[bool] = False
+    """Whether weight decay comes after the transformations, as in AdamW; else it is an L2 penalty,
+    added to the gradient."""
+
+    @abstractmethod
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        """The chain without weight decay."""
+
+    def build(self) -> optax.GradientTransformation:
+        """Return gradients -> descent direction, with weight decay."""
+        import optax
+
+        decay = add_weight_decay(self.weight_decay, self.decay_rules)
+        if self.decoupled:
+            return optax.chain(*self.transformations(), decay)
+        return optax.chain(decay, *self.transformations())
+
+
+class Moments(DecayedOptimizer):
     """Base of the optimizers with two moving averages of the gradient and one small constant."""
 
+    transformation: ClassVar[str] = "scale_by_adam"
+    """The function of optax that computes the direction from them."""
     b1: MovingAverageRate
     b2: MovingAverageRate
     eps: PositiveFloat
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        return (getattr(optax, self.transformation)(self.b1, self.b2, self.eps),)
 
 
 @part("optimizer")
@@ -38,26 +67,25 @@ class Sgd(OptimizerSpec):
 
 
 @part("optimizer")
-class Momentum(OptimizerSpec):
-    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
+class Momentum(DecayedOptimizer):
+    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v.
+
+    With `nesterov` the direction is (g + weight_decay * p) + momentum * v.
+    """
 
     name: Literal["momentum"] = "momentum"
     momentum: MovingAverageRate
     nesterov: bool
 
-    def build(self) -> optax.GradientTransformation:
-        """The direction v or, with nesterov, (g + weight_decay * p) + momentum * v."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.trace(self.momentum, nesterov=self.nesterov),
-        )
+        return (optax.trace(self.momentum, nesterov=self.nesterov),)
 
 
 @part("optimizer")
 class Adam(Moments):
-    """Adam (Kingma & Ba 2015, algorithm 1), weight decay added to the gradient as an L2 penalty.
+    """Adam (Kingma & Ba 2015, algorithm 1): m_hat / (sqrt(v_hat) + eps); weight decay is L2.
 
     `eps` is added to the bias-corrected root sqrt(v / (1 - b2^t)), as in optax and PyTorch.
     MindSpore adds it to the uncorrected sqrt(v), which is eps / sqrt(1 - b2^t) here: for
@@ -66,33 +94,17 @@ class Adam(Moments):
 
     name: Literal["adam"] = "adam"
 
-    def build(self) -> optax.GradientTransformation:
-        """The direction m_hat / (sqrt(v_hat) + eps), moments of g + weight_decay * p."""
-        import optax
-
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_adam(self.b1, self.b2, self.eps),
-        )
-
 
 @part("optimizer")
 class AdamW(Moments):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
-    MindSpore's AdamWeightDecay differs: it has no bias corrections.
+    The direction is m_hat / (sqrt(v_hat) + eps) + weight_decay * p. MindSpore's AdamWeightDecay
+    differs: it has no bias corrections.
     """
 
+    decoupled: ClassVar[bool] = True
     name: Literal["adamw"] = "adamw"
-
-    def build(self) -> optax.GradientTransformation:
-        """The direction m_hat / (sqrt(v_hat) + eps) + weight_decay * p, moments of g."""
-        import optax
-
-        return optax.chain(
-            optax.scale_by_adam(self.b1, self.b2, self.eps),
-            add_weight_decay(self.weight_decay, self.decay_rules),
-        )
 
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
