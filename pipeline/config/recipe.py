@@ -30,8 +30,7 @@ from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.training.bad_steps import OnNan
 from pipeline.training.loss_scales import LossScale
 from pipeline.training.optimizers.clipping import ClipSpec
-from pipeline.training.parallel.launch_spec import LaunchSpec
-from pipeline.training.parallel.parallel_spec import ParallelSpec
+from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import default_shards
 from pipeline.training.part_specs import (
     AverageSpec,

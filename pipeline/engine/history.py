@@ -6,9 +6,14 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
+from pipeline.engine.bad_step import RecentSteps
 from pipeline.engine.callbacks.events import Evaluation
+
+if TYPE_CHECKING:
+    from pipeline.training.state import TrainState
 
 DISPATCHES_KEPT = 4096
 """Dispatches whose median is taken: runs of millions of dispatches take no more memory."""
@@ -61,3 +66,30 @@ class History:
             self.step_seconds.append(seconds / steps)
             self.timed_steps += steps
             self.timed_s += seconds
+
+
+@dataclass
+class Progress:
+    """The state of training between two dispatches."""
+
+    state: TrainState
+    history: History
+    granted: Requests = field(default_factory=Requests)
+    """Requests of callbacks that are in effect, or are at a step that lies ahead."""
+    pending: PendingBoundary | None = None
+    """Set while the evaluation of this step is interrupted."""
+    verdict: str | None = None
+    """Why a pruner ends the run at a boundary that was interrupted in an earlier process."""
+    saved_step: int | None = None
+    """The step of the newest checkpoint that callbacks were notified of."""
+    recent: RecentSteps = field(default_factory=RecentSteps)
+
+    @classmethod
+    def restore(cls, state: TrainState, host: HostState, history: History) -> Progress:
+        """Continue with what a checkpoint kept of the host; `history` takes its loss."""
+        progress = cls(state, history, host.callbacks.granted, saved_step=history.step or None)
+        if host.unfinished_boundary is not None:
+            progress.pending = host.unfinished_boundary
+            progress.verdict = host.unfinished_boundary.verdict
+            history.loss = host.unfinished_boundary.loss
+        return progress

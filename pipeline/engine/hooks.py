@@ -12,7 +12,7 @@ from pipeline.engine.bad_step import Examined
 from pipeline.engine.callback_calls import NoCallbacks
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.early_stop import EarlyStop
-from pipeline.engine.progress import Progress
+from pipeline.engine.history import Progress
 from pipeline.engine.rollback import NoRollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 

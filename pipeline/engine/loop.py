@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pipeline.checkpoint.host_state import HostState, PendingBoundary
-from pipeline.engine.answer_bad_step import answer_bad_step
+from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
+from pipeline.core.errors import RunError
+from pipeline.engine.bad_step import BadStepError, advise
+from pipeline.engine.callback_calls import changed_rates, combined_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.dispatch_size import DispatchSize
-from pipeline.engine.grant import grant, raise_failure, set_rates
-from pipeline.engine.history import History
+from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
-from pipeline.engine.program import Program
-from pipeline.engine.progress import Progress
-from pipeline.engine.schedule import Event, Schedule, Segment
-from pipeline.engine.sink_clock import SinkClock
+from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
 from pipeline.training.step_outcome import num_skipped
 from pipeline.training.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.backends.base import Executable, Mechanism
+    from pipeline.training.part_specs import RateRule
     from pipeline.training.state import TrainState
 
 T = TypeVar("T")
@@ -34,6 +36,41 @@ RESUMED_EVENTS = frozenset({Event.EVALUATE, Event.CHECKPOINT})
 """Events that are left at a boundary whose evaluation was interrupted."""
 SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
 """Events that change nothing: requests take effect where they would without these."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled step with its batches, and the learning rates that callbacks may change."""
+
+    executable: Executable
+    mechanism: Mechanism = "loop"
+    learning_rates: np.ndarray | None = None
+    """float32, a row for each update; None if they can't be changed."""
+    rate_rules: Sequence[RateRule] = ()
+    """The rules of the columns after the first."""
+
+
+class SinkClock:
+    """Sum of the chunks of the current sink."""
+
+    def __init__(self) -> None:
+        self._seconds, self._steps = 0.0, 0
+        self._last: Telemetry | None = None
+
+    def add(self, telemetry: Telemetry, seconds: float) -> None:
+        """Record that the steps of `telemetry` took `seconds`."""
+        self._seconds += seconds
+        self._steps += len(telemetry)
+        self._last = telemetry
+
+    def report(self, step: int) -> SinkReport:
+        """Return the report of the sink that ends at boundary `step`, and start the next."""
+        assert self._last is not None
+        report = SinkReport(
+            step, self._last.loss[-1], self._last.learning_rate[-1], self._seconds, self._steps
+        )
+        self._seconds, self._steps = 0.0, 0
+        return report
 
 
 class Decision(NamedTuple):
@@ -226,3 +263,99 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def grant(program: Program, hooks: Hooks, progress: Progress) -> None:
+    """Put what callbacks have requested into effect, in all processes of the run."""
+    requests = hooks.callbacks.take_requests(hooks.agree)
+    if requests is not None:
+        progress.granted = add_requests(progress.granted, requests, progress.history.step)
+        if requests.rates:
+            set_rates(program, hooks, progress.granted)
+    parameters = hooks.callbacks.take_parameters()
+    if parameters is not None:
+        progress.state = program.executable.put(with_parameters(progress.state, parameters))
+        hooks.callbacks.show_state(progress.state)
+        progress.history.evaluated = {}
+
+
+def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
+    """Return the requests in effect at a boundary, without those of earlier steps."""
+    evaluations = {*granted.evaluate_at, *requests.evaluate_at}
+    saves = {*granted.save_at, *requests.save_at}
+    return Requests(
+        stop=granted.stop or requests.stop,
+        rates=combined_changes((*granted.rates, *requests.rates)),
+        evaluate_at=tuple(sorted(later for later in evaluations if later > step)),
+        save_at=tuple(sorted(later for later in saves if later >= step)),
+    )
+
+
+def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
+    """Let the device and the callbacks know the learning rates as they are now."""
+    rates = program.learning_rates
+    if rates is None:
+        return
+    hooks.callbacks.show_rates(rates, granted.rates)
+    if granted.rates:
+        table = changed_rates(rates, granted.rates, program.rate_rules)
+        program.executable.set_learning_rates(table)
+
+
+def raise_failure(hooks: Hooks, progress: Progress) -> None:
+    """Raise the error of a callback that ends the run, once the state is saved."""
+    if hooks.callbacks.failure is not None:
+        if progress.history.step > 0:
+            hooks.saves.save(hooks, progress)
+        raise hooks.callbacks.failure
+
+
+def answer_bad_step(
+    program: Program,
+    run_schedule: RunSchedule,
+    hooks: Hooks,
+    progress: Progress,
+    telemetry: Telemetry,
+) -> None:
+    """Go back if the last step was bad, and do nothing if it was not.
+
+    Raises BadStepError if it ends the run; the state before it is saved then.
+    """
+    bad = telemetry.bad_step
+    if bad is None:
+        return
+    history = progress.history
+    history.step = bad
+    why_not = ""
+    try:
+        restored = hooks.rollbacks.go_back(bad, progress.state)
+        if restored is not None:
+            record = hooks.rollbacks.done[-1]
+            for monitor in hooks.monitors:
+                monitor.on_rollback(record.step, record.to)
+            progress.state = program.executable.put(restored)
+            return
+    except RunError as error:
+        why_not = f"; {error}"
+    history.step, history.left_out = bad - 1, num_skipped(progress.state)
+    # A resumed run does the bad step again: no callback may know of it yet.
+    good = telemetry.head(len(telemetry) - 1)
+    if len(good):
+        hooks.callbacks.notify("on_steps", progress.state, history.step, good)
+    hooks.saves.save(hooks, progress)
+    examined = hooks.examine(progress.state, bad)
+    cause = progress.recent.explain(examined)
+    saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writes else ""
+    text = f"{_describe(run_schedule, telemetry, bad)}{why_not}{saved}"
+    advice = advise(examined, cause, bad, hooks.on_bad_step)
+    raise BadStepError(f"{text}; {cause}" if cause else text, advice)
+
+
+def _describe(run_schedule: RunSchedule, telemetry: Telemetry, bad: int) -> str:
+    """Describe a bad step, the document's words first (C-02)."""
+    place = run_schedule.place(bad)
+    return (
+        f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
+        f"Step {bad} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
+        f"gradient norm is {telemetry.grad_norm[-1]!s}"
+    )

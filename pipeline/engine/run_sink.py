@@ -25,12 +25,10 @@ from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, NoSaves, Saves, no_marks
-from pipeline.engine.loop import exhaust, train
-from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
-from pipeline.engine.monitors.lock_monitor import LockMonitor
+from pipeline.engine.loop import Program, exhaust, train
+from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
+from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
-from pipeline.engine.program import Program
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.engine.sink_folder import (
     DATA,

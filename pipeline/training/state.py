@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -18,7 +20,7 @@ from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
 from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 from pipeline.models.layers.model_spec import InitRule
-from pipeline.models.layers.path_patterns import is_frozen
+from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.curvature import CurvatureRule, LayerSums
@@ -191,3 +193,45 @@ def merge(trained: Any, frozen: Any) -> Any:
     if not frozen:
         return trained
     return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})
+
+
+def paths_of(params: Mapping[str, Any]) -> list[Path]:
+    """The paths of all parameters."""
+    return list(flatten_dict(dict(params)))
+
+
+def require_trainable(params: Any, frozen: Sequence[str]) -> None:
+    """Raise ValueError for a pattern that freezes nothing, and where all is frozen."""
+    paths = paths_of(params)
+    require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
+    if not jax.tree.leaves(split(params, frozen)[0]):
+        raise ValueError(
+            f"{', '.join(frozen)} freezes all {len(paths)} parameters; nothing is left to train"
+        )
+
+
+def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
+    """Draw the parameters that a rule covers by the last such rule; the others stay.
+
+    Each has its own key, derived from its path. Raises ValueError where an initialiser does not
+    suit the shape, and for a rule that covers nothing.
+    """
+    if not rules:
+        return params
+    flat = flatten_dict(dict(params))
+    patterns = [rule.pattern for rule in rules]
+    require_covered(patterns, list(flat), "parameters", key="init.rules: ")
+    for path, leaf in flat.items():
+        covering = [rule for rule in rules if covers(rule.pattern, path)]
+        if covering:
+            own = jax.random.fold_in(key, crc32("/".join(path).encode()))
+            flat[path] = covering[-1].init.build()(own, leaf.shape, jnp.float32)
+    return unflatten_dict(flat)
+
+
+def restart_average(average: Any, params: Any) -> Any:
+    """Restart the average at parameters that were loaded: a copy of those that it covers."""
+    if average is None:
+        return None
+    flat = flatten_dict(dict(params))
+    return unflatten_dict({path: flat[path] for path in paths_of(average)})

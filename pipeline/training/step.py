@@ -36,11 +36,10 @@ from pipeline.training.losses import (
     sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
+from pipeline.training.parallel.fixed_sum import sum_devices, sum_own_shards, sum_shards
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
-from pipeline.training.parameters import reinitialize
-from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
-from pipeline.training.state import Gradients, StepConfig, TrainState, merge, split
+from pipeline.training.state import Gradients, StepConfig, TrainState, merge, reinitialize, split
 from pipeline.training.step_outcome import updates_so_far
 from pipeline.training.step_record import Record, record_step
 from pipeline.training.update import (

@@ -16,7 +16,6 @@ from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.parameters import restart_average
 from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
     BadStepCounts,
@@ -25,6 +24,7 @@ from pipeline.training.state import (
     StepConfig,
     TrainState,
     merge,
+    restart_average,
     split,
 )
 from pipeline.training.step_outcome import StepOutcome, updates_so_far

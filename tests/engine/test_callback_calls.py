@@ -29,14 +29,14 @@ from pipeline.engine.callback_calls import (
     Callbacks,
     NoCallbacks,
     RunView,
+    changed_rates,
+    combined_changes,
 )
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
-from pipeline.engine.loop import exhaust, train
-from pipeline.engine.program import Program
-from pipeline.engine.rate_changes import changed_rates, combined_changes
+from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree, decide_alone

@@ -18,8 +18,7 @@ from pipeline.engine import loop as stage
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.history import DISPATCHES_KEPT, History
 from pipeline.engine.hooks import Hooks, NoSaves, Saves, never_prune
-from pipeline.engine.loop import exhaust, train
-from pipeline.engine.program import Program
+from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.runner.open_training import make_early_stop
 from pipeline.training.state import TrainState

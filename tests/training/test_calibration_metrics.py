@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.training.calibration_metrics import BrierScore, CalibrationError
+from pipeline.training.class_metrics import BrierScore, CalibrationError
 from pipeline.training.metrics import add_batch, add_own, summarize, zero_sums
 from pipeline.training.part_specs import MetricSpec
 from tests import outcome

@@ -20,8 +20,15 @@ from typing import Any, BinaryIO, cast
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import sync
 from pipeline.core.files.real_files import open_unshared
-from pipeline.engine.monitors.log_flaws import WHOLE, Flaws, read_flaws, with_gap
-from pipeline.engine.monitors.log_lines import LONGEST_BYTES, parse_line, read_lines
+from pipeline.engine.monitors.log_lines import (
+    LONGEST_BYTES,
+    WHOLE,
+    Flaws,
+    parse_line,
+    read_flaws,
+    read_lines,
+    with_gap,
+)
 
 TAIL_BYTES = 128 << 10
 """Bytes of the end of a log in a checkpoint: about a thousand steps."""

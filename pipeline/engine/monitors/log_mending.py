@@ -20,8 +20,17 @@ from typing import Any, BinaryIO
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.engine.monitors.kept_log import CHUNK_BYTES, KeptLog, Mark, digest_of
-from pipeline.engine.monitors.log_flaws import WHOLE, Flaws, Ranges, ranges_of, steps_text, with_gap
-from pipeline.engine.monitors.log_lines import LONGEST_BYTES, LogLine, parse_line
+from pipeline.engine.monitors.log_lines import (
+    LONGEST_BYTES,
+    WHOLE,
+    Flaws,
+    LogLine,
+    Ranges,
+    parse_line,
+    ranges_of,
+    steps_text,
+    with_gap,
+)
 
 
 @dataclass(frozen=True)

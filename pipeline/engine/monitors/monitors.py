@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import RunError
+from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Bar, Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
@@ -135,3 +137,99 @@ class ProgressMonitor(Monitor):
     def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
+
+
+class LockMonitor(Monitor):
+    """Check, before lines are written, that no other process has entered the run.
+
+    The first of the monitors, since it is flushed before the logs. Raises RunError where the lock
+    was removed and another process holds it now.
+    """
+
+    def __init__(self, run_dir: Path, lock: Lock) -> None:
+        self._run_dir, self._lock = run_dir, lock
+
+    def flush(self) -> None:
+        """Check the lock, and take it again where its file was removed."""
+        # Where the file can't be created again, no other process can create it either; and a
+        # directory that is gone is reported by the log.
+        with suppress(OSError):
+            if not self._lock.keep():
+                raise RunError(
+                    f"{self._run_dir}: another process is writing this run since its lock was "
+                    "removed; this one ends here"
+                )
+
+
+SHOWN = 10
+"""Most steps that a line names."""
+
+
+class BadStepMonitor(Monitor):
+    """Warn of updates that were skipped, at the end of a sink, and of every rollback.
+
+    Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.
+    """
+
+    def __init__(self, reporter: Reporter, *, skips_overflow: bool) -> None:
+        self._reporter, self._skips_overflow = reporter, skips_overflow
+        self._skipped: list[int] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Collect the steps that were skipped."""
+        skipped = telemetry.outcome(skips_overflow=self._skips_overflow).skipped_bad
+        self._skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Warn of the steps that were skipped, the first few by number."""
+        steps, self._skipped = self._skipped, []
+        if not steps:
+            return
+        named = join_first(list(map(str, steps)), SHOWN)
+        number = "step" if len(steps) == 1 else "steps"
+        self._reporter.warn(f"{number} {named}: not finite, no update was made")
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Warn of the rollback and say where training goes on."""
+        self._reporter.warn(
+            f"step {step}: not finite; back to the weights of step {to}, on with the data after "
+            f"step {step}"
+        )
+
+
+BANNER = f"{14 * '='} Starting Training {14 * '='}"
+EVERY = 100
+"""Batches from one line to the next, counted from 0 in every pass."""
+
+
+class FunctionalMonitor(Monitor):
+    """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and what a test has shown.
+
+    With `every` 0 no losses are printed.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], run_schedule: RunSchedule, every: int = EVERY
+    ) -> None:
+        self._say, self._run_schedule, self._every = say, run_schedule, every
+        self._began = False
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Print the lines of steps; a sink's come together, after it."""
+        if not self._began:
+            self._began = True
+            self._say(BANNER)
+        if not self._every:
+            return
+        size = self._run_schedule.steps_per_pass
+        for place, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
+            batch = place % size
+            if batch % self._every == 0:
+                self._say(f"loss: {loss:>7f} [{batch:>3d}/{size:>3d}]")
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Print accuracy, where there is one, and loss."""
+        scalars = evaluation.scalars()
+        said = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
+        said += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
+        self._say(f"Test:\n{', '.join(said)}")

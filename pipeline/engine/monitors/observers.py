@@ -16,16 +16,19 @@ from pipeline.core.files.folder_lock import Lock
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import Evaluation, Monitor
-from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.bad_steps import BadStepMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
-from pipeline.engine.monitors.board_graph import BoardNode
-from pipeline.engine.monitors.functional_lines import EVERY, FunctionalMonitor
-from pipeline.engine.monitors.histograms import Histogram
-from pipeline.engine.monitors.lock_monitor import LockMonitor
+from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
-from pipeline.engine.monitors.tensorboard import TensorBoard
+from pipeline.engine.monitors.monitors import (
+    EVERY,
+    BadStepMonitor,
+    EvalMonitor,
+    FunctionalMonitor,
+    LockMonitor,
+    LossMonitor,
+    ProgressMonitor,
+    TimeMonitor,
+)
+from pipeline.engine.monitors.tensorboard import BoardNode, Histogram, TensorBoard
 from pipeline.engine.schedule import RunSchedule
 
 

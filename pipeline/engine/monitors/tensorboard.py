@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,8 @@ from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport
-from pipeline.engine.monitors.board_graph import BoardNode, graph_definition
 from pipeline.engine.monitors.captioned_pictures import captioned, stretched
 from pipeline.engine.monitors.event_file import VERSION, EventFile
-from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.monitors.projector import write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
@@ -36,6 +35,45 @@ PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
 MAX_NAMES = 10_000
 """Classes that are named in the text."""
+
+
+BINS = 64
+"""Bins of equal width, from the smallest to the largest value; TensorBoard shows 30 of them."""
+
+
+@dataclass(frozen=True)
+class BoardNode:
+    """An operation, or what the network reads; nodes whose names begin alike are grouped."""
+
+    name: str
+    """Its path, unique in the graph."""
+    op: str
+    inputs: tuple[str, ...]
+    """Names of the nodes that it reads."""
+    shape: tuple[int, ...]
+    """Of its (first) result."""
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values by bin, and their moments; values that are not finite are left out."""
+
+    low: float
+    high: float
+    total: float
+    squares: float
+    """Sum of the squares."""
+    limits: tuple[float, ...]
+    """Upper ends of the bins."""
+    counts: tuple[int, ...]
+    left_out: int = 0
+    """Values that are not finite."""
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
 
 
 class TensorBoard(Monitor):
@@ -308,3 +346,45 @@ def confusion_picture(confusion: np.ndarray) -> np.ndarray:
 
 def _plain(value: Any) -> bool | str | float | int:
     return value if isinstance(value, bool | str | float | int) else str(value)
+
+
+def histogram_of(values: np.ndarray) -> Histogram | None:
+    """Return the histogram of an array of floats of any shape; None where no value is finite."""
+    # 16-bit types have no sums of their own, and squares of float32 may overflow it.
+    flat = np.asarray(values).reshape(-1).astype(np.float64)
+    finite = flat[np.isfinite(flat)]
+    if not finite.size:
+        return None
+    try:
+        counts, edges = np.histogram(finite, BINS)
+    except ValueError:
+        # Its values differ by so little that no 64 numbers lie between them.
+        counts, edges = np.array([finite.size]), np.array([finite.min(), finite.max()])
+    return Histogram(
+        float(finite.min()),
+        float(finite.max()),
+        float(finite.sum()),
+        float(finite @ finite),
+        tuple(edges[1:].tolist()),
+        tuple(counts.tolist()),
+        int(flat.size - finite.size),
+    )
+
+
+def graph_definition(nodes: Sequence[BoardNode]) -> bytes:
+    """Encode nodes as a GraphDef; the shape stands at the edges that leave a node."""
+    from tensorboardX.proto.attr_value_pb2 import AttrValue
+    from tensorboardX.proto.graph_pb2 import GraphDef
+    from tensorboardX.proto.node_def_pb2 import NodeDef
+    from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboardX.proto.versions_pb2 import VersionDef
+
+    def definition(node: BoardNode) -> NodeDef:
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in node.shape])
+        shapes = AttrValue(list=AttrValue.ListValue(shape=[shape]))
+        attributes = {"_output_shapes": shapes, "dtype": AttrValue(s=node.dtype.encode())}
+        return NodeDef(name=node.name, op=node.op, input=node.inputs, attr=attributes)
+
+    graph = GraphDef(node=map(definition, nodes), versions=VersionDef(producer=22))
+    encoded: bytes = graph.SerializeToString()
+    return encoded

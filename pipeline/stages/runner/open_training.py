@@ -29,8 +29,8 @@ from pipeline.engine.hooks import (
     never_prune,
     nothing_examined,
 )
+from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
-from pipeline.engine.program import Program
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan

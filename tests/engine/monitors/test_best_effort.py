@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
+from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from tests.engine.monitors.test_background import REPORT, Diary, events_of, telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
 

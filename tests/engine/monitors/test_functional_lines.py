@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.engine.callbacks.events import Evaluation
-from pipeline.engine.monitors.functional_lines import BANNER, FunctionalMonitor
+from pipeline.engine.monitors.monitors import BANNER, FunctionalMonitor
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 from tests.step_rows import telemetry_of

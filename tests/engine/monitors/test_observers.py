@@ -17,10 +17,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine import monitors
 from pipeline.engine.callbacks.events import Monitor
-from pipeline.engine.monitors.bad_steps import BadStepMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
+from pipeline.engine.monitors.background import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, TimeMonitor
+from pipeline.engine.monitors.monitors import BadStepMonitor, EvalMonitor, LossMonitor, TimeMonitor
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.schedule import RunSchedule
 from tests.engine.monitors.test_monitors import EVALUATION
