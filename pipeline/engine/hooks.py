@@ -13,7 +13,7 @@ from pipeline.engine.callback_calls import NoCallbacks
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import Progress
-from pipeline.engine.rollback import NoRollbacks
+from pipeline.engine.rollback import Rollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 
 if TYPE_CHECKING:
@@ -46,31 +46,12 @@ def no_marks(step: int) -> Mapping[str, Any]:
     return {}
 
 
-class NoSaves:
-    """A run that saves nothing."""
-
-    writes = False
-    """Whether states are saved."""
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due by the seconds since the last one."""
-        return False
-
-    def save(
-        self, hooks: Hooks, progress: Progress, metrics: Mapping[str, float] | None = None
-    ) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
-class Saves(NoSaves):
+class Saves:
     """The checkpoints of a run, each with everything that a resumed run continues with."""
 
-    writes = True
-    writer: CheckpointWriter
+    writer: CheckpointWriter | None = None
+    """None: the run saves nothing."""
     every_seconds: float | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     """JSON that every checkpoint keeps for a resumed run, besides the state of the hooks."""
@@ -79,16 +60,23 @@ class Saves(NoSaves):
 
     def prepare(self) -> None:
         """Have the first save find what it needs imported."""
-        self.writer.prepare()
+        if self.writer is not None:
+            self.writer.prepare()
 
     def is_due(self, seconds: float) -> bool:
         """Return whether a checkpoint is due by the seconds since the last one."""
-        return self.every_seconds is not None and seconds >= self.every_seconds
+        return (
+            self.writer is not None
+            and self.every_seconds is not None
+            and seconds >= self.every_seconds
+        )
 
     def save(
         self, hooks: Hooks, progress: Progress, metrics: Mapping[str, float] | None = None
     ) -> None:
         """Save the state as it is now, after callbacks are notified and the logs are written."""
+        if self.writer is None:
+            return
         step = progress.history.step
         if progress.saved_step != step:
             progress.saved_step = step
@@ -98,7 +86,8 @@ class Saves(NoSaves):
             monitor.flush()
         host_state = {**self.host, "early_stop": hooks.early_stop.state()}
         host_state |= self.log_marks(step)
-        host_state |= hooks.rollbacks.state()
+        if hooks.rollbacks is not None:
+            host_state |= hooks.rollbacks.state()
         if progress.pending is not None:
             host_state[UNFINISHED] = asdict(progress.pending)
         callbacks = hooks.callbacks.state(progress.granted)
@@ -133,13 +122,14 @@ class Hooks:
     monitors: Sequence[Monitor] = ()
     evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
     """Evaluate a state; returns None if a signal to stop has interrupted it."""
-    saves: NoSaves = field(default_factory=NoSaves)
+    saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     prune: Callable[[str | None], str | None] = never_prune
     """Returns why the run should end at this boundary, as not worth continuing; None while it
     should go on. `verdict` is what was decided before an evaluation was interrupted."""
-    rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
+    rollbacks: Rollbacks | None = None
+    """None: a bad step ends the run, if the device does not skip it."""
     on_bad_step: str = "stop"
     """The name of the policy for steps that are not finite, which the advice depends on."""
     examine: Callable[[TrainState, int], Examined] = nothing_examined

@@ -104,7 +104,8 @@ def train(
     num_saves = 0
     callbacks = hooks.callbacks
     hooks.early_stop.restore(host.early_stop)
-    hooks.rollbacks.remember(host.rollbacks)
+    if hooks.rollbacks is not None:
+        hooks.rollbacks.remember(host.rollbacks)
     callbacks.restore(host.callbacks)
     run = Progress.restore(state, host, history)
     set_rates(program, hooks, run.granted)
@@ -114,9 +115,11 @@ def train(
     if history.step == 0:
         callbacks.write_scalars()
         hooks.collect(run.state, 0)
-        if hooks.rollbacks.needs_start:
+        if hooks.rollbacks is not None:
             hooks.saves.save(hooks, run)
-    segment = first_segment(run)
+    # First the events that an earlier process left at this boundary.
+    segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
+    segment = Segment(history.step, history.step, segment_events)
     sink = SinkClock()
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
 
@@ -204,12 +207,6 @@ def train(
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state
-
-
-def first_segment(run: Progress) -> Segment:
-    """Return a segment without steps: the events that an earlier process left at this boundary."""
-    step = run.history.step
-    return Segment(step, step, RESUMED_EVENTS if run.pending is not None else frozenset())
 
 
 def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
@@ -328,11 +325,10 @@ def answer_bad_step(
     history.step = bad
     why_not = ""
     try:
-        restored = hooks.rollbacks.go_back(bad, progress.state)
-        if restored is not None:
-            record = hooks.rollbacks.done[-1]
+        if hooks.rollbacks is not None:
+            restored = hooks.rollbacks.go_back(bad, progress.state)
             for monitor in hooks.monitors:
-                monitor.on_rollback(record.step, record.to)
+                monitor.on_rollback(bad, hooks.rollbacks.done[-1].to)
             progress.state = program.executable.put(restored)
             return
     except RunError as error:
@@ -345,17 +341,12 @@ def answer_bad_step(
     hooks.saves.save(hooks, progress)
     examined = hooks.examine(progress.state, bad)
     cause = progress.recent.explain(examined)
-    saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writes else ""
-    text = f"{_describe(run_schedule, telemetry, bad)}{why_not}{saved}"
-    advice = advise(examined, cause, bad, hooks.on_bad_step)
-    raise BadStepError(f"{text}; {cause}" if cause else text, advice)
-
-
-def _describe(run_schedule: RunSchedule, telemetry: Telemetry, bad: int) -> str:
-    """Describe a bad step, the document's words first (C-02)."""
+    saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writer is not None else ""
     place = run_schedule.place(bad)
-    return (
+    text = (  # MindSpore's words first
         f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
         f"Step {bad} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
-        f"gradient norm is {telemetry.grad_norm[-1]!s}"
+        f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{saved}"
     )
+    advice = advise(examined, cause, bad, hooks.on_bad_step)
+    raise BadStepError(f"{text}; {cause}" if cause else text, advice)

@@ -36,34 +36,14 @@ class RollbackRecord:
     to: int
 
 
-class NoRollbacks:
-    """A run that does not go back: a bad step ends it, if the device does not skip it."""
-
-    needs_start = False
-    """Whether the state before the first step is saved, to go back to."""
-    done: Sequence[RollbackRecord] = ()
-
-    def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
-        """Do nothing."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: nothing."""
-        return {}
-
-    def go_back(self, bad: int, state: TrainState) -> TrainState | None:
-        """Return the state to continue with after step `bad`: None, since there is none."""
-        return None
-
-
 @dataclass
-class Rollbacks(NoRollbacks):
+class Rollbacks:
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
     `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
     the structure of the state that it is given.
     """
 
-    needs_start = True
     most: int
     """How often a run may go back."""
     periods: Sequence[int]
@@ -88,7 +68,10 @@ class Rollbacks(NoRollbacks):
         """
         if len(self.done) == self.most:
             raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")
-        for step in sorted(self._candidates(bad), reverse=True):
+        used = {past.to for past in self.done}
+        for step in sorted(self.steps(), reverse=True):
+            if step >= bad or step in used or not is_due(step, self.periods):
+                continue
             try:
                 restored = self.read(step, state)
             except DataError:
@@ -97,14 +80,6 @@ class Rollbacks(NoRollbacks):
                 self.done.append(RollbackRecord(bad, step))
                 return _as_of(restored, bad)
         raise RunError("train.on_nan: there is no checkpoint left to go back to")
-
-    def _candidates(self, bad: int) -> list[int]:
-        used = {past.to for past in self.done}
-        return [
-            step
-            for step in self.steps()
-            if step < bad and step not in used and is_due(step, self.periods)
-        ]
 
 
 def _is_finite(state: TrainState) -> bool:

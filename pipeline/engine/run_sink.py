@@ -24,7 +24,7 @@ from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, NoSaves, Saves, no_marks
+from pipeline.engine.hooks import Hooks, Saves, no_marks
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.monitors import LockMonitor
@@ -136,10 +136,8 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         outputs = _open_outputs(prepared, before, lengths, start, stack)
         history = History(start)
         limit = _WindowLimit(feed, history, settings.steps)
-        saves: NoSaves = NoSaves()
-        if outputs.checkpoints is not None:
-            period_s = None if settings.save_every else SAVE_SECONDS
-            saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
+        period_s = None if settings.save_every else SAVE_SECONDS
+        saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
         hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
         every = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
         schedule = Schedule(lengths, every, dispatch_seconds=DISPATCH_SECONDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,34 @@ class Monitor:
 
     def close(self) -> None:
         """The run ended: write the rest and release everything."""
+
+
+class MonitorRelay(Monitor, ABC):
+    """Monitor that passes every event on to others, by `relay`."""
+
+    @abstractmethod
+    def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
+        """Call `event(monitor)` for each of them; the event holds arrays of `size_bytes`."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Pass on that steps were done."""
+        self.relay(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Pass on that a sink ended."""
+        self.relay(lambda monitor: monitor.on_sink(report))
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Pass on an evaluation."""
+        self.relay(lambda monitor: monitor.on_eval(step, evaluation))
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        """Pass on scalars."""
+        self.relay(lambda monitor: monitor.on_scalars(step, scalars))
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Pass on a rollback."""
+        self.relay(lambda monitor: monitor.on_rollback(step, to))
 
 
 class Pruner(Monitor, ABC):

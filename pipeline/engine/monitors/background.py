@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pipeline.core.errors import PipelineError
-from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
-from pipeline.training.telemetry import Telemetry
+from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 
 PERIOD_S = 0.1
 """Period at which queued calls are carried out. Long enough that many steps are written at once
 and the threads do not alternate at every step."""
 LIMIT_BYTES = 64 << 20
 """Bytes that may be queued before training waits."""
-T = TypeVar("T")
 CALL_BYTES = 1 << 10
 """Bytes that a queued call takes besides its telemetry, generously."""
 
+T = TypeVar("T")
+M = TypeVar("M", bound=Monitor)
 
-class BackgroundMonitor(Monitor):
+
+class BackgroundMonitor(MonitorRelay):
     """Pass every event on to other monitors, in the same order, on another thread.
 
     The monitors are flushed after each batch of queued calls. When one of them raises, no further
@@ -41,25 +42,9 @@ class BackgroundMonitor(Monitor):
         self._thread = threading.Thread(target=self._work, name="monitors", daemon=True)
         self._thread.start()
 
-    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Pass on that steps were done."""
-        self._queue_event(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
-
-    def on_sink(self, report: SinkReport) -> None:
-        """Pass on that a sink ended."""
-        self._queue_event(lambda monitor: monitor.on_sink(report))
-
-    def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Pass on an evaluation."""
-        self._queue_event(lambda monitor: monitor.on_eval(step, evaluation))
-
-    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Pass on scalars."""
-        self._queue_event(lambda monitor: monitor.on_scalars(step, scalars))
-
-    def on_rollback(self, step: int, to: int) -> None:
-        """Pass on a rollback."""
-        self._queue_event(lambda monitor: monitor.on_rollback(step, to))
+    def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
+        """Queue an event."""
+        self._queue(partial(self._call_each, event), size_bytes)
 
     def submit(self, call: Callable[[], None]) -> None:
         """Queue a call that isn't an event; it runs on the thread, after everything before it."""
@@ -89,9 +74,6 @@ class BackgroundMonitor(Monitor):
         if not self._raised:
             self._raise()
 
-    def _queue_event(self, event: Callable[[Monitor], None], size_bytes: int = 0) -> None:
-        self._queue(partial(self._for_each, event), size_bytes)
-
     def _queue(self, call: Callable[[], None], size_bytes: int = 0) -> None:
         self._raise()
         with self._changed:
@@ -107,7 +89,7 @@ class BackgroundMonitor(Monitor):
             self._raised = True
             raise self._failure
 
-    def _for_each(self, event: Callable[[Monitor], None]) -> None:
+    def _call_each(self, event: Callable[[Monitor], None]) -> None:
         for monitor in self.monitors:
             event(monitor)
 
@@ -127,7 +109,7 @@ class BackgroundMonitor(Monitor):
 
     def _carry_out(self, calls: list[Callable[[], None]]) -> None:
         if calls:
-            calls = [*calls, partial(self._for_each, lambda monitor: monitor.flush())]
+            calls = [*calls, partial(self._call_each, lambda monitor: monitor.flush())]
         for call in calls:
             if self._failure is None:
                 self._guard(call)
@@ -141,10 +123,7 @@ class BackgroundMonitor(Monitor):
                 self._failure = error
 
 
-M = TypeVar("M", bound=Monitor)
-
-
-class BestEffortMonitor(Monitor, Generic[M]):
+class BestEffortMonitor(MonitorRelay, Generic[M]):
     """Pass every event on to a monitor until it fails; then warn, and go on without it.
 
     `what` is the monitor's name for the user; `warn` is called once, when it fails.
@@ -154,41 +133,21 @@ class BestEffortMonitor(Monitor, Generic[M]):
         self._monitor: M | None = monitor
         self._what, self._warn = what, warn
 
-    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Pass on that steps were done."""
-        self.attempt(lambda monitor: monitor.on_steps(telemetry, seconds))
-
-    def on_sink(self, report: SinkReport) -> None:
-        """Pass on that a sink ended."""
-        self.attempt(lambda monitor: monitor.on_sink(report))
-
-    def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Pass on an evaluation."""
-        self.attempt(lambda monitor: monitor.on_eval(step, evaluation))
-
-    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Pass on scalars."""
-        self.attempt(lambda monitor: monitor.on_scalars(step, scalars))
-
-    def on_rollback(self, step: int, to: int) -> None:
-        """Pass on a rollback."""
-        self.attempt(lambda monitor: monitor.on_rollback(step, to))
-
     def flush(self) -> None:
         """Have the monitor flush."""
-        self.attempt(lambda monitor: monitor.flush())
+        self.relay(lambda monitor: monitor.flush())
 
     def close(self) -> None:
         """Close the monitor."""
-        self.attempt(lambda monitor: monitor.close())
+        self.relay(lambda monitor: monitor.close())
 
-    def attempt(self, call: Callable[[M], None]) -> None:
+    def relay(self, event: Callable[[M], None], size_bytes: int = 0) -> None:
         """Make a call to the monitor, unless it has failed before."""
         monitor = self._monitor
         if monitor is None:
             return
         try:
-            call(monitor)
+            event(monitor)
         except Exception as error:  # whatever it is, training is worth more
             self._monitor = None
             with suppress(Exception):

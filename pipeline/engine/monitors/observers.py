@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from pipeline.backends.base import Estimate
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import Evaluation, Monitor
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import (
@@ -28,7 +26,7 @@ from pipeline.engine.monitors.monitors import (
     ProgressMonitor,
     TimeMonitor,
 )
-from pipeline.engine.monitors.tensorboard import BoardNode, Histogram, TensorBoard
+from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import RunSchedule
 
 
@@ -81,51 +79,10 @@ class Observers:
             return {}
         return {LOGS: self.monitor.submit_and_wait(partial(self._log.marks, step))}
 
-    def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
-        """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
-        if len(images):
-            self._on_tensorboard(lambda board: board.add_images(images, labels))
-
-    def show_predictions(
-        self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
-    ) -> None:
-        """Show evaluation images with what is predicted of each, in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_predictions(step, images, captions, wrong))
-
-    def show_classes(self, names: Sequence[str]) -> None:
-        """Write the names of the classes into TensorBoard as text."""
-        self._on_tensorboard(lambda board: board.add_classes(names))
-
-    def show_masks(self, step: int, pictures: np.ndarray) -> None:
-        """Show pictures of predictions, uint8 (n, H, W, 3), in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_masks(step, pictures))
-
-    def show_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """Show histograms after a step, by name, in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_histograms(step, histograms))
-
-    def show_graph(self, nodes: Sequence[BoardNode]) -> None:
-        """Show the graph of the network in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_graph(nodes))
-
-    def show_embeddings(
-        self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
-    ) -> None:
-        """Show embeddings, float32 (n, features), in TensorBoard's projector."""
-        self._on_tensorboard(lambda board: board.add_embeddings(vectors, labels, images))
-
-    def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
-        """Add a run to the hparams table of TensorBoard."""
-        if changed:
-            self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
-
-    def add_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe into TensorBoard as text."""
-        self._on_tensorboard(lambda board: board.add_recipe(recipe))
-
-    def _on_tensorboard(self, call: Callable[[TensorBoard], None]) -> None:
+    def show(self, call: Callable[[TensorBoard], None]) -> None:
+        """Make a call to TensorBoard, on the thread of the monitors; none if it is off."""
         if self._tensorboard is not None:
-            self.monitor.submit(partial(self._tensorboard.attempt, call))
+            self.monitor.submit(partial(self._tensorboard.relay, call))
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +130,7 @@ def open_observers(
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
-    observers.add_recipe(settings.board or {})
+    observers.show(lambda board: board.add_recipe(settings.board or {}))
     return observers
 
 

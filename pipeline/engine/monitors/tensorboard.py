@@ -222,7 +222,7 @@ class TensorBoard(Monitor):
 
         Images of other than 1, 3 or 4 channels can't be shown and are skipped.
         """
-        if images.shape[-1] in PICTURED_CHANNELS:
+        if len(images) and images.shape[-1] in PICTURED_CHANNELS:
             shown = stretched(images)
             self._add_pictures("train/images", captioned(shown, labels) if labels else shown, 0)
 
@@ -283,10 +283,18 @@ class TensorBoard(Monitor):
             write_embeddings(self._folder, vectors, labels, images)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Add this run's row of the hparams table, to the run itself and not to one beside it."""
+        """Add this run's row of the hparams table, to the run itself and not to one beside it.
+
+        Without parameters there is no row.
+        """
         from tensorboardX.summary import hparams
 
-        plain = {key: _plain(value) for key, value in parameters.items()}
+        if not parameters:
+            return
+        plain = {
+            key: value if isinstance(value, bool | str | float | int) else str(value)
+            for key, value in parameters.items()
+        }
         for summary in hparams(plain, {f"eval/{name}": value for name, value in metrics.items()}):
             self._add(summary, 0)
 
@@ -342,10 +350,6 @@ def confusion_picture(confusion: np.ndarray) -> np.ndarray:
             ink = "white" if share[true, predicted] > 0.5 else "black"
             pen.text(centre, str(int(confusion[true, predicted])), fill=ink, anchor="mm")
     return np.asarray(picture)
-
-
-def _plain(value: Any) -> bool | str | float | int:
-    return value if isinstance(value, bool | str | float | int) else str(value)
 
 
 def histogram_of(values: np.ndarray) -> Histogram | None:

@@ -26,7 +26,7 @@ def play(monitor: BestEffortMonitor[Diary]) -> None:
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
     monitor.flush()
-    monitor.attempt(lambda diary: diary.note("something else"))
+    monitor.relay(lambda diary: diary.note("something else"))
     monitor.close()
 
 
