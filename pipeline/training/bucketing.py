@@ -29,14 +29,14 @@ def in_its_bucket(
     """
     if not buckets:
         return compute(batch)
+
+    def compute_in(bucket: Bucket, batch: Batch) -> T:
+        return compute(cut_to(jnp, bucket, batch, drawn=drawn))
+
     largest = batch.columns[SIZE].max(axis=0)
     covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)
-    branches = [partial(_compute_in, bucket, compute, drawn) for bucket in buckets]
+    branches = [partial(compute_in, bucket) for bucket in buckets]
     return jax.lax.switch(jnp.argmax(covers), branches, batch)
-
-
-def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], drawn: bool, batch: Batch) -> T:
-    return compute(cut_to(jnp, bucket, batch, drawn=drawn))
 
 
 def with_padding_mask(images: Array, sizes: Array) -> Array:

@@ -88,10 +88,13 @@ def sum_layers(
             ]
         )
 
-    def computed() -> dict[str, Moments]:
+    def sum_moments() -> dict[str, Moments]:
         return {path: rule.moments(capture, mask) for path, capture in captures.items()}
 
-    moments = _computed_or_zeros(due, computed)
+    def zeros() -> dict[str, Moments]:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sum_moments))
+
+    moments = where_due(due, sum_moments, zeros)
     count = jnp.sum(mask, dtype=jnp.int32)
     return {
         path: LayerSums(moments[path], count * rule.positions(capture), capture.number)
@@ -111,11 +114,13 @@ def exchange_moments(
 
     Nothing is exchanged at an update that does not refresh.
     """
-    groups = grouped(rule.groups, {path: layer.number for path, layer in layers.items()})
+    groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
+    for path in sorted(layers, key=lambda path: layers[path].number):
+        groups[sum(end < layers[path].number for end in rule.groups)].append(path)
 
     def added() -> dict[str, Moments]:
         total: dict[str, Moments] = {}
-        for paths in groups:
+        for paths in filter(None, groups):
             sums = add([layers[path].moments for path in paths])
             total |= dict(zip(paths, sums, strict=True))
         return total
@@ -128,17 +133,6 @@ def exchange_moments(
     }
 
 
-def grouped(ends: tuple[int, ...], numbers: Mapping[str, int]) -> list[list[str]]:
-    """The paths of each group, in the order of the network, by the number of each layer.
-
-    `ends` are the numbers of the last layers of the groups; layers after the last are one more.
-    """
-    groups: list[list[str]] = [[] for _ in range(len(ends) + 1)]
-    for path in sorted(numbers, key=numbers.__getitem__):
-        groups[sum(end < numbers[path] for end in ends)].append(path)
-    return [group for group in groups if group]
-
-
 def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """Return what `compute` does where `due` holds, else what `otherwise` does.
 
@@ -148,10 +142,3 @@ def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) 
         return compute() if due else otherwise()
     result: T = jax.lax.cond(due, compute, otherwise)
     return result
-
-
-def _computed_or_zeros(due: Array, compute: Callable[[], T]) -> T:
-    def zeros() -> T:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))
-
-    return where_due(due, compute, zeros)

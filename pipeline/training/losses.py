@@ -50,7 +50,8 @@ class LabelLoss(LossSpec):
         def loss(logits: jax.Array, labels: jax.Array, where: jax.Array | None = None) -> jax.Array:
             logits, targets = _as_float32(logits, labels)
             if where is None:
-                return _mean_over_positions(each(logits, targets))
+                losses = each(logits, targets)
+                return losses if losses.ndim == 1 else losses.reshape(len(losses), -1).mean(axis=1)
             logits = jnp.where(where[..., None], logits, 0)
             return masked_mean(each(logits, targets), where, tuple(range(1, where.ndim)))
 
@@ -106,7 +107,15 @@ class CrossEntropy(LabelLoss):
         import optax
 
         def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-            smoothed = optax.smooth_labels(targets, self._uniform_share(logits.shape[-1]))
+            classes = logits.shape[-1]
+            uniform = self.smoothing
+            if uniform and self.smoothing_convention == "mindspore":
+                if classes < 2:
+                    raise ValueError(
+                        f"label smoothing {self.smoothing} needs 2 classes or more: {classes}"
+                    )
+                uniform = self.smoothing * classes / (classes - 1)
+            smoothed = optax.smooth_labels(targets, uniform)
             return optax.softmax_cross_entropy(logits, smoothed)
 
         if self.class_weights is None:
@@ -118,59 +127,56 @@ class CrossEntropy(LabelLoss):
         weights = np.array(self.class_weights, np.float32)
         return lambda logits, targets: cross_entropy(logits, targets) * (targets * weights).sum(-1)
 
-    def _uniform_share(self, classes: int) -> float:
-        """The weight of the uniform distribution in the smoothed targets."""
-        if self.smoothing_convention == "uniform" or self.smoothing == 0:
-            return self.smoothing
-        if classes < 2:
-            raise ValueError(f"label smoothing {self.smoothing} needs 2 classes or more: {classes}")
-        return self.smoothing * classes / (classes - 1)
+
+class OutputLoss(LabelLoss):
+    """Base of the losses that are a mean over the C outputs of a sample."""
+
+    @abstractmethod
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """Return the loss of each output, (B, ..., C) float32 like both arguments."""
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        return lambda outputs, targets: self.compare(outputs, targets).mean(axis=-1)
 
 
 @part("loss")
-class L1(LabelLoss):
+class L1(OutputLoss):
     """Mean absolute error over the C outputs of a sample."""
 
     name: Literal["l1"] = "l1"
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
-
-        return lambda outputs, targets: jnp.mean(jnp.abs(outputs - targets), axis=-1)
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+        return abs(outputs - targets)
 
 
 @part("loss")
-class Mse(LabelLoss):
+class Mse(OutputLoss):
     """Mean squared error over the C outputs of a sample."""
 
     name: Literal["mse"] = "mse"
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import optax
 
-        return lambda outputs, targets: jnp.mean(optax.squared_error(outputs, targets), axis=-1)
+        return optax.squared_error(outputs, targets)
 
 
 @part("loss")
-class Huber(LabelLoss):
+class Huber(OutputLoss):
     """Squared errors up to `delta`, absolute ones beyond (Huber 1964): e^2 / 2, delta |e| -
     delta^2 / 2; the mean over the outputs of a sample."""
 
     name: Literal["huber"] = "huber"
     delta: PositiveFloat = 1.0
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import optax
 
-        return lambda outputs, targets: jnp.mean(
-            optax.huber_loss(outputs, targets, delta=self.delta), axis=-1
-        )
+        return optax.huber_loss(outputs, targets, delta=self.delta)
 
 
 @part("loss")
-class Quantile(LabelLoss):
+class Quantile(OutputLoss):
     """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978): q e for a
     target e above the output, (q - 1) e below; the mean over the outputs of a sample."""
 
@@ -178,36 +184,25 @@ class Quantile(LabelLoss):
     name: Literal["quantile"] = "quantile"
     q: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import jax.numpy as jnp
 
-        def quantile(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-            errors = targets - outputs
-            return jnp.mean(jnp.maximum(self.q * errors, (self.q - 1) * errors), axis=-1)
-
-        return quantile
+        errors = targets - outputs
+        return jnp.maximum(self.q * errors, (self.q - 1) * errors)
 
 
 @part("loss")
-class BinaryCrossEntropy(LabelLoss):
+class BinaryCrossEntropy(OutputLoss):
     """Cross-entropy of the sigmoid of each output, of labels that a sample has or has not; the mean
     over the outputs of a sample."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
     name: Literal["binary_cross_entropy"] = "binary_cross_entropy"
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import optax
 
-        return lambda logits, targets: jnp.mean(
-            optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1
-        )
-
-
-def _mean_over_positions(losses: jax.Array) -> jax.Array:
-    """The loss of every sample (B,) from that of its positions, (B, ...)."""
-    return losses if losses.ndim == 1 else losses.reshape(losses.shape[0], -1).mean(axis=1)
+        return optax.sigmoid_binary_cross_entropy(outputs, targets)
 
 
 def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

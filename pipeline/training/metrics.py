@@ -64,22 +64,19 @@ def zero_sums(
     outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
 ) -> EvalSums:
     """The sums of no samples, for a network with this number of outputs."""
+    confused = outputs <= MAX_CONFUSION_CLASSES
+    classes = ClassSums(
+        top5=jnp.zeros((), jnp.int32),
+        confusion=jnp.zeros((outputs, outputs), jnp.int32) if confused and of_classes else None,
+        by_class=None if confused else jnp.zeros((3, outputs), jnp.int32),
+    )
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
-        classes=_zero_class_sums(outputs) if of_classes else None,
+        classes=classes if of_classes else None,
         own=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
-    )
-
-
-def _zero_class_sums(classes: int) -> ClassSums:
-    confused = classes <= MAX_CONFUSION_CLASSES
-    return ClassSums(
-        top5=jnp.zeros((), jnp.int32),
-        confusion=jnp.zeros((classes, classes), jnp.int32) if confused else None,
-        by_class=None if confused else jnp.zeros((3, classes), jnp.int32),
     )
 
 
@@ -123,11 +120,18 @@ def _add_classes(
     true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
     true = jnp.where(mask, true, 0)
     predicted = jnp.argmax(logits, axis=-1)
-    return ClassSums(
-        top5=sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32),
-        confusion=_add_to_confusion(sums.confusion, true, predicted, mask),
-        by_class=_add_to_classes(sums.by_class, true, predicted, mask),
-    )
+    counted = mask.astype(jnp.int32)
+    confusion = by_class = None
+    if sums.confusion is not None:
+        confusion = sums.confusion.at[true, predicted].add(counted)
+    if sums.by_class is not None:
+        hits, actual, guessed = sums.by_class
+        hits = hits.at[true].add(counted * (true == predicted))
+        by_class = jnp.stack(
+            [hits, actual.at[true].add(counted), guessed.at[predicted].add(counted)]
+        )
+    top5 = sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32)
+    return ClassSums(top5, confusion, by_class)
 
 
 def add_own(
@@ -167,30 +171,6 @@ def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
     loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, more.loss_sum)
     total = jax.tree.map(jnp.add, sums, more)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
-
-
-def _add_to_confusion(
-    confusion: jax.Array | None, true: jax.Array, predicted: jax.Array, mask: jax.Array
-) -> jax.Array | None:
-    if confusion is None:
-        return None
-    return confusion.at[true, predicted].add(mask.astype(jnp.int32))
-
-
-def _add_to_classes(
-    by_class: jax.Array | None, true: jax.Array, predicted: jax.Array, mask: jax.Array
-) -> jax.Array | None:
-    if by_class is None:
-        return None
-    hits, actual, guessed = by_class
-    counted = mask.astype(jnp.int32)
-    return jnp.stack(
-        [
-            hits.at[true].add(counted * (true == predicted)),
-            actual.at[true].add(counted),
-            guessed.at[predicted].add(counted),
-        ]
-    )
 
 
 def _every_label(

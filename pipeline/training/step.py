@@ -39,7 +39,16 @@ from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, ze
 from pipeline.training.parallel.fixed_sum import sum_devices, sum_own_shards, sum_shards
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
-from pipeline.training.state import Gradients, StepConfig, TrainState, merge, reinitialize, split
+from pipeline.training.state import (
+    BadStepCounts,
+    Gradients,
+    OverflowCounts,
+    StepConfig,
+    TrainState,
+    merge,
+    reinitialize,
+    split,
+)
 from pipeline.training.step_outcome import updates_so_far
 from pipeline.training.step_record import Record, record_step
 from pipeline.training.update import (
@@ -48,8 +57,6 @@ from pipeline.training.update import (
     count_bad_step,
     count_overflow,
     decide_outcome,
-    init_bad_step_counts,
-    init_overflow_counts,
 )
 
 T = TypeVar("T")
@@ -99,27 +106,27 @@ def make_train_step(config: StepConfig) -> TrainStep:
         def compute(own: StepConfig) -> tuple[TrainState, Record]:
             if own.shards is not None:
                 return _step(own, state, batch, learning_rates)
-            return _in_bucket(own, batch, lambda cut: _step(own, state, cut, learning_rates))
+            return in_its_bucket(
+                own.buckets, batch, lambda cut: _step(own, state, cut, learning_rates)
+            )
 
         return in_its_phase(config, state.step, compute) if config.phases else compute(config)
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-        if config.shards is not None:
-            return _evaluate_shards(config, config.shards, state, batch, sums)
-        return _in_bucket(
-            config, batch, lambda cut: _evaluate(config, state, cut, sums), drawn=False
-        )
+        def add(sums: EvalSums, batch: Batch) -> EvalSums:
+            return in_its_bucket(
+                config.buckets,
+                batch,
+                lambda cut: _evaluate(config, state, cut, sums),
+                drawn=False,
+            )
+
+        if config.shards is None:
+            return add(sums, batch)
+        added = sum_shards(config.shards, batch, lambda shard, _: add(no_sums(config), shard))
+        return add_sums(sums, added)
 
     return TrainStep(init, step, evaluate, lambda: no_sums(config))
-
-
-def _in_bucket(
-    config: StepConfig, batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
-) -> T:
-    """Apply `compute` to a batch, cut to its bucket where images are padded to several sizes."""
-    if not config.buckets:
-        return compute(batch)
-    return in_its_bucket(config.buckets, batch, compute, drawn=drawn)
 
 
 def _step(
@@ -202,21 +209,31 @@ def _shard_gradients(
     Batch norm sees one shard at a time; the running statistics are the mean of those that each
     shard leaves. Dropout draws by the number of the shard.
     """
-    by_labels, step = divides_by_labels(config), state.step
-    divisor = _valid_labels(config, shards, batch, step) if by_labels else batch.count
 
-    def of_shard(shard: Batch, number: Array) -> Gradients:
-        def compute(cut: Batch, ops: Ops) -> Gradients:
-            images, labels = mapped_batch(config, ops, cut)
-            key = jax.random.fold_in(dropout, number)
-            mapped = mask_batch(images, labels, cut.count, key)
-            return compute_gradients(config, state, mapped, divisor, state.loss_scale)
+    def count_labels(cut: Batch, ops: Ops, number: Array) -> Array:
+        _, labels = mapped_batch(config, ops, cut)
+        weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
+        assert weight is not None, "there is a label to ignore"
+        return weight
 
-        return _in_bucket(
-            config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
-        )
+    def compute(cut: Batch, ops: Ops, number: Array) -> Gradients:
+        images, labels = mapped_batch(config, ops, cut)
+        key = jax.random.fold_in(dropout, number)
+        mapped = mask_batch(images, labels, cut.count, key)
+        return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
-    own = sum_own_shards(shards, batch, of_shard)
+    def in_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
+        """Apply `compute` to a shard that is cut to its bucket, and the map ops of the step."""
+
+        def with_ops(cut: Batch) -> T:
+            return _with_drawn_ops(config, cut, state.step, lambda ops: compute(cut, ops, number))
+
+        return in_its_bucket(config.buckets, shard, with_ops)
+
+    divisor = batch.count
+    if divides_by_labels(config):
+        divisor = jnp.maximum(sum_shards(shards, batch, partial(in_shard, count_labels)), 1.0)
+    own = sum_own_shards(shards, batch, partial(in_shard, compute))
     rows = {path: layer.rows for path, layer in own.layers.items()}
     total, rows = sum_devices(shards, (own._replace(layers={}), rows))
     layers: Mapping[str, LayerSums] = {}
@@ -229,23 +246,6 @@ def _shard_gradients(
     if shards.factor != 1:
         values = jax.tree.map(lambda g: g * shards.factor, values)
     return total._replace(values=values, batch_stats=batch_stats, layers=layers)
-
-
-def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array) -> Array:
-    """The number of valid labels of a batch on all devices, float32 (); at least 1."""
-
-    def of_shard(shard: Batch, number: Array) -> Array:
-        def compute(cut: Batch, ops: Ops) -> Array:
-            _, labels = mapped_batch(config, ops, cut)
-            weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
-            assert weight is not None, "there is a label to ignore"
-            return weight
-
-        return _in_bucket(
-            config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
-        )
-
-    return jnp.maximum(sum_shards(shards, batch, of_shard), 1.0)
 
 
 @jax.named_scope(DATA)
@@ -388,20 +388,6 @@ def no_sums(config: StepConfig) -> EvalSums:
     return zero_sums(config.classes, config.metrics, of_classes=of_classes)
 
 
-def _evaluate_shards(
-    config: StepConfig, shards: Shards, state: TrainState, batch: Batch, sums: EvalSums
-) -> EvalSums:
-    """Add a batch as the sum over its shards."""
-
-    def of_shard(shard: Batch, number: Array) -> EvalSums:
-        none = no_sums(config)
-        return _in_bucket(
-            config, shard, lambda cut: _evaluate(config, state, cut, none), drawn=False
-        )
-
-    return add_sums(sums, sum_shards(shards, batch, of_shard))
-
-
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
     images, labels = mapped_batch(config, config.eval_ops, batch)
     params = state.params
@@ -431,15 +417,16 @@ def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainStat
     """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
     trained, _ = split(params, config.never_trained)
+    zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         batch_stats=variables.get("batch_stats", {}),
         opt_state=config.optimizer.init(trained),
         loss_scale=jnp.asarray(config.loss_scale.initial, jnp.float32),
-        overflows=init_overflow_counts(config.loss_scale),
+        overflows=OverflowCounts(zero, zero, zero) if config.loss_scale.skips_overflow else None,
         average=None if config.average is None else jax.tree.map(jnp.copy, trained),
-        bad_steps=init_bad_step_counts(config.on_nan),
+        bad_steps=BadStepCounts(zero, zero) if config.on_nan.counts_steps else None,
     )
 
 

@@ -23,6 +23,7 @@ OF_TOKENS = ("token_accuracy", "perplexity")
 class NumberMetric(MetricSpec):
     """Base of the metrics of K numbers, which networks predict standardised."""
 
+    better: ClassVar[Direction] = "min"
     std: Seq[float] = ()
     """By number the unit of the data in standardised ones; empty: they are not standardised."""
 
@@ -30,46 +31,45 @@ class NumberMetric(MetricSpec):
         """By number the sum of errors, absolute or squared; and the samples."""
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
-    def _units(self, sums: Any) -> np.ndarray:
-        """By number what an error of 1 is in the units of the data, float64 (K,)."""
-        return np.asarray(self.std, np.float64) if self.std else np.ones(len(sums["errors"]))
+    def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        import jax.numpy as jnp
 
-    def _mean_errors(self, sums: Any) -> np.ndarray:
-        return np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+        valid = jnp.where(mask[:, None], errors, 0)
+        return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+
+    def _mean_in_units(self, errors: np.ndarray) -> float:
+        """The mean over numbers of standardised errors, float64 (K,), in the units of the data."""
+        units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
+        return float((errors * units).mean())
 
 
 @part("metric")
 class MeanAbsoluteError(NumberMetric):
-    """Mean absolute error, in the units of the data; of several numbers the mean of theirs."""
+    """Mean absolute error, in the units of the data; the mean over several numbers."""
 
-    better: ClassVar[Direction] = "min"
     name: Literal["mae"] = "mae"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        import jax.numpy as jnp
-
-        errors = jnp.where(mask[:, None], jnp.abs(logits - labels), 0)
-        return {"errors": errors.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+        return self._sum_errors(abs(logits - labels), mask)
 
     def value(self, sums: Any) -> float:
-        return float((self._mean_errors(sums) * self._units(sums)).mean())
+        return self._mean_in_units(np.asarray(sums["errors"], np.float64) / float(sums["samples"]))
 
 
 @part("metric")
 class RootMeanSquareError(NumberMetric):
-    """Root of the mean squared error, in the units of the data; of several the mean of theirs."""
+    """Root of the mean squared error, in the units of the data; the mean over several numbers."""
 
-    better: ClassVar[Direction] = "min"
     name: Literal["rmse"] = "rmse"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        errors = jnp.where(mask[:, None], jnp.square(logits - labels), 0)
-        return {"errors": errors.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+        return self._sum_errors(jnp.square(logits - labels), mask)
 
     def value(self, sums: Any) -> float:
-        return float((np.sqrt(self._mean_errors(sums)) * self._units(sums)).mean())
+        squares = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+        return self._mean_in_units(np.sqrt(squares))
 
 
 @part("metric")
@@ -77,24 +77,22 @@ class ExplainedShare(NumberMetric):
     """R squared: 1 - the squared error over that of the mean of the evaluated samples; of several
     numbers the mean of theirs. A number that is constant there has 0."""
 
+    better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"
 
     def zero(self, classes: int) -> Any:
         """By number the sums of squared errors, of the numbers and of their squares."""
         none = np.zeros(classes, np.float32)
-        sums = {"errors": none, "total": none, "squares": none}
-        return {**sums, "samples": np.zeros((), np.float32)}
+        return {**super().zero(classes), "total": none, "squares": none}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
         valid = jnp.where(mask[:, None], labels, 0)
-        errors = jnp.where(mask[:, None], jnp.square(logits - labels), 0)
         return {
-            "errors": errors.sum(axis=0),
+            **self._sum_errors(jnp.square(logits - labels), mask),
             "total": valid.sum(axis=0),
             "squares": jnp.square(valid).sum(axis=0),
-            "samples": mask.sum().astype(jnp.float32),
         }
 
     def value(self, sums: Any) -> float:
@@ -121,13 +119,9 @@ class LabelsMetric(MetricSpec):
 
         predicted, actual = (logits > 0) & mask[:, None], (labels > 0.5) & mask[:, None]
         exact = (predicted == actual).all(axis=-1) & mask
-        counts = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
-        by_label = {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counts.items()}
-        return {
-            **by_label,
-            "exact": exact.sum(dtype=jnp.int32),
-            "samples": mask.sum(dtype=jnp.int32),
-        }
+        counted = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
+        counted |= {"exact": exact, "samples": mask}
+        return {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counted.items()}
 
 
 @part("metric")

@@ -88,7 +88,11 @@ def apply_update(
     The gradients are those of the loss itself, over `count` samples; `unscale`, the inverse of the
     loss scale, is still to be applied to the sums of layers.
     """
-    curvature = _curvature(config, state, gradients, count, unscale)
+    curvature = {}
+    if config.curvature is not None:
+        scale = unscale * count if config.reduction == "mean" else unscale
+        due = config.curvature.due(updates_so_far(state))
+        curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
     trained, frozen = split(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **curvature
@@ -109,21 +113,6 @@ def apply_update(
     )
 
 
-def _curvature(
-    config: StepConfig,
-    state: TrainState,
-    gradients: Gradients,
-    count: Array | int,
-    unscale: Array | float,
-) -> dict[str, Curvature]:
-    """Keyword arguments of the optimizer besides the gradients."""
-    if config.curvature is None:
-        return {}
-    scale = unscale * count if config.reduction == "mean" else unscale
-    due = config.curvature.due(updates_so_far(state))
-    return {"curvature": Curvature(gradients.layers, count, scale, due)}
-
-
 def apply_directions(
     params: Any,
     directions: Any,
@@ -141,16 +130,11 @@ def apply_directions(
     flat, down = flatten_dict(dict(params)), flatten_dict(dict(directions))
 
     def rate_of(path: Path) -> Array:
-        rate = by_group[_column(groups, path)] if groups else by_group
+        covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
+        rate = by_group[covering[-1] if covering else 0] if groups else by_group
         return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
 
     return unflatten_dict({path: p - rate_of(path) * down[path] for path, p in flat.items()})
-
-
-def _column(groups: Sequence[str], path: Path) -> int:
-    """The position of a parameter's rate among those of an update."""
-    covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
-    return covering[-1] if covering else 0
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
@@ -160,18 +144,6 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
     ramp = (1 + count) / (10 + count)
     decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
     return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
-
-
-def init_overflow_counts(loss_scale: LossScaling) -> OverflowCounts | None:
-    """The counts at step 0; None where an overflow ends the run."""
-    zero = jnp.zeros((), jnp.int32)
-    return OverflowCounts(zero, zero, zero) if loss_scale.skips_overflow else None
-
-
-def init_bad_step_counts(policy: BadStepPolicy) -> BadStepCounts | None:
-    """The counts at step 0; None where the first bad step ends the run."""
-    zero = jnp.zeros((), jnp.int32)
-    return BadStepCounts(zero, zero) if policy.counts_steps else None
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
