@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from pipeline.checkpoint.host_state import MAX_RATE, CallbackState, RateChange, Requests
 from pipeline.core.errors import RunError, first_line, printable
 from pipeline.core.files.value_text import show
-from pipeline.engine.callbacks.callback import Callback
+from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree
@@ -36,8 +36,8 @@ class CallbackError(RunError):
     """A callback that failed, and that ends the run."""
 
 
-class RunView:
-    """A run as its callbacks see it: `RunControl`."""
+class RunView(RunControl):
+    """The run that callbacks get, with the requests that they have made."""
 
     def __init__(
         self,
@@ -76,26 +76,21 @@ class RunView:
         return float(np.ravel(changed_rates(self.rates[update : update + 1], changes))[0])
 
     def stop(self, reason: str) -> None:
-        """End training at the next boundary."""
         reason = printable(str(reason))[:1000] or "it gave no reason"
         self.asked = replace(self.asked, stop=self.asked.stop or reason)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate from the next boundary on."""
         change = RateChange(rate=_not_negative("learning rate", rate))
         self._ask(rates=(*self.asked.rates, change))
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the schedule from the next boundary on."""
         change = RateChange(factor=_not_negative("factor", factor))
         self._ask(rates=(*self.asked.rates, change))
 
     def evaluate_at(self, step: int) -> None:
-        """Evaluate after a later step."""
         self._ask(evaluate_at=(*self.asked.evaluate_at, self._later(step, self.step + 1)))
 
     def save_at(self, step: int) -> None:
-        """Save after a later step, or this one."""
         least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
         self._ask(save_at=(*self.asked.save_at, self._later(step, least)))
 
@@ -121,7 +116,6 @@ class RunView:
         return number
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the state as it is now."""
         if self._processes > 1:
             raise ValueError("can't evaluate here in a run of several processes; use evaluate_at")
         if self.state is None:
@@ -134,19 +128,16 @@ class RunView:
         return evaluation
 
     def log(self, name: str, value: float) -> None:
-        """Add a scalar at this step."""
         if not isinstance(name, str) or not name or name == "step":
             raise ValueError(f"{name!r} must be the name of a scalar, and not step")
         number = float(value)
         self.scalars[name] = number if math.isfinite(number) else None
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters by path."""
         flat = flatten_dict(self._params(), sep="/")
         return {path: np.array(array) for path, array in flat.items()}
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
-        """Replace parameters by path."""
         if self.event not in BOUNDARY:
             raise ValueError("parameters can be set at the end of a sink or after an evaluation")
         if self._processes > 1:

@@ -88,7 +88,7 @@ def read_rates(file: Path) -> RateFile:
     return RateFile(rates, dtype, hashlib.sha256(content).hexdigest())
 
 
-def _of_array(content: bytes) -> tuple[np.ndarray, str]:
+def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
     if not content.startswith(MAGIC_PREFIX):
         raise ValueError("is no file that numpy.save writes")
     array = parse_npy("its array", content)
@@ -99,21 +99,19 @@ def _of_array(content: bytes) -> tuple[np.ndarray, str]:
     return array.astype(np.float64), array.dtype.name
 
 
-def _of_text(content: bytes) -> tuple[np.ndarray, str]:
+def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
     try:
-        lines = enumerate(content.decode("utf-8").splitlines(), 1)
+        lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError("is no text in UTF-8; must have one number a line") from None
-    told = ((number, line.strip()) for number, line in lines)
-    rates = [_number(number, line) for number, line in told if line and not line.startswith("#")]
+    rates = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            try:
+                rates.append(float(line))
+            except ValueError:
+                raise ValueError(f"line {number} is {show(line)}; must be one number") from None
     return np.array(rates, np.float64), "text"
-
-
-def _number(number: int, line: str) -> float:
-    try:
-        return float(line)
-    except ValueError:
-        raise ValueError(f"line {number} is {show(line)}; must be one number") from None
 
 
 def _require_rates(rates: np.ndarray) -> None:
@@ -130,5 +128,5 @@ def _require_rates(rates: np.ndarray) -> None:
 
 
 _READERS: Mapping[str, Callable[[bytes], tuple[np.ndarray, str]]] = MappingProxyType(
-    {".npy": _of_array, ".csv": _of_text, ".txt": _of_text}
+    {".npy": _parse_array, ".csv": _parse_text, ".txt": _parse_text}
 )

@@ -29,10 +29,8 @@ class RunControl(Protocol):
     steps_per_pass: int
     resumed: bool
     """Whether this process goes on from a checkpoint."""
-
-    @property
-    def step(self) -> int:
-        """The number of steps done."""
+    step: int
+    """The number of steps done."""
 
     @property
     def learning_rate(self) -> float:

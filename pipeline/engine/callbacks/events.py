@@ -18,6 +18,12 @@ TRAINED = "train_"
 """Prefix of the metrics of training samples."""
 
 
+def metric_tag(name: str) -> str:
+    """Return the tag of an evaluation's metric in TensorBoard and trackers, `train/` or `eval/`."""
+    trained = name.startswith(TRAINED)
+    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
+
+
 @dataclass(frozen=True)
 class SinkReport:
     """A sink (or, without sinks, a step) that ended at boundary `step`."""

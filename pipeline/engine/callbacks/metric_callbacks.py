@@ -32,16 +32,25 @@ class ReduceOnPlateau(CallbackSpec):
         return _PlateauWatch(self)
 
 
-class _PlateauWatch(Callback):
-    def __init__(self, spec: ReduceOnPlateau) -> None:
-        self._spec, self.on_failure = spec, spec.on_failure
+class _MetricCallback(Callback):
+    """Base of the callbacks that compare a metric of evaluations."""
+
+    def __init__(self, spec: ReduceOnPlateau | StopAt) -> None:
+        self.on_failure = spec.on_failure
+        self._name = spec.name
         self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
-        self._best: float | None = None
-        self._waited = 0
 
     @property
     def label(self) -> str:
-        return self._spec.name
+        return self._name
+
+
+class _PlateauWatch(_MetricCallback):
+    def __init__(self, spec: ReduceOnPlateau) -> None:
+        super().__init__(spec)
+        self._spec = spec
+        self._best: float | None = None
+        self._waited = 0
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = self._sign * evaluation.scalars()[self._spec.metric]
@@ -82,14 +91,10 @@ class StopAt(CallbackSpec):
         return _StopAtValue(self)
 
 
-class _StopAtValue(Callback):
+class _StopAtValue(_MetricCallback):
     def __init__(self, spec: StopAt) -> None:
-        self._spec, self.on_failure = spec, spec.on_failure
-        self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
-
-    @property
-    def label(self) -> str:
-        return self._spec.name
+        super().__init__(spec)
+        self._spec = spec
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = evaluation.scalars()[self._spec.metric]

@@ -29,6 +29,7 @@ from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.registry import Seq, part
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
 from pipeline.engine.callbacks.callback_spec import CallbackSpec
+from pipeline.engine.callbacks.events import metric_tag
 from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ _MAX_PARAMS = 100
 """The most parameters that MLflow accepts in one call."""
 _REPEATED = 1000
 """Steps that a resumed run logs again if the tracker may have lost them."""
-_TRAINED = "train_"
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
 
 Row = tuple[int, Mapping[str, float]]
@@ -199,12 +199,13 @@ class TrackerCallback(Callback):
             (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
             for index, values in enumerate(zip(*columns.values(), strict=True))
         ]
-        self._log([row for row in rows if row[0] > self._last_step])
+        if new_rows := [row for row in rows if row[0] > self._last_step]:
+            self._tracker.log(new_rows)
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         """Log the metrics of an evaluation."""
         scalars = evaluation.scalars()
-        self._log([(step, {_metric_name(name): float(scalars[name]) for name in scalars})])
+        self._tracker.log([(step, {metric_tag(name): float(scalars[name]) for name in scalars})])
 
     def on_checkpoint(self, run: RunControl, step: int) -> None:
         """Flush: a run that is resumed from this checkpoint logs later steps only."""
@@ -217,10 +218,6 @@ class TrackerCallback(Callback):
                 self._tracker.save_file(run.run_dir / path)
         self._finish.detach()
         self._tracker.finish(status)
-
-    def _log(self, rows: Sequence[Row]) -> None:
-        if rows:
-            self._tracker.log(rows)
 
 
 class _WandbSession:
@@ -367,14 +364,16 @@ def _read_rows(log: Path, last_step: int) -> list[Row]:
     """Return the last rows of a run's metrics log up to a step, at most `_REPEATED` of them."""
     with log.open() as lines:
         entries = map(json.loads, deque(lines, maxlen=_REPEATED))
-        return [
-            (
-                entry["step"],
-                {f"train/{name}": entry[name] for name in entry if _is_number(entry, name)},
-            )
-            for entry in entries
-            if entry["step"] <= last_step
-        ]
+        rows = []
+        for entry in entries:
+            numbers = {
+                f"train/{name}": value
+                for name, value in entry.items()
+                if name not in PLACES and not isinstance(value, bool)
+            }
+            if entry["step"] <= last_step:
+                rows.append((entry["step"], numbers))
+        return rows
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -384,14 +383,3 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _metric_name(name: str) -> str:
-    """Return the name of a metric of an evaluation, as in TensorBoard."""
-    trained = name.startswith(_TRAINED)
-    return f"train/{name.removeprefix(_TRAINED)}" if trained else f"eval/{name}"
-
-
-def _is_number(entry: Mapping[str, Any], name: str) -> bool:
-    """Whether a key of a line of metrics.jsonl is a number of the step."""
-    return name not in PLACES and not isinstance(entry[name], bool)

@@ -10,24 +10,30 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from codecs import BOM_UTF8
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.atomic_write import sync
+from pipeline.core.files.atomic_write import commit, sync
 from pipeline.core.files.real_files import open_unshared
 from pipeline.engine.monitors.log_lines import (
     LONGEST_BYTES,
+    MAX_RANGES,
     WHOLE,
     Flaws,
+    LogLine,
+    Ranges,
     parse_line,
+    ranges_of,
     read_flaws,
     read_lines,
-    with_gap,
+    steps_text,
 )
 
 TAIL_BYTES = 128 << 10
@@ -195,15 +201,19 @@ class KeptLog:
             if line.step > step:
                 break
             end, lines = end + len(line.text), lines + 1
-            flaws = self._with_gap(flaws, last, line.step)
+            flaws = self.with_gap(flaws, last, line.step)
             last = line.step
         os.ftruncate(self._file.fileno(), end)
         self._trust_file(end, lines)
-        return self._with_gap(flaws, last, step + 1)
+        return self.with_gap(flaws, last, step + 1)
 
-    def _with_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
-        is_gap = self._every_step and step > last + 1
-        return with_gap(flaws, last + 1, step - 1) if is_gap else flaws
+    def with_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
+        """Return flaws with the gap, if there is one, between the lines of two steps."""
+        if not self._every_step or step <= last + 1:
+            return flaws
+        ranges = (*flaws.missing, (last + 1, step - 1))[:MAX_RANGES]
+        missing_lines = flaws.missing_lines + step - last - 1
+        return replace(flaws, missing=ranges, missing_lines=missing_lines)
 
     def _trust_file(self, size_bytes: int, lines: int) -> None:
         """Take the file as it is for the log: `size_bytes` bytes in `lines` lines."""
@@ -239,15 +249,169 @@ def _open(path: Path) -> BinaryIO:
 
 
 def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
-    """Return the SHA-256 object of the next bytes of a file; None where the file is shorter."""
-    digest, left = hashlib.sha256(), size_bytes
-    buffer = memoryview(bytearray(min(size_bytes, CHUNK_BYTES)))
-    while left and (count := file.readinto(buffer[: min(left, CHUNK_BYTES)])):  # type: ignore[attr-defined]
-        digest.update(buffer[:count])
-        left -= count
-    return None if left else digest
+    """Return the SHA-256 object of the next bytes of a file; None if the file is shorter."""
+    digest = hashlib.sha256()
+    for chunk in _read_chunks(file, size_bytes):
+        digest.update(chunk)
+        size_bytes -= len(chunk)
+    return None if size_bytes else digest
+
+
+def _read_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file, fewer if it is shorter."""
+    while size_bytes and (chunk := file.read(min(size_bytes, CHUNK_BYTES))):
+        yield chunk
+        size_bytes -= len(chunk)
 
 
 def _last_line(text: bytes, end: int) -> int:
     """Return the start of the last line before `end`."""
     return text.rfind(b"\n", 0, end - 1) + 1
+
+
+@dataclass(frozen=True)
+class LogFindings:
+    """Findings about a log when its run was resumed."""
+
+    path: Path
+    flaws: Flaws = WHOLE
+    restored: Ranges = ()
+    """Ranges of steps whose lines were lost or changed, and are restored."""
+    set_aside: str | None = None
+    """The name of the file as it was found."""
+    changed: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.flaws) or self.changed
+
+    def __str__(self) -> str:
+        text = [f"{self.path.name}: was not as it was written"] if self.changed else []
+        if self.restored:
+            text.append(f"lines of {steps_text(self.restored)} are restored from the checkpoint")
+        if self.flaws:
+            text.append(str(self.flaws) if text else f"{self.path.name}: {self.flaws}")
+        elif self.changed:
+            text.append("it is whole again")
+        if self.set_aside:
+            text.append(f"as it was found it is kept as {self.set_aside}")
+        return "; ".join(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        aside = {"set_aside": self.set_aside} if self.set_aside else {}
+        return {**self.flaws.to_dict(), "restored": self.restored, **aside}
+
+
+def open_log(
+    path: Path, step: int, mark: Mark | None, *, every_step: bool, own: bool
+) -> tuple[KeptLog, LogFindings]:
+    """Open a log to be continued after boundary `step`, and return the findings about it.
+
+    `mark` is that of the checkpoint; without one, the lines after `step` are cut. Gaps of a log of
+    `every_step` are reported where the run itself has done the steps before (`own`). Raises
+    OSError, and DataError for a log without a mark that can't be read.
+    """
+    with ExitStack() as failing:
+        log = KeptLog(path, every_step=every_step)
+        failing.callback(log.release)
+        if mark is None:
+            flaws = log.cut(step)
+            log.flaws = flaws if own else WHOLE
+            findings = LogFindings(path, log.flaws)
+        elif log.continue_from(mark, step):
+            findings = LogFindings(path, log.flaws)
+        else:
+            mended, findings = _mend(path, mark, step, every_step=every_step)
+            log.reopen()
+            log.continue_from(mended, step)
+        failing.pop_all()
+    return log, findings
+
+
+def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, LogFindings]:
+    """Rebuild a log; return the mark of the result, and the findings."""
+    tail = [parse_line(line, "") for line in mark.tail.splitlines(keepends=True)]
+    marked = {line.step: line.text for line in tail}
+    begin, end = (tail[0].step, tail[-1].step) if tail else (step + 1, step)
+    intact: set[int] = set()
+    further: list[bytes] = []
+    flaws = WHOLE
+    last = 0
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    draft = KeptLog(part, every_step=every_step)
+
+    def add(line: LogLine) -> None:
+        nonlocal flaws, last
+        flaws = draft.with_gap(flaws, last, line.step)
+        draft.append(line.text)
+        last = line.step
+
+    with ExitStack() as files:
+        source = files.enter_context(path.open("rb"))
+        files.callback(draft.release)
+        if _begins_as_marked(source, mark):
+            # The lines before the tail need not be parsed one by one then.
+            last = begin - 1
+            for chunk in _read_chunks(source, mark.size_bytes - len(mark.tail)):
+                draft.append(chunk)
+        for line in _whole_lines(source):
+            if last < line.step < begin:
+                add(line)
+            elif marked.get(line.step) == line.text:
+                intact.add(line.step)
+            elif end < line.step <= step:
+                further.append(line.text)
+        for line in tail:
+            add(line)
+        mended = draft.mark(end)
+        draft.append(b"".join(further))
+    if mended.sha256 == mark.sha256:
+        flaws = mark.flaws
+        aside = None
+    else:
+        flaws = replace(flaws, verified=False)
+        if not every_step:
+            lost = max(0, mark.lines - mended.lines)
+            flaws = Flaws((), mark.flaws.missing_lines + lost, verified=False)
+        aside = _set_aside(path)
+    commit(part, path)
+    restored = ranges_of(marked.keys() - intact)
+    return replace(mended, flaws=flaws), LogFindings(path, flaws, restored, aside, changed=True)
+
+
+def _begins_as_marked(file: BinaryIO, mark: Mark) -> bool:
+    """Whether a file has what was marked before the tail. It is left at its start."""
+    digest = digest_of(file, mark.size_bytes - len(mark.tail))
+    file.seek(0)
+    if digest is None:
+        return False
+    digest.update(mark.tail)
+    return digest.hexdigest() == mark.sha256
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
+    """Yield the lines of a log, without anything else that the file may hold.
+
+    A file whose blocks were not written has null bytes; an editor may have written CR LF.
+    """
+    for text in iter(partial(file.readline, LONGEST_BYTES), b""):
+        text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
+        if text.endswith(b"\r\n"):
+            text = text[:-2] + b"\n"
+        if not text.endswith(b"\n"):
+            continue
+        try:
+            yield parse_line(text, "")
+        except DataError:
+            continue
+
+
+def _set_aside(path: Path) -> str | None:
+    """Rename a damaged file and return its new name; None where it is empty."""
+    if path.stat().st_size == 0:
+        return None
+    names = (path.with_name(f"damaged-{path.name}-{number}") for number in range(1, 1000))
+    free = next(name for name in names if not os.path.lexists(name))
+    path.rename(free)
+    return free.name

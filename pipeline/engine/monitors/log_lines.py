@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -160,23 +161,11 @@ def _is_range(tree: Any) -> bool:
     return is_pair and all(type(step) is int for step in tree)
 
 
-def with_gap(flaws: Flaws, first: int, last: int) -> Flaws:
-    """Return the flaws with the steps from `first` to `last` missing too."""
-    ranges = (*flaws.missing, (first, last))[:MAX_RANGES]
-    return replace(flaws, missing=ranges, missing_lines=flaws.missing_lines + last - first + 1)
-
-
-def ranges_of(steps: Sequence[int]) -> Ranges:
-    """Return ascending steps as ranges, at most `MAX_RANGES`."""
-    return tuple(_ranges(steps))[:MAX_RANGES]
-
-
-def _ranges(steps: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for place in range(1, len(steps) + 1):
-        if place == len(steps) or steps[place] != steps[place - 1] + 1:
-            yield steps[start], steps[place - 1]
-            start = place
+def ranges_of(steps: AbstractSet[int]) -> Ranges:
+    """Return steps as ranges, at most `MAX_RANGES`."""
+    starts = sorted(step for step in steps if step - 1 not in steps)
+    ends = sorted(step for step in steps if step + 1 not in steps)
+    return tuple(zip(starts, ends, strict=True))[:MAX_RANGES]
 
 
 def steps_text(ranges: Ranges) -> str:

@@ -12,9 +12,8 @@ import numpy as np
 
 from pipeline.core.files.strict_json import json_text
 from pipeline.engine.callbacks.events import Evaluation, Monitor
-from pipeline.engine.monitors.kept_log import KeptLog, read_mark
+from pipeline.engine.monitors.kept_log import KeptLog, LogFindings, open_log, read_mark
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
-from pipeline.engine.monitors.log_mending import LogFindings, open_log
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry, concatenate_columns

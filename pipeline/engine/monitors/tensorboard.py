@@ -19,7 +19,7 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport
+from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.captioned_pictures import captioned, stretched
 from pipeline.engine.monitors.event_file import VERSION, EventFile
 from pipeline.engine.monitors.monitors import writing
@@ -181,7 +181,7 @@ class TensorBoard(Monitor):
             self._add_charts(tuple(scalars))
         # The loss of every step has that tag already.
         scalars.pop(f"{TRAINED}loss", None)
-        tags, values = [_tag(name) for name in scalars], np.array([list(scalars.values())])
+        tags, values = [metric_tag(name) for name in scalars], np.array([list(scalars.values())])
         with writing(self._folder):
             self._file.add_scalars(tags, np.array([step]), now, values)
         confusion = evaluation.confusion
@@ -311,12 +311,6 @@ class TensorBoard(Monitor):
         finally:
             with writing(self._folder):
                 self._file.close()
-
-
-def _tag(name: str) -> str:
-    """The tag of a metric of an evaluation: that of training samples stands beside it."""
-    trained = name.startswith(TRAINED)
-    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
 
 
 def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:

@@ -116,13 +116,17 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     import jax
     import optax
 
+    def scopes(path: Any) -> Path:
+        return tuple(path_text(path).split("/"))
+
     def init(params: optax.Params) -> optax.EmptyState:
-        paths = [_scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
+        paths = [scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
         require_covered([rule.pattern for rule in rules], paths, "parameters", "decay_rules: ")
         return optax.EmptyState()
 
-    def decayed(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        rate = _decay_rate(_scopes(path), default, rules)
+    def add_decay(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+        covering = [rule.weight_decay for rule in rules if covers(rule.pattern, scopes(path))]
+        rate = covering[-1] if covering else default
         return update + rate * param if rate else update
 
     def update(
@@ -130,15 +134,6 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     ) -> tuple[optax.Updates, optax.EmptyState]:
         if params is None:
             raise ValueError("weight decay needs the parameters: call update(grads, state, params)")
-        return jax.tree.map_with_path(decayed, updates, params), state
+        return jax.tree.map_with_path(add_decay, updates, params), state
 
     return optax.GradientTransformation(init, update)
-
-
-def _scopes(path: Any) -> Path:
-    return tuple(path_text(path).split("/"))
-
-
-def _decay_rate(path: Path, default: float, rules: Sequence[DecayRule]) -> float:
-    covering = [rule.weight_decay for rule in rules if covers(rule.pattern, path)]
-    return covering[-1] if covering else default

@@ -39,12 +39,13 @@ class Cuts:
         shapes = flatten_dict(dict(state.params))
         rules = {path: self.spec_of(path) for path in shapes}
         leaves, form = jax.tree_util.tree_flatten_with_path(state)
-        specs = [_spec_of_leaf(_keys(where), leaf, shapes, rules) for where, leaf in leaves]
+        specs = [_spec_of_leaf(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
         return jax.tree.unflatten(form, [placement.cut(spec) for spec in specs])
 
     def spec_of(self, path: Path) -> PartitionSpec:
         """Return the cut of a parameter by the last rule that covers it; whole by default."""
-        return _last(self.specs, path) or PartitionSpec()
+        covering = [rule for rule in self.specs if covers(rule.pattern, path)]
+        return _spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
         """Return an interceptor of flax modules that cuts what the named layers compute."""
@@ -130,11 +131,6 @@ def cuts_of(parallel: ParallelSpec) -> Cuts | None:
     return Cuts(parallel.specs, parallel.constraints)
 
 
-def _last(rules: Sequence[ShardRule], path: Path) -> PartitionSpec | None:
-    covering = [rule for rule in rules if covers(rule.pattern, path)]
-    return _spec(covering[-1]) if covering else None
-
-
 def _spec(rule: ShardRule) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in rule.entries))
 
@@ -158,15 +154,11 @@ def _require_divides(
 
 
 def _spec_of_leaf(
-    keys: Path, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
+    path: str, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
+    keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
-        path = keys[-length:]
-        if path in shapes and shapes[path].shape == leaf.shape:
-            return rules[path]
+        end = keys[-length:]
+        if end in shapes and shapes[end].shape == leaf.shape:
+            return rules[end]
     return PartitionSpec()
-
-
-def _keys(where: Any) -> Path:
-    """Return the path of a leaf as the names in it."""
-    return tuple(path_text(where).split("/"))

@@ -13,11 +13,7 @@ from jax.extend.backend import clear_backends
 
 from pipeline.core.errors import RunError, first_line
 from pipeline.core.host.cuda import plugin, why_no_gpu
-from pipeline.core.host.jax_private import (
-    PLUGIN_LOGGER,
-    has_open_devices,
-    num_joined_processes,
-)
+from pipeline.core.host.jax_private import PLUGIN_LOGGER, has_open_devices, num_joined_processes
 from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.placement import DevicePlacement
@@ -44,7 +40,7 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
-    processes = num_processes()
+    processes = num_joined_processes()
     wanted = num_devices(parallel, processes)
     if wanted % processes:
         raise RunError(
@@ -53,9 +49,16 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     own = wanted // processes
     if platform_of(platform).is_host:
         provide_cpu_devices(own)
+    elif platform_of(platform).is_cuda:
+        _take_gpus()
+    _open_devices()
+    try:
+        available = sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
+    except RuntimeError:
+        available = []
     devices = []
     for process in range(processes):
-        there = [d for d in _devices(platform) if d.process_index == process]
+        there = [d for d in available if d.process_index == process]
         if len(there) < own:
             whose = f" of process {process}" if processes > 1 else ""
             raise RunError(
@@ -75,15 +78,14 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
     return DevicePlacement((find_device(CPU.name, 0),))
 
 
-def num_processes() -> int:
-    """Return the processes of the run, without opening a device, which would fix their number."""
-    return num_joined_processes()
+def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
+    """Return the devices of all processes: one for each if the recipe does not say.
 
-
-def num_devices(parallel: ParallelSpec, processes: int) -> int:
-    """Return the devices of all processes: one for each where the recipe does not say."""
+    Without `processes` they are those that have joined. No device is opened, which would fix their
+    number.
+    """
     if parallel.devices is None and parallel.mesh is None:
-        return processes
+        return num_joined_processes() if processes is None else processes
     return parallel.num_devices
 
 
@@ -187,16 +189,6 @@ def _require_settings() -> None:
         if value not in accepted:
             right = " or ".join(str(one) for one in accepted if one is not None)
             raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
-
-
-def _devices(platform: str) -> list[jax.Device]:
-    if platform_of(platform).is_cuda:
-        _take_gpus()
-    _open_devices()
-    try:
-        return sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
-    except RuntimeError:
-        return []
 
 
 def _hint(platform: str, said: str) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.monitors import kept_log
-from pipeline.engine.monitors.kept_log import KeptLog, Mark
-from pipeline.engine.monitors.log_mending import LogFindings, open_log
+from pipeline.engine.monitors.kept_log import KeptLog, LogFindings, Mark, open_log
 from tests.engine.monitors.test_kept_log import line, lines
 
 TAIL = 3
