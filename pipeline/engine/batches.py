@@ -6,10 +6,11 @@ import base64
 import hashlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -44,22 +45,26 @@ class BatchLayout:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-class BatchSource(Protocol):
+class BatchSource(ABC):
     """The batches of a run by step."""
 
     layout: BatchLayout
-    steps_per_epoch: int | None
+    steps_per_epoch: int | None = None
     """None if the source has no end that is known."""
 
+    @abstractmethod
     def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
         """Return the feed of steps `start + 1 .. stop`."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the data, as JSON."""
+        """Return what identifies the data, as JSON; nothing if that isn't known before."""
+        return {}
 
     def position(self, step: int) -> dict[str, Any]:
         """Return what a resumed run needs to go on after `step`, as JSON."""
+        return {}
 
+    @abstractmethod
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Go to the batch after `step`, from a position that was saved there. Raises DataError."""
 
@@ -120,7 +125,7 @@ def _names(tree: Any, root: str) -> list[str]:
     return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
 
 
-class ArrayBatches:
+class ArrayBatches(BatchSource):
     """Batches of examples in the project's order: a function of seed, epoch and position.
 
     What is left of an epoch after its last whole batch is dropped: a step has one shape. Without a
@@ -153,7 +158,7 @@ class ArrayBatches:
         structure = jax.tree.structure(arrays)
         shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
         self.layout = BatchLayout(structure, jax.tree.unflatten(structure, shapes))
-        self.steps_per_epoch: int | None = self._order.steps_per_pass
+        self.steps_per_epoch = self._order.steps_per_pass
 
     def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
         """Return a feed that is on the device whole, or streamed if it doesn't fit."""
@@ -170,12 +175,8 @@ class ArrayBatches:
         seed = order.seed if order.shuffle else None
         return {"examples": samples, "seed": seed, "sha256": digest.hexdigest()}
 
-    def position(self, step: int) -> dict[str, Any]:
-        """Return nothing: the order is a function of the step."""
-        return {}
-
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Do nothing: the order is a function of the step."""
 
 
 @dataclass(frozen=True)
@@ -194,20 +195,15 @@ class _ReadWindow:
         return len(self.columns[0]) if self.columns else 0
 
 
-@dataclass
-class IteratorBatches:
+class IteratorBatches(BatchSource):
     """Batches of an iterable, in its order, all of the shapes of the first.
 
     An iterator with `get_state` and `set_state`, as grain's are, continues from its state. Any
     other is read again from its start by a resumed run, which compares the last batch.
     """
 
-    data: Any
-    steps_per_epoch: int | None = None
-    layout: BatchLayout = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._iterator: Iterator[Any] = iter(self.data)
+    def __init__(self, data: Any) -> None:
+        self._iterator: Iterator[Any] = iter(data)
         self._has_state = all(hasattr(self._iterator, name) for name in ("get_state", "set_state"))
         self._state_before = self._read_state()
         self._origin: Mapping[str, Any] = {"state": self._state_before, "skip": 0}
@@ -226,10 +222,6 @@ class IteratorBatches:
         """Return a feed that reads one window ahead, and no batch after `stop`."""
         self._windows = IteratorWindows(self, placement, start, stop)
         return Feed(self._windows, None)
-
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: batches that aren't read yet are unknown."""
-        return {}
 
     def position(self, step: int) -> dict[str, Any]:
         """Return the iterator's state before some batch and how many follow, or a digest."""
@@ -334,9 +326,11 @@ class IteratorWindows:
         if window.failure is not None and not window.steps:
             raise window.failure
         end = step + window.steps
-        failed = window.failure
-        self._ahead = (end, _failed(end, failed)) if failed is not None else None
-        if failed is None and end < self._stop:
+        self._ahead = None
+        if window.failure is not None:
+            self._ahead = end, Future()
+            self._ahead[1].set_result(_ReadWindow(end, [], None, window.failure))
+        elif end < self._stop:
             self._ahead = end, self._thread.submit(self._read, end)
         self._taken = [*self._taken[-1:], window]
         return Window(step, end, self._on_device(window)), PrepareTime(
@@ -369,23 +363,14 @@ class IteratorWindows:
 
     def _on_device(self, window: _ReadWindow) -> Any:
         missing = self._steps - window.steps
-        columns = {
-            str(number): self._placement.put_batches(_padded(column, missing))
-            for number, column in enumerate(window.columns)
-        }
+        columns = {}
+        for number, column in enumerate(window.columns):
+            if missing:
+                column = np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)])
+            columns[str(number)] = self._placement.put_batches(column)
         numbers = np.zeros(self._steps, np.int32)
         batches = Batches(numbers[:, None], numbers, numbers + 1)
         return put_inputs(columns, batches, 0, self._placement, resident=False)
-
-
-def _failed(start: int, failure: Exception) -> Future[_ReadWindow]:
-    future: Future[_ReadWindow] = Future()
-    future.set_result(_ReadWindow(start, [], None, failure))
-    return future
-
-
-def _padded(column: np.ndarray, missing: int) -> np.ndarray:
-    return np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)]) if missing else column
 
 
 def _digest(columns: list[np.ndarray], row: int) -> str:

@@ -27,6 +27,7 @@ from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves, no_marks
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
+from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
@@ -42,7 +43,7 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
-from pipeline.engine.sink_log import STEPS, SinkLog, SinkMetrics
+from pipeline.engine.sink_log import STEPS, SinkMetrics
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
@@ -133,7 +134,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and before.record is None:
             write_record(settings.save, SinkRecord(before.identity, lowerings, size))
-        outputs = _open_outputs(prepared, before, lengths, start, stack)
+        outputs = _open_outputs(prepared, before, start, stack)
         history = History(start)
         limit = _WindowLimit(feed, history, settings.steps)
         period_s = None if settings.save_every else SAVE_SECONDS
@@ -276,14 +277,14 @@ class _Outputs:
 
 
 def _open_outputs(
-    prepared: PreparedSink, before: _Before, schedule: RunSchedule, start: int, stack: ExitStack
+    prepared: PreparedSink, before: _Before, start: int, stack: ExitStack
 ) -> _Outputs:
     """Open the logs and the checkpoints of a run, if it has a directory."""
     folder, metrics = prepared.settings.save, SinkMetrics()
     if folder is None:
         return _Outputs(metrics, (metrics,))
     marks = None if before.saved is None else before.saved.host.logs
-    log = SinkLog(folder, schedule, start, marks)
+    log = MetricsLog(folder, None, start, marks)
     for findings in log.found:
         tell_user(str(findings))
     board = BestEffortMonitor(

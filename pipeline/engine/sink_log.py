@@ -1,26 +1,15 @@
-"""Logs of a custom loop: every metric of every step, in metrics.jsonl and in TensorBoard."""
+"""The metrics of a custom loop between two reports."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.callbacks.events import Monitor
-from pipeline.engine.monitors.metrics_log import MetricsLog, format_lines
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 STEPS = SampleUnit("steps", "steps")
 """The speed of a custom loop is counted in steps."""
-
-
-class SinkLog(MetricsLog):
-    """metrics.jsonl with the metrics of a custom step by name; its data have no passes."""
-
-    def _format(self, waiting: Sequence[Telemetry]) -> str:
-        steps = np.concatenate([part.steps for part in waiting])
-        return format_lines({"step": steps}, concatenate_columns(waiting))
 
 
 class SinkMetrics(Monitor):

@@ -12,7 +12,7 @@ import pytest
 import pipeline
 
 ROOT = Path(pipeline.__file__).parent
-PARTS = {"callback_spec.py", "metric_callbacks.py", "trackers.py"}
+PARTS = {"metric_callbacks.py", "trackers.py"}
 """Files that describe callbacks of a recipe."""
 ENGINE = [file for file in sorted((ROOT / "engine").rglob("*.py")) if file.name not in PARTS]
 LATER = {"batches.py", "run_sink.py", "sink_folder.py", "sink_log.py", "user_step.py"}

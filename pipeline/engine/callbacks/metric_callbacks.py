@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from pipeline.core.registry import part
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.callback_spec import CallbackSpec
+from pipeline.core.registry import Spec, part
+from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
 from pipeline.training.part_specs import metric_directions
 
 if TYPE_CHECKING:
     from pipeline.engine.callbacks.events import Evaluation
+
+
+class CallbackSpec(Spec):
+    """A callback in a recipe: the part of kind "callback"."""
+
+    name: str
+    on_failure: OnFailure = "end"
+
+    def require_ready(self) -> None:
+        """Check that the callback can work in this process, before any data is read.
+
+        Raises ValueError with what to do, such as the package to install.
+        """
+
+    @abstractmethod
+    def build(self) -> Callback:
+        """The callback, new for every run."""
 
 
 @part("callback")

@@ -28,8 +28,8 @@ from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.registry import Seq, part
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
-from pipeline.engine.callbacks.callback_spec import CallbackSpec
 from pipeline.engine.callbacks.events import metric_tag
+from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _read_rows(log: Path, last_step: int) -> list[Row]:
     """Return the last rows of a run's metrics log up to a step, at most `_REPEATED` of them."""
     with log.open() as lines:
         entries = map(json.loads, deque(lines, maxlen=_REPEATED))
-        rows = []
+        rows: list[Row] = []
         for entry in entries:
             numbers = {
                 f"train/{name}": value

@@ -34,6 +34,7 @@ def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> N
 class MetricsLog(Monitor):
     """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
+    Without `run_schedule` lines have neither `pass` nor `sink`.
     `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.
     There is a scalars.jsonl where the run has `scalars`, those of callbacks; if boundary `first` is
     `unfinished`, they are logged there once more. Lines that the marks hold and the files lack are
@@ -46,7 +47,7 @@ class MetricsLog(Monitor):
     def __init__(
         self,
         run_dir: Path,
-        run_schedule: RunSchedule,
+        run_schedule: RunSchedule | None,
         first: int,
         kept: Mapping[str, Any] | None = None,
         *,
@@ -105,14 +106,10 @@ class MetricsLog(Monitor):
         if waiting:
             steps = self._logs[METRICS]
             with writing(steps.path):
-                steps.append(self._format(waiting).encode())
+                steps.append(metrics_lines(waiting, self._run_schedule).encode())
         for log in self._logs.values():
             with writing(log.path):
                 log.flush()
-
-    def _format(self, waiting: Sequence[Telemetry]) -> str:
-        """Return the lines of steps."""
-        return metrics_lines(waiting, self._run_schedule)
 
     def marks(self, step: int) -> dict[str, Any]:
         """Return the marks of the files for the checkpoint of `step`, as JSON."""
@@ -128,21 +125,19 @@ class MetricsLog(Monitor):
             self.flush()
 
 
-def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule) -> str:
-    """Return the lines of metrics.jsonl for the steps of parts, with a key for each column."""
-    steps = np.concatenate([part.steps for part in parts])
-    before = steps - 1
-    passes = before // run_schedule.steps_per_pass + 1
-    sinks = before // (run_schedule.sink_steps or run_schedule.steps_per_pass) + 1
-    places = {"step": steps, "pass": passes, "sink": sinks}
-    return format_lines(places, concatenate_columns(parts))
+def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
+    """Return the lines of metrics.jsonl: for each step its place, integers, then its numbers.
 
-
-def format_lines(places: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> str:
-    """Return a line of JSON for each step: its place, integers, then its numbers by name.
-
-    Only a step that has a flag, a bool column, has its key.
+    Without a schedule the place is the step alone. Only a step that has a flag, a bool column, has
+    its key.
     """
+    steps = np.concatenate([part.steps for part in parts])
+    places = {"step": steps}
+    if run_schedule is not None:
+        places["pass"] = (steps - 1) // run_schedule.steps_per_pass + 1
+        sink_steps = run_schedule.sink_steps or run_schedule.steps_per_pass
+        places["sink"] = (steps - 1) // sink_steps + 1
+    columns = concatenate_columns(parts)
     # Numbers keep the digits of a float32. The json module writes other digits, in three times the
     # time.
     numbers = {
@@ -150,7 +145,7 @@ def format_lines(places: Mapping[str, np.ndarray], columns: Mapping[str, np.ndar
     }
     keys = [f"{_key(name)}: %d" for name in places] + [f"{_key(name)}: %s" for name in numbers]
     line = "{" + ", ".join(keys) + "%s}\n"
-    ends = [""] * len(next(iter(places.values())))
+    ends = [""] * len(steps)
     for name, column in columns.items():
         if column.dtype == bool:
             for index in np.flatnonzero(column):

@@ -115,10 +115,19 @@ def open_observers(
     )
     for findings in log.found:
         reporter.warn(str(findings))
+    batch_size, estimate, unit = settings.batch_size, settings.estimate, settings.unit
+    lines: list[Monitor] = [
+        LossMonitor(reporter, run_schedule, settings.loss_every),
+        TimeMonitor(reporter, run_schedule, batch_size, estimate, unit),
+        EvalMonitor(reporter),
+    ]
+    if settings.lines == "functional":
+        every = EVERY if settings.loss_every else 0
+        lines = [FunctionalMonitor(reporter.say, run_schedule, every)]
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
         log,
-        *_lines(settings, run_schedule, reporter),
+        *lines,
         BadStepMonitor(reporter, skips_overflow=settings.skips_overflow),
     ]
     bar = reporter.bar(run_schedule.total, first) if settings.trains else None
@@ -126,23 +135,9 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
-        board = TensorBoard(run_dir, first, settings.batch_size, settings.estimate, settings.unit)
+        board = TensorBoard(run_dir, first, batch_size, estimate, unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
     observers.show(lambda board: board.add_recipe(settings.board or {}))
     return observers
-
-
-def _lines(
-    settings: ObserverSettings, run_schedule: RunSchedule, reporter: Reporter
-) -> list[Monitor]:
-    """The monitors that print the lines of training."""
-    every = settings.loss_every
-    if settings.lines == "functional":
-        return [FunctionalMonitor(reporter.say, run_schedule, EVERY if every else 0)]
-    return [
-        LossMonitor(reporter, run_schedule, every),
-        TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
-        EvalMonitor(reporter),
-    ]

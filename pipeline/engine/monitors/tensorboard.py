@@ -222,23 +222,22 @@ class TensorBoard(Monitor):
 
         Images of other than 1, 3 or 4 channels can't be shown and are skipped.
         """
+        from tensorboardX.summary import image
+
         if len(images) and images.shape[-1] in PICTURED_CHANNELS:
             shown = stretched(images)
-            self._add_pictures("train/images", captioned(shown, labels) if labels else shown, 0)
+            pictures = captioned(shown, labels) if labels else shown
+            self._add(image("train/images", pictures, dataformats="NHWC"), 0)
 
     def add_predictions(
         self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
     ) -> None:
         """Add evaluation images (n, H, W, C) with what is predicted of each after `step` steps."""
-        if images.shape[-1] in PICTURED_CHANNELS:
-            shown = captioned(stretched(images), captions, wrong)
-            self._add_pictures("eval/predictions", shown, step)
-
-    def _add_pictures(self, tag: str, pictures: np.ndarray, step: int) -> None:
-        """Add pictures uint8 (n, H, W, C), beside each other."""
         from tensorboardX.summary import image
 
-        self._add(image(tag, pictures, dataformats="NHWC"), step)
+        if images.shape[-1] in PICTURED_CHANNELS:
+            shown = captioned(stretched(images), captions, wrong)
+            self._add(image("eval/predictions", shown, dataformats="NHWC"), step)
 
     def add_masks(self, step: int, pictures: np.ndarray) -> None:
         """Add pictures of predicted masks, uint8 (n, H, W, 3), each by itself."""

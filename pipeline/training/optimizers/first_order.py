@@ -1,15 +1,15 @@
-"""Optimizers: how gradients become a descent direction."""
+"""Optimizers: how gradients are clipped and become a descent direction."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from pipeline.core.host.tree_paths import path_text
-from pipeline.core.registry import part
+from pipeline.core.registry import Spec, part
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.part_specs import DecayRule, OptimizerSpec
 
@@ -137,3 +137,28 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
         return jax.tree.map_with_path(add_decay, updates, params), state
 
     return optax.GradientTransformation(init, update)
+
+
+class ClipSpec(Spec):
+    """Clip by the global L2 norm of all gradients or element by element; both null: no clipping."""
+
+    norm: PositiveFloat | None
+    value: PositiveFloat | None
+
+    @model_validator(mode="after")
+    def _norm_or_value(self) -> Self:
+        if self.norm is not None and self.value is not None:
+            raise ValueError(
+                f"norm {self.norm} and value {self.value} are both given; set one of them to null"
+            )
+        return self
+
+    def build(self) -> optax.GradientTransformation:
+        """Gradients -> clipped gradients; a stateless transformation."""
+        import optax
+
+        if self.norm is not None:
+            return optax.clip_by_global_norm(self.norm)
+        if self.value is not None:
+            return optax.clip(self.value)
+        return optax.identity()
