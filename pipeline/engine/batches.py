@@ -108,7 +108,7 @@ def _arrays_of(data: Any) -> Any:
 
 
 def _is_iterable(node: Any) -> bool:
-    """Return whether a node is no container of jax but something to iterate over."""
+    """Return whether a node isn't a container of jax but can be iterated over."""
     return hasattr(node, "__iter__") and not isinstance(node, tuple | list | Mapping)
 
 
@@ -128,9 +128,9 @@ def _names(tree: Any, root: str) -> list[str]:
 class ArrayBatches(BatchSource):
     """Batches of examples in the project's order: a function of seed, epoch and position.
 
-    What is left of an epoch after its last whole batch is dropped: a step has one shape. Without a
-    seed the examples are read as they lie. Raises DataError for arrays of different lengths, and if
-    no batch can be filled.
+    The examples after the last whole batch of an epoch are dropped: a step has one shape. Without a
+    seed the examples keep the order of the arrays. Raises DataError for arrays of different
+    lengths, and if no batch can be filled.
     """
 
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
@@ -312,7 +312,7 @@ class IteratorWindows:
         self._taken: list[_ReadWindow] = []
 
     def ready_steps(self, step: int) -> int:
-        """All of a window or nothing."""
+        """Return all steps of the next window once it is read, else 0."""
         return self._steps if self._ahead is not None and self._ahead[1].done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:

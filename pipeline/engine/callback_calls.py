@@ -1,4 +1,4 @@
-"""Calls of a run's callbacks, and what they ask of the run, kept until a boundary."""
+"""Calls of a run's callbacks, and what they request of the run until a boundary."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class RunView(RunControl):
         self.event = "on_begin"
         """The newest event that callbacks were notified of."""
         self.changed: Any = None
-        """Parameters that replace those of the state, as a tree; None where none do."""
+        """Parameters that replace those of the state, as a tree, if any."""
         self.rates = np.zeros(0, np.float32)
         """The learning rates of the recipe, a row for each update."""
         self.granted_rates: tuple[RateChange, ...] = ()
-        """Changes of them that are in effect."""
+        """Changes of the rates that are in effect."""
         self.flush: Callable[[], None] = lambda: None
-        """Write the logs as far as training has come."""
+        """Write the logs up to the newest step."""
         self._evaluate_state = evaluate_state
 
     @property
@@ -166,7 +166,8 @@ def _not_negative(what: str, value: float) -> float:
 
 
 class NoCallbacks:
-    """The callbacks of a run without any. What an earlier process granted stays in effect."""
+    """The callbacks of a run without any. Requests that an earlier process granted stay in
+    effect."""
 
     failure: CallbackError | None = None
     """The first failure that ends the run."""
@@ -175,7 +176,7 @@ class NoCallbacks:
         """Do nothing."""
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return what a checkpoint keeps: the requests that were granted."""
+        """Return the content of a checkpoint: the requests that were granted."""
         return CallbackState(granted=granted)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
@@ -219,7 +220,7 @@ class Callbacks(NoCallbacks):
             self._active.append((f"{callback.label}-{number}", callback))
 
     def restore(self, state: CallbackState) -> None:
-        """Let callbacks continue with what a checkpoint kept of them. Raises CallbackError."""
+        """Restore callbacks from a checkpoint. Raises CallbackError."""
         for key, callback in list(self._active):
             value = state.states.get(key)
             if value is not None:
@@ -229,7 +230,7 @@ class Callbacks(NoCallbacks):
         self.view.asked, self.view.scalars = state.asked, dict(state.scalars)
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return what a checkpoint keeps, with the requests that were granted.
+        """Return the content of a checkpoint, with the requests that were granted.
 
         A callback that fails at this has no state there.
         """
@@ -241,7 +242,7 @@ class Callbacks(NoCallbacks):
         return CallbackState(states, granted, self.view.asked, self.view.scalars)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
-        """Notify all callbacks of an event. One that fails, and ends the run, is in `failure`."""
+        """Notify all callbacks of an event. `failure` holds the error of one that ends the run."""
         self.view.state, self.view.step, self.view.event = state, step, event
         for _, callback in list(self._active):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
@@ -264,7 +265,7 @@ class Callbacks(NoCallbacks):
         return None if asked == Requests() else asdict(asked)
 
     def take_parameters(self) -> Any:
-        """Return the parameters that replace those of the state; None if none do."""
+        """Return the parameters that replace those of the state; None if there are none."""
         changed, self.view.changed = self.view.changed, None
         return changed
 
@@ -275,7 +276,7 @@ class Callbacks(NoCallbacks):
             self._add_scalars(self.view.step, scalars)
 
     def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
-        """Call a callback; note its failure, or warn and call it no more, as it asks."""
+        """Call a callback; record its failure, or warn and never call it again, as it is set."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -291,7 +292,7 @@ class Callbacks(NoCallbacks):
 
 
 def _state_of(callback: Callback) -> Any:
-    """The state of a callback as JSON. Raises ValueError for what is none."""
+    """Return the state of a callback as JSON. Raises ValueError if it isn't JSON."""
     state = callback.state()
     try:
         _require_names(state)
@@ -301,7 +302,7 @@ def _state_of(callback: Callback) -> Any:
 
 
 def _require_names(state: Any) -> None:
-    """Require that keys are texts: JSON would make them such, and `restore` get others."""
+    """Require that keys are texts: JSON would convert others, and `restore` would get texts."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
@@ -313,7 +314,7 @@ def _require_names(state: Any) -> None:
 
 
 def combined_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
-    """Return changes that do the same in one rate, one factor, or one of each in this order."""
+    """Combine changes into one rate, one factor, or one of each in this order."""
     kept: list[RateChange] = []
     for change in changes:
         if change.factor is None:
@@ -330,9 +331,9 @@ def changed_rates(
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, with changes in their order.
 
-    They hold for rows of updates in the past too, which a rollback may repeat. A rate that is set
-    is that of the main schedule, and times its factor that of each rule without a schedule of its
-    own, whose columns follow.
+    They apply to rows of past updates too, which a rollback may repeat. A rate that is set is the
+    main schedule's; the columns that follow, of rules without a schedule, are the rate times their
+    factors.
     """
     for change in changes:
         if change.factor is None:
@@ -349,5 +350,5 @@ def changed_rates(
 
 
 def with_parameters(state: TrainState, params: Any) -> TrainState:
-    """Return the state on the host with other parameters; a moving average stays what it is."""
+    """Return the state on the host with other parameters; a moving average stays as it is."""
     return replace(jax.tree.map(np.asarray, state), params=params)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 DISPATCHES_KEPT = 4096
-"""Dispatches whose median is taken: runs of millions of dispatches take no more memory."""
+"""Dispatches of which the median is computed, so that memory stays bounded."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class History:
     timed_steps: int = 0
     """Steps of all dispatches but the very first."""
     timed_s: float = 0.0
-    """Seconds that they took, waiting for data included."""
+    """Seconds of these dispatches, waiting for data included."""
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
     """The last evaluation by its step."""
 
@@ -50,7 +50,7 @@ class History:
 
     @property
     def median_step_ms(self) -> float | None:
-        """Median time of a step over the newest dispatches, few of which may wait for data."""
+        """Median time of a step over the newest dispatches; waits for data hardly change it."""
         return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
 
     @property
@@ -75,7 +75,7 @@ class Progress:
     state: TrainState
     history: History
     granted: Requests = field(default_factory=Requests)
-    """Requests of callbacks that are in effect, or are at a step that lies ahead."""
+    """Requests of callbacks that are in effect, or are at a later step."""
     pending: PendingBoundary | None = None
     """Set while the evaluation of this step is interrupted."""
     verdict: str | None = None
@@ -86,7 +86,7 @@ class Progress:
 
     @classmethod
     def restore(cls, state: TrainState, host: HostState, history: History) -> Progress:
-        """Continue with what a checkpoint kept of the host; `history` takes its loss."""
+        """Continue from a checkpoint of the host; `history` takes its loss."""
         progress = cls(state, history, host.callbacks.granted, saved_step=history.step or None)
         if host.unfinished_boundary is not None:
             progress.pending = host.unfinished_boundary

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 UNFINISHED = "unfinished_boundary"
-"""Key under which a checkpoint keeps that the evaluation of its step was interrupted."""
+"""Key of a checkpoint for an interrupted evaluation of its step."""
 CALLBACKS = "callbacks"
-"""Key under which a checkpoint keeps the states of callbacks and their requests."""
+"""Key of a checkpoint for the states of callbacks and their requests."""
 
 
 class CheckpointWriter(Protocol):
     """Writer of checkpoints, such as `Checkpoints`."""
 
     def prepare(self) -> None:
-        """Have the first save find what it needs imported."""
+        """Import what the first save needs."""
 
     def save(
         self,
@@ -54,12 +54,12 @@ class Saves:
     """None: the run saves nothing."""
     every_seconds: float | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that every checkpoint keeps for a resumed run, besides the state of the hooks."""
+    """JSON that every checkpoint holds for a resumed run, besides the state of the hooks."""
     log_marks: Callable[[int], Mapping[str, Any]] = no_marks
     """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
 
     def prepare(self) -> None:
-        """Have the first save find what it needs imported."""
+        """Import what the first save needs."""
         if self.writer is not None:
             self.writer.prepare()
 
@@ -107,7 +107,7 @@ def never_prune(verdict: str | None) -> str | None:
 
 
 def nothing_examined(state: TrainState, step: int) -> Examined:
-    """Return what is assumed of a bad step that is not examined: it would be bad again."""
+    """Return the assumption about a bad step that is not examined: it would be bad again."""
     return Examined()
 
 
@@ -127,7 +127,7 @@ class Hooks:
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     prune: Callable[[str | None], str | None] = never_prune
     """Returns why the run should end at this boundary, as not worth continuing; None while it
-    should go on. `verdict` is what was decided before an evaluation was interrupted."""
+    should continue. `verdict` is the decision before an evaluation was interrupted."""
     rollbacks: Rollbacks | None = None
     """None: a bad step ends the run, if the device does not skip it."""
     on_bad_step: str = "stop"
@@ -137,8 +137,9 @@ class Hooks:
     dump: Callable[[TrainState, int], None] = do_nothing
     """Dump the step that follows a number of steps; the state stays as it is."""
     collect: Callable[[TrainState, int], None] = do_nothing
-    """Show the weights and gradients of a state after a number of steps, and leave it as it is."""
+    """Show the weights and gradients of a state after a number of steps; the state stays as it
+    is."""
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process; training looks at them after every dispatch."""
     agree: Agree = decide_alone
-    """Of several processes, returns the first one's decision about what depends on time."""
+    """Returns the decision of the first of several processes, for what depends on time."""

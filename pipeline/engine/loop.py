@@ -1,7 +1,7 @@
 """Train: run the schedule segment by segment, with each event at exactly its step.
 
-A signal to stop is answered between dispatches, also those of an evaluation: the events that are
-left at its boundary are saved with the state, and a resumed run begins there.
+A signal to stop takes effect between dispatches, also of an evaluation: the events that remain at
+its boundary are saved with the state, and a resumed run begins there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 RESUMED_EVENTS = frozenset({Event.EVALUATE, Event.CHECKPOINT})
-"""Events that are left at a boundary whose evaluation was interrupted."""
+"""Events that remain at a boundary whose evaluation was interrupted."""
 SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
-"""Events that change nothing: requests take effect where they would without these."""
+"""Events that change nothing: requests take effect as if these weren't there."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def train(
     host: HostState,
     history: History,
 ) -> Generator[SinkReport, None, TrainState]:
-    """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
+    """Train from `history.step` to the end; `host` is the host's part of a checkpoint.
 
     Yields the report of each sink before what comes after it is saved. The state that is returned
     has been saved; `history` is updated. Raises BadStepError naming the step if a loss or gradient
     is not finite and no policy continues after it, and CallbackError if a callback fails that ends
-    the run. The last state that is good has been saved then, and `history` ends there.
+    the run. The last good state has been saved then, and `history` ends there.
     """
     # Restore.
     started_at = saved_at = time.monotonic()
@@ -203,7 +203,7 @@ def train(
     history.train_s = time.monotonic() - started_at
     callbacks.notify("on_end", run.state, history.step, history.status)
     if history.status == "done":
-        # A resumed run would not have it from one that is stopped.
+        # A resumed run would not have it from a run that is stopped.
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state
@@ -226,7 +226,7 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
 
 
 def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
-    """Take over what the first process decides; a run that is at its end is never pruned."""
+    """Return the decision of the first process; a run at its end is never pruned."""
     may_prune = not is_last and run.pending is None
 
     def decide_here() -> list[Any]:
@@ -253,7 +253,7 @@ def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool
 
 
 def exhaust(steps: Generator[Any, None, T]) -> T:
-    """Run a generator to its end, without a look at what it yields, and return its result."""
+    """Run a generator to its end, ignoring what it yields, and return its result."""
     while True:
         try:
             next(steps)
@@ -263,7 +263,7 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
 
 
 def grant(program: Program, hooks: Hooks, progress: Progress) -> None:
-    """Put what callbacks have requested into effect, in all processes of the run."""
+    """Put requests of callbacks into effect, in all processes of the run."""
     requests = hooks.callbacks.take_requests(hooks.agree)
     if requests is not None:
         progress.granted = add_requests(progress.granted, requests, progress.history.step)
@@ -289,7 +289,7 @@ def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
 
 
 def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
-    """Let the device and the callbacks know the learning rates as they are now."""
+    """Pass the current learning rates to the device and the callbacks."""
     rates = program.learning_rates
     if rates is None:
         return
@@ -314,7 +314,7 @@ def answer_bad_step(
     progress: Progress,
     telemetry: Telemetry,
 ) -> None:
-    """Go back if the last step was bad, and do nothing if it was not.
+    """Go back if the last step was bad; else do nothing.
 
     Raises BadStepError if it ends the run; the state before it is saved then.
     """
@@ -334,7 +334,7 @@ def answer_bad_step(
     except RunError as error:
         why_not = f"; {error}"
     history.step, history.left_out = bad - 1, num_skipped(progress.state)
-    # A resumed run does the bad step again: no callback may know of it yet.
+    # A resumed run does the bad step again: no callback may be notified of it yet.
     good = telemetry.head(len(telemetry) - 1)
     if len(good):
         hooks.callbacks.notify("on_steps", progress.state, history.step, good)

@@ -2,10 +2,10 @@
 
 Training continues with the batch after the bad one, from weights that have seen neither it nor the
 batches since the checkpoint. Steps keep their numbers, and the learning rate follows the number of
-updates that were kept. Only checkpoints at steps that the recipe names are used
-(`checkpoint.every_steps`, `every_passes`, and the start). One that a signal or a clock has saved is
-not, so that a resumed run goes back to the same step as an unbroken one. None is used twice: where
-training diverges again from the same weights, an older checkpoint is taken.
+updates that remain. Only checkpoints at steps that the recipe names are used
+(`checkpoint.every_steps`, `every_passes`, and the start). A checkpoint that a signal or a clock has
+saved is not, so that a resumed run goes back to the same step as an unbroken one. None is used
+twice: if training diverges again from the same weights, an older checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 KEPT = "rollbacks"
-"""Key under which a checkpoint keeps the rollbacks before it."""
+"""Key of a checkpoint for the rollbacks before it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Rollbacks:
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
     `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
-    the structure of the state that it is given.
+    the structure of a state.
     """
 
     most: int
@@ -53,18 +53,18 @@ class Rollbacks:
     done: list[RollbackRecord] = field(default_factory=list)
 
     def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
-        """Restore the rollbacks that a checkpoint kept, as pairs (bad step, boundary)."""
+        """Restore the rollbacks of a checkpoint, pairs (bad step, boundary)."""
         self.done = [RollbackRecord(step, to) for step, to in rollbacks]
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as JSON."""
+        """Return the content of a checkpoint, as JSON."""
         return {KEPT: [[past.step, past.to] for past in self.done]}
 
     def go_back(self, bad: int, state: TrainState) -> TrainState:
         """Return the state to continue with after step `bad`, on the host.
 
-        `state` is the one before that step; it gives the structure. Raises RunError that says why
-        there is nothing to go back to.
+        `state`, from before that step, has the structure. Raises RunError with the reason if there
+        is nothing to go back to.
         """
         if len(self.done) == self.most:
             raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")

@@ -62,13 +62,13 @@ from pipeline.training.parallel.placement import DevicePlacement
 
 LEFT = "the loop was left"
 DISPATCH_SECONDS = 1.0
-"""The time after which a signal is answered, and the length of a sink of "auto"."""
+"""The longest time until a signal takes effect, and the length of a sink of "auto"."""
 SAVE_SECONDS = 60.0
 """The time between checkpoints if no number of steps is set."""
 KEEP = 5
-"""Checkpoints that are kept."""
+"""Number of checkpoints that stay."""
 MEASURE_SECONDS = 0.2
-"""The time from which on a dispatch shows how long its steps take."""
+"""The least time of a dispatch from which the time of a step is computed."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _host_copy(leaf: Any) -> np.ndarray:
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from where its directory left it, and yield a report a sink.
+    """Run a custom loop from its newest checkpoint, and yield a report a sink.
 
     Raises DataError, RunError and Interrupted as `sink` does.
     """
@@ -268,7 +268,7 @@ def _round_down(steps: int) -> int:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Where a run writes."""
+    """The outputs of a run."""
 
     metrics: SinkMetrics
     monitors: tuple[Monitor, ...]
@@ -327,7 +327,7 @@ class _WindowLimit:
 
 @dataclass
 class _SinkStateReader:
-    """Copies the newest state of a program, as long as it is that after a step."""
+    """Copies the newest state of a program, as long as it is the state after a step."""
 
     prepared: PreparedSink
     program: SinkProgram

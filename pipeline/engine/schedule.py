@@ -1,8 +1,8 @@
-"""Schedule of a run: the position of every step, and where a sink is cut for an event.
+"""Schedule of a run: the position of every step, and the events that cut a sink.
 
-Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary*
-is the number of steps done. Everything here is known before the run starts, so an event happens
-at its exact step whatever the sink size.
+Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary* is the
+number of steps done. Everything here is known before the run starts, so an event happens at its
+exact step at any sink size.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ class RunSchedule:
     ) -> Iterator[Segment]:
         """Cut the steps after boundary `first` at each event.
 
-        `every` gives the periods in steps at which an event is due, `at` further steps; the ends of
-        sinks are added here, the last one at the end. Without sinks every step is a segment of its
-        own.
+        `every` has the periods in steps at which an event is due, `at` further steps; the ends of
+        sinks are added here, the last one at the end. Without sinks every step is a segment.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         further = {event: frozenset(steps) for event, steps in at.items() if steps}
@@ -103,7 +102,7 @@ def _next_multiple(boundary: int, period: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run and its events: plain numbers, whatever they come from."""
+    """A run and its events, as plain numbers."""
 
     run: RunSchedule
     every: Mapping[Event, tuple[int, ...]] = field(default_factory=dict)
@@ -123,7 +122,7 @@ class Schedule:
         """Return the steps after boundary `first` up to the next event, which may also be at
         `further` steps.
 
-        If they are more than `max_steps`, only as many of them, which no event follows.
+        If they are more than `max_steps`, only the first of them, which no event follows.
         """
         segment = next(self.run.segments(first, self.every, {**self.at, **further}))
         if segment.stop - first > max_steps:
@@ -138,7 +137,7 @@ def is_due(step: int, periods: Iterable[int]) -> bool:
 
 @dataclass
 class DispatchSize:
-    """As many steps (or batches of an evaluation) as fit into `dispatch_s` seconds.
+    """The largest number of steps (or batches of an evaluation) that fit into `dispatch_s` seconds.
 
     The host looks for signals between dispatches, so none may take much longer.
     """

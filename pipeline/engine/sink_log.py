@@ -19,7 +19,7 @@ class SinkMetrics(Monitor):
         self._parts: list[Telemetry] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Take note of steps."""
+        """Add steps."""
         self._parts.append(telemetry)
 
     @property

@@ -43,7 +43,7 @@ Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 class CustomState:
     """The state of a custom loop: the number of steps done, and the leaves of its state by path.
 
-    Checkpoints hold them by these names.
+    Checkpoints have them by these names.
     """
 
     step: Any
@@ -55,7 +55,7 @@ class CustomState:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The structure of a custom state, whose leaves have a path each. Random keys are kept as the
+    """The structure of a custom state, whose leaves have a path each. Random keys are stored as the
     numbers that they are made of."""
 
     structure: Any
@@ -68,7 +68,7 @@ class StateLayout:
         """Return the layout of a checked state."""
         flat, structure = jax.tree.flatten_with_path(state)
         paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
-        # Two spellings of a path may be equal, and an empty one is the name of no array.
+        # Two spellings of a path may be equal, and an array needs a name that isn't empty.
         names = [
             path if path and paths.count(path) == 1 else f"{number}:{path}"
             for number, path in enumerate(paths)
@@ -283,7 +283,7 @@ class SinkProgram:
         return self._batch.arrange(batch_at(inputs, jnp.int32(position)).columns)
 
     def put(self, state: CustomState) -> CustomState:
-        """Copy a state to the device, apart from any array that others hold."""
+        """Copy a state to the device, into new arrays."""
         return copy_state(state, self._placement)
 
 

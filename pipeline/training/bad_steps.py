@@ -1,5 +1,5 @@
-"""Policies for bad steps: steps whose loss or gradient is not finite, and no overflow that the loss
-scale skips."""
+"""Policies for bad steps: steps whose loss or gradient is not finite, except overflows that the
+loss scale skips."""
 
 from __future__ import annotations
 

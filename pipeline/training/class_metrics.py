@@ -1,4 +1,4 @@
-"""Metrics of classes from counts by class: overlap, accuracy of pixels and of classes."""
+"""Metrics of classes: overlap, accuracy of pixels and of classes, calibration of probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClassCountMetric(MetricSpec):
-    """Base of the metrics of labels of classes, one for a sample or one for each of its places.
+    """Base of the metrics of class labels, one for a sample or one for each of its positions.
 
     Labels outside of the classes, and `ignore_index`, don't count.
     """
@@ -29,7 +29,7 @@ class ClassCountMetric(MetricSpec):
         return self.model_copy(update={"ignore_index": label})
 
     def zero(self, classes: int) -> Any:
-        """By class the labels predicted right, those there are, and those predicted."""
+        """By class the labels predicted right, the labels, and the predictions."""
         none = np.zeros(classes, np.int32)
         return {"hits": none, "actual": none, "predicted": none}
 
@@ -87,7 +87,7 @@ class PixelAccuracy(ClassCountMetric):
 
 @part("metric")
 class BalancedAccuracy(ClassCountMetric):
-    """The mean recall of the classes that are there: accuracy where all were equally frequent."""
+    """The mean recall of the classes that have labels: accuracy if all were equally frequent."""
 
     name: Literal["balanced_accuracy"] = "balanced_accuracy"
 
@@ -110,7 +110,7 @@ class CalibrationError(MetricSpec):
     bins: PositiveInt = 15
 
     def zero(self, classes: int) -> Any:
-        """By bin the samples, those predicted right, and the sum of probabilities: (3, bins)."""
+        """By bin the samples, the right predictions, and the sum of probabilities: (3, bins)."""
         return np.zeros((3, self.bins), np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -162,7 +162,7 @@ class BrierScore(MetricSpec):
 def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The true class of every sample, int (B,), of integer labels or of one value for each class.
 
-    Raises ValueError where samples have several labels.
+    Raises ValueError if samples have several labels.
     """
     import jax.numpy as jnp
 

@@ -1,7 +1,7 @@
 """Sums over a batch from which a second-order optimizer computes the curvature of each layer.
 
 They are sums over samples, so microbatches, shards and devices add theirs. They are computed at the
-updates that refresh the curvature; between those the optimizer uses what it kept.
+updates that refresh the curvature; between those the optimizer reuses its state.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Curvature:
     """The sums of all layers, by the path of the layer's scope such as `stage_0/conv_1`.
 
     `count` (int32 scalar) is the number of samples. `scale` (float32 scalar) times the captured
-    cotangents are the gradients of each sample's own loss: the inverse of the loss scale and, where
-    the loss is a mean, times the number of samples. `due` (bool scalar) says whether this update
-    refreshes.
+    cotangents are the gradients of each sample's loss: the inverse of the loss scale, times the
+    number of samples if the loss is a mean. `due` (bool scalar) is whether this update refreshes.
     """
 
     layers: Mapping[str, LayerSums]
@@ -79,7 +78,7 @@ class CurvatureRule:
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """The sums of one backward pass. Raises RecipeError where a group ends beyond the layers."""
+    """The sums of one backward pass. Raises RecipeError if a group ends beyond the layers."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [
@@ -134,7 +133,7 @@ def exchange_moments(
 
 
 def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Return what `compute` does where `due` holds, else what `otherwise` does.
+    """Return `compute()` if `due` holds, else `otherwise()`.
 
     In eager mode Python chooses: jax would compile a branch again in every step.
     """

@@ -1,7 +1,7 @@
 """Phases of training in which more and more parameters are trained, within one program.
 
 The program has a branch for each phase, and the number of steps done chooses it: a sink may begin
-in one phase and end in another, and a resumed run needs to remember nothing.
+in one phase and end in another, and a resumed run needs no further state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 def in_its_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of the phase that a step, int32 (), is in.
+    """Apply `compute` to the configuration of the phase of a step, int32 ().
 
-    `step` counts the steps done. All phases must give results of the same shapes. In eager mode
+    `step` counts the steps done. The results of all phases must have the same shapes. In eager mode
     Python chooses: jax would compile the branches again in every step.
     """
     starts = [phase.start for phase in config.phases]
@@ -37,7 +37,7 @@ def in_its_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig]
 
 
 def config_at(config: StepConfig, step: int) -> StepConfig:
-    """Return the configuration of the phase that a step is in, without other phases."""
+    """Return the configuration of the phase of a step, without other phases."""
     begun = [phase for phase in config.phases if phase.start <= step]
     if not begun:
         return replace(config, phases=())
@@ -56,12 +56,11 @@ def by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Give the parameters that begin to be trained in each phase an optimizer of their own.
+    """Use another optimizer for the parameters that begin to be trained in each phase.
 
-    `phases` are the patterns of what each leaves frozen, and the optimizer of what is new in it,
-    the first one included. Until a phase begins its state
-    stays as `init` made it, the count of updates too: parameters that join later start as those of
-    a new run do. Gradients are clipped all together.
+    `phases` are the frozen patterns of each phase, the first one included, and the optimizer of its
+    new parameters. Until a phase begins its state stays as `init` made it, the count of updates
+    too: parameters that join later start as in a new run. Gradients are clipped all together.
     """
 
     def groups(tree: Any) -> Iterator[Any]:

@@ -38,8 +38,8 @@ class LabelLoss(LossSpec):
         """The loss function (logits, labels, where=None) -> (B,) float32.
 
         `where` is bool (B, ...) like integer labels and marks the valid ones. A sample without a
-        valid label has loss 0, and logits of labels that are not valid get no gradient, whatever
-        they are. The function raises ValueError on labels whose shape does not fit the logits.
+        valid label has loss 0, and logits of invalid labels get no gradient, whatever they are. The
+        function raises ValueError on labels whose shape does not fit the logits.
         """
         import jax.numpy as jnp
 
@@ -62,10 +62,10 @@ class LabelLoss(LossSpec):
 class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
-    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1); under
-    `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights
-    multiply the loss of each label by the weight of its class; the mean is over labels all the
-    same, as in Keras, where PyTorch divides by the sum of the weights of a batch.
+    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1); under `uniform`,
+    which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights multiply the loss
+    of each label by the weight of its class; the mean is over labels all the same, as in Keras.
+    PyTorch divides by the sum of the weights of a batch.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
@@ -86,8 +86,8 @@ class CrossEntropy(LabelLoss):
     def fitted(self, targets: Targets) -> Self:
         """The loss with one weight for each class.
 
-        Raises ValueError for another number of weights, and where a class that is to be balanced
-        has no training label.
+        Raises ValueError for another number of weights, and if a class that is to be balanced has
+        no training label.
         """
         weights = self.class_weights
         if weights is None:
@@ -193,8 +193,8 @@ class Quantile(OutputLoss):
 
 @part("loss")
 class BinaryCrossEntropy(OutputLoss):
-    """Cross-entropy of the sigmoid of each output, of labels that a sample has or has not; the mean
-    over the outputs of a sample."""
+    """Cross-entropy of the sigmoid of each output, for labels that a sample has or has not; the
+    mean over the outputs of a sample."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
     name: Literal["binary_cross_entropy"] = "binary_cross_entropy"
@@ -224,7 +224,7 @@ def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Mask of the valid labels, bool like the labels (B, ...); None where all are."""
+    """Mask of the valid labels, bool like the labels (B, ...); None if all are valid."""
     import jax.numpy as jnp
 
     if config.ignore_index is None:
@@ -243,9 +243,8 @@ def normalizer(
 ) -> jax.Array | int:
     """The divisor of the mean over a batch: its `count` valid samples, or their valid labels.
 
-    With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`,
-    whatever their number in a sample. Where none is valid it is 1, which makes the loss 0;
-    PyTorch's is NaN then.
+    With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`, for
+    any number in a sample. If none is valid it is 1, which makes the loss 0; PyTorch's is NaN then.
     """
     import jax.numpy as jnp
 
@@ -255,12 +254,12 @@ def normalizer(
 
 def divides_by_labels(config: StepConfig) -> bool:
     """Whether a mean is over valid labels. With reduction `none` it is over samples: MindSpore's
-    array has an entry for each, 0 where the label is ignored."""
+    array has an entry for each, 0 if the label is ignored."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
 def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
-    """The number of valid labels of the valid samples, float32 (); None where all labels are."""
+    """The number of valid labels of the valid samples, float32 (); None if all labels are valid."""
     import jax.numpy as jnp
 
     weights = _weights(config, labels)
@@ -273,7 +272,7 @@ class BatchLoss(NamedTuple):
     minimised: jax.Array
     """The value that the gradients are of."""
     reported: jax.Array
-    """The loss of the step; another one with reduction `none` alone."""
+    """The loss of the step; it differs with reduction `none` alone."""
 
 
 def reduce_losses(
@@ -285,9 +284,9 @@ def reduce_losses(
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    The losses of padding, and of samples without a valid label, may be anything. Gradients are
-    another matter: a value that is not finite in the network's pass over a sample reaches the
-    weights also times 0, so padding repeats a valid sample.
+    The losses of padding, and of samples without a valid label, may be anything. Gradients may not:
+    a value that is not finite in the network's pass over a sample reaches the weights also times 0,
+    so padding repeats a valid sample.
     """
     import jax.numpy as jnp
 
@@ -316,7 +315,7 @@ def reduce_losses(
 
 
 def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """The number of valid labels of each sample, float32 (B,); None where all are valid."""
+    """The number of valid labels of each sample, float32 (B,); None if all are valid."""
     import jax.numpy as jnp
 
     where = label_mask(config, labels)

@@ -18,13 +18,13 @@ from pipeline.training.part_specs import MetricSpec
 MAX_CONFUSION_CLASSES = 10_000
 """The most classes with a confusion matrix, which then has 400 MB."""
 ALL_IN_TOP5 = 5
-"""The most classes of which every one is among the highest five, so that top5 says nothing."""
+"""The most classes of which each is among the highest five, so that top5 is meaningless."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums over labels of which each is one of C classes.
+    """Sums over labels, each one of C classes.
 
     Up to MAX_CONFUSION_CLASSES classes have `confusion`, more have `by_class`; the other is None.
     """
@@ -34,8 +34,7 @@ class ClassSums:
     confusion: jax.Array | None
     """int32 (C, C): labels by true class (row) and predicted class (column)."""
     by_class: jax.Array | None
-    """int32 (3, C): by class the labels that were predicted right, those there are, and those
-    predicted as it."""
+    """int32 (3, C): by class the labels predicted right, the labels, and the predictions."""
 
 
 @register_dataclass
@@ -55,7 +54,7 @@ class EvalSums:
     count: jax.Array
     """int32 (): valid labels."""
     classes: ClassSums | None
-    """None where labels are no classes."""
+    """None if labels are not classes."""
     own: tuple[Any, ...] = ()
     """The sums of each metric part, in their order."""
 
@@ -91,9 +90,9 @@ def add_batch(
     """Add the samples that `mask` (B,) bool marks as valid; the others pad the batch.
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
-    mean over the valid labels of its sample. Of integer labels only those that `where`, bool
-    (B, ...), marks are valid. Labels that are classes are read as the class of their maximum where
-    they are floats; among equal logits the lower class ranks first.
+    mean over the valid labels of its sample. Of integer labels only those that `where`, bool (B,
+    ...), marks are valid. The class of float labels is their maximum; among equal logits the lower
+    class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
@@ -142,12 +141,11 @@ def add_own(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add a batch to the sums of the metric parts, in their own types.
+    """Add a batch to the sums of the metric parts, in their dtypes.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). Where
-    some labels are ignored, `where`, bool (B, ...), marks the others; the metrics then see every
-    label as a sample of its own. Raises ValueError for sums of other shapes than the metric's
-    `zero`.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). If some
+    labels are ignored, `where`, bool (B, ...), marks the others; every label is a sample for the
+    metrics then. Raises ValueError for sums of other shapes than the metric's `zero`.
     """
     logits = logits.astype(jnp.float32)
     if where is not None:
@@ -167,7 +165,7 @@ def add_own(
 
 
 def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
-    """Add the sums of a batch, made of none before it."""
+    """Add the sums of a batch, which began at zero."""
     loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, more.loss_sum)
     total = jax.tree.map(jnp.add, sums, more)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
@@ -178,7 +176,7 @@ def _every_label(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all samples.
 
-    The loss of a sample is the mean over its positions, and so stands for each of them.
+    The loss of a sample is the mean over its positions, so it is repeated for each of them.
     """
     positions = math.prod(logits.shape[1:-1])
     flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
@@ -208,14 +206,13 @@ def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
     """Mean loss, count and the metric parts of `sums`; of classes also accuracy, precision, recall
-    and f1, and top5 where there are more than ALL_IN_TOP5 of them.
+    and f1, and top5 if there are more than ALL_IN_TOP5 of them.
 
     Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
-    over all classes. With one label per sample each micro mean equals the accuracy.
-    More than MAX_CONFUSION_CLASSES classes have no "per_class".
-    Raises ValueError when there are no samples or the names do not fit the classes, RunError where
-    a metric part fails.
+    over all classes. With one label per sample each micro mean equals the accuracy. More than
+    MAX_CONFUSION_CLASSES classes have no "per_class". Raises ValueError if there are no samples or
+    the names do not fit the classes, RunError if a metric part fails.
     """
     count = int(sums.count)
     if count == 0:
@@ -250,7 +247,7 @@ def _own_value(metric: MetricSpec, sums: Any) -> float:
 
 
 def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By class, int64 (C,) each: labels predicted right, labels there are, labels predicted."""
+    """By class, int64 (C,) each: labels predicted right, labels, predictions."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)
         return hits, actual, predicted
@@ -259,7 +256,7 @@ def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
-    """Ratios part / whole, 0 where the whole is 0: per class, their mean, and of the totals."""
+    """Ratios part / whole, 0 if the whole is 0: per class, their mean, and of the totals."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

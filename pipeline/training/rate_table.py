@@ -31,18 +31,19 @@ class RateFile:
     rates: np.ndarray
     """One for each update, float64 (updates,), finite and not negative."""
     dtype: str
-    """Type of the numbers in the file; `text` where it is one."""
+    """Type of the numbers in the file; `text` for a text."""
     sha256: str
     """Of the file's bytes."""
 
 
 @part("schedule")
 class TableSchedule(ScheduleSpec):
-    """The learning rates in a file: row i is that of update i, as in MindSpore's lists of rates.
+    """The learning rates in a file: row i is the rate of update i, as in MindSpore's lists of
+    rates.
 
-    They are the rates themselves: `train.optimizer.lr` does not multiply them. A file may have
-    more than training needs. MindSpore 2.10 stops in the middle of training where a list ends; here
-    a shorter file is refused before anything is compiled.
+    `train.optimizer.lr` does not multiply them. A file may have more rows than training needs.
+    MindSpore 2.10 stops in the middle of training if a list ends; here a shorter file is refused
+    before anything is compiled.
     """
 
     name: Literal["table"] = "table"
@@ -57,12 +58,12 @@ class TableSchedule(ScheduleSpec):
         return self
 
     def read(self) -> RateFile:
-        """Read the file. Raises ValueError that names it and says what is wrong."""
+        """Read the file. Raises ValueError with its name and the problem."""
         assert self.file is not None, "it was checked"
         return read_rates(self.file)
 
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
-        """The first `steps` rates of the file, float32. Raises ValueError for what is wrong."""
+        """The first `steps` rates of the file, float32. Raises ValueError for any problem."""
         rates = self.read().rates
         if len(rates) < steps:
             raise ValueError(
@@ -73,7 +74,7 @@ class TableSchedule(ScheduleSpec):
 
 
 def read_rates(file: Path) -> RateFile:
-    """Read a file of learning rates. Raises ValueError that names it and says what is wrong."""
+    """Read a file of learning rates. Raises ValueError with its name and the problem."""
     try:
         read = _READERS.get(file.suffix)
         if read is None:

@@ -1,8 +1,8 @@
 """Learning-rate schedules: linear warmup, then one of several decays.
 
-Tables are computed in numpy float64 and rounded once: over the 17,550 steps of 90 passes over
-CIFAR-10, optax's float32 schedules were off by 7e-7 (exponential), 2e-4 (polynomial) and, at its
-end, 100 % (cosine) of the value, where rounding costs 6e-8.
+Tables are computed in numpy float64 and rounded once, which costs 6e-8 of the value. Over the
+17,550 steps of 90 passes over CIFAR-10, optax's float32 schedules were off by 7e-7 (exponential),
+2e-4 (polynomial) and, at its end, 100 % (cosine).
 """
 
 from __future__ import annotations
@@ -179,11 +179,11 @@ class Cosine(WarmupDecay):
 class LinearCosine(WarmupDecay):
     """Linear times cosine decay over 0.47 periods, exactly as in the documents.
 
-    With T steps, W of warmup and D = T - W, update i >= W gets
-    lr * ((T - i) / D * 0.5 * (1 + cos(2 pi * 0.47 * i / D)) + 1e-5).
+    With T steps, W of warmup and D = T - W, update i >= W gets lr * ((T - i) / D * 0.5 * (1 + cos(2
+    pi * 0.47 * i / D)) + 1e-5).
 
     The cosine counts i from the start of training, so it opens W / D into its wave, and it passes
-    pi where i / D > 1 / 0.94: a warmup of more than about 6 % of the training ends with a learning
+    pi at i / D > 1 / 0.94: a warmup of more than about 6 % of the training ends with a learning
     rate that rises again. `cosine` has no such flaw.
     """
 

@@ -1,8 +1,8 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
 A step reads top to bottom: `_step` maps the batch, computes gradients (here), the loss (losses.py)
-and its outcome, and updates the state (update.py); the types are in state.py. Nothing here knows
-how often, where or in what order the functions are called: sink and backend decide that.
+and its outcome, and updates the state (update.py); the types are in state.py. Sink and backend
+decide how often, on which device and in what order the functions are called.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from pipeline.training.update import (
 T = TypeVar("T")
 
 GRADIENTS_DRAW = 2**31 - 1
-"""Number of the key for gradients of one's own, which no microbatch and no shard has."""
+"""Number of the key for custom gradients, which no microbatch and no shard has."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class TrainStep:
 
     `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
     does one update; the table is float32 (total steps,), a row for each update, and with rate
-    groups (total steps, 1 + groups). A step whose loss or gradient is not finite leaves the state
-    as it was, but for the counts of such steps.
-    `evaluate(state, batch, sums)` adds a batch to the sums. A step that several runs share takes
-    the values of the constants that they differ in as well, each as one more argument of both.
+    groups (total steps, 1 + groups). A step whose loss or gradient is not finite changes nothing
+    but the counts of such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If
+    several runs share a step, both also take the values of the constants that differ between runs,
+    each as one more argument.
     """
 
     init: Callable[[Array], TrainState]
@@ -145,8 +145,8 @@ def _updated(
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
     """The state after a step with these gradients, over `count` samples, and its record."""
-    # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
-    # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
+    # Times the inverse, which XLA computes at each use of a gradient: a quotient it would store, a
+    # pass over all parameters more. The norm is the scaled gradients' for the same reason.
     unscale = 1 / state.loss_scale
     rates = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
@@ -165,8 +165,8 @@ def _updated(
 
 
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Gradients of the loss times its scale: of a batch that is cut to its bucket, or, in shards,
-    of one that is not yet."""
+    """Gradients of the loss times its scale, of a batch that is cut to its bucket. With shards the
+    batch is not cut yet."""
     dropout = dropout_key(batch, state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
@@ -181,7 +181,7 @@ def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradien
 
 
 def dropout_key(batch: Batch, step: Array | int) -> Array:
-    """The key of the dropout of a step; `step` counts those done before it."""
+    """The key of the dropout of a step; `step` counts the steps before it."""
     return jax.random.fold_in(_key(batch.seed, 1), step)
 
 
@@ -190,8 +190,8 @@ def _with_drawn_ops(
 ) -> T:
     """Apply `compute` to the map ops of a training step.
 
-    Where an op is drawn for each step, `compute` is traced once for each choice, and a program has
-    a branch for each: a sink runs over steps of any size without asking the host.
+    If an op is drawn for each step, `compute` is traced once for each choice, and a program has a
+    branch for each: a sink runs over steps of any size without asking the host.
     """
     choices = choices_among(config.train_ops)
     if choices == 1:
@@ -204,10 +204,10 @@ def _with_drawn_ops(
 def _shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
 ) -> Gradients:
-    """Gradients of a batch as the sum of those of its shards.
+    """Gradients of a batch as the sum over its shards.
 
-    Batch norm sees one shard at a time; the running statistics are the mean of those that each
-    shard leaves. Dropout draws by the number of the shard.
+    Batch norm sees one shard at a time; the running statistics are the mean over shards. Dropout
+    draws by the number of the shard.
     """
 
     def count_labels(cut: Batch, ops: Ops, number: Array) -> Array:
@@ -284,9 +284,9 @@ def compute_gradients(
 ) -> Gradients:
     """Gradients of `scale` times the loss of the valid samples of a mapped batch.
 
-    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one
-    after the other, which is the same sum but for batch norm, which sees one microbatch at a time,
-    and dropout's draws.
+    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one after
+    the other. This is the same sum except for batch norm, which sees one microbatch at a time, and
+    for dropout's draws.
     """
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
@@ -362,9 +362,9 @@ def make_update_only_step(
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
     """Make the update alone, on mapped images (B, H, W, C) float32 and labels, to be priced.
 
-    Of several phases of training it is that of the last, which trains most. It has neither the map
-    ops, which run on the host there, nor the loss scale, nor the gradient's
-    norm and the guard against values that are not finite, which are this pipeline's telemetry.
+    Of several phases of training it is the last, which trains most. It leaves out the map ops,
+    which run on the host there, the loss scale, the gradient's norm and the guard against values
+    that are not finite: these are this pipeline's telemetry.
     """
 
     config = last_phase(config)
@@ -405,7 +405,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
 def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
     """Logits of one blank image, and fresh parameters and batch statistics.
 
-    Raises ValueError where layers don't fit, or a rule for initialisation does not.
+    Raises ValueError if layers, or a rule for initialisation, don't fit.
     """
     image = jnp.zeros((1, *image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_key(seed, 0), image, train=False)

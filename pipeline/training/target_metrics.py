@@ -74,8 +74,8 @@ class RootMeanSquareError(NumberMetric):
 
 @part("metric")
 class ExplainedShare(NumberMetric):
-    """R squared: 1 - the squared error over that of the mean of the evaluated samples; of several
-    numbers the mean of theirs. A number that is constant there has 0."""
+    """R squared: 1 - the squared error over the spread around the mean of the evaluated samples;
+    the mean over several numbers. A constant number has 0."""
 
     better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"
@@ -108,8 +108,8 @@ class LabelsMetric(MetricSpec):
     """Base of the metrics of K labels, each of which a sample has or has not."""
 
     def zero(self, classes: int) -> Any:
-        """By label the hits, the samples that have it and those predicted to; and samples whose
-        labels are all right, and all samples."""
+        """By label the hits, the labels and the predictions; and samples whose labels are all
+        right, and all samples."""
         none = np.zeros(classes, np.int32)
         counts = {"hits": none, "actual": none, "predicted": none}
         return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
@@ -147,7 +147,7 @@ class MicroF1(LabelsMetric):
 
 @part("metric")
 class MacroF1(LabelsMetric):
-    """The mean of the F1 of each label; 0 for one that no sample has and none is predicted to."""
+    """The mean of the F1 of each label; 0 for a label without samples and predictions."""
 
     name: Literal["macro_f1"] = "macro_f1"
 
@@ -194,8 +194,8 @@ class TokenAccuracy(TokenMetric):
 
 @part("metric")
 class Perplexity(TokenMetric):
-    """The exponential of the mean cross-entropy of the tokens, whatever the loss is; infinite where
-    that is above 700."""
+    """The exponential of the mean cross-entropy of the tokens, for any loss; infinite if that is
+    above 700."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["perplexity"] = "perplexity"
@@ -214,7 +214,7 @@ class Perplexity(TokenMetric):
 
 
 def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
-    """The metrics that every evaluation of such targets has; those of classes are apart.
+    """The metrics of every evaluation of such targets, except the metrics of classes.
 
     Labels that are `ignore_index` are not counted.
     """

@@ -29,7 +29,8 @@ class Telemetry:
     def from_rows(
         start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
     ) -> Telemetry:
-        """Make it of rows of the device's buffer, (steps, columns); columns in `flags` become bool.
+        """Make telemetry of rows of the device's buffer, (steps, columns); columns in `flags`
+        become bool.
 
         Raises ValueError if there isn't one name for each column.
         """
@@ -71,8 +72,8 @@ class Telemetry:
         return sum(column.nbytes for column in self.columns.values())
 
     def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
-        """The outcome of each step, masks (steps,); whether the loss scale skips overflows tells
-        the two kinds of skipped steps apart."""
+        """The outcome of each step, masks (steps,); `skips_overflow` of the loss scale separates
+        the two kinds of skipped steps."""
         zeros = np.zeros(len(self), np.float32)
         names = ("loss", "grad_norm", "skipped")
         loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)

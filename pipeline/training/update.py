@@ -39,7 +39,7 @@ def decide_outcome(
 ) -> StepOutcome:
     """Decide whether a step is applied, skipped or ends the run; masks are bool ().
 
-    A loss that is not finite is no overflow: no scale would have changed it.
+    A loss that is not finite isn't an overflow: no scale would have changed it.
     """
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     overflow = skipped_bad = jnp.zeros((), bool)
@@ -54,10 +54,10 @@ def decide_outcome(
 def apply_if_finite(
     finite: Array, updated: Callable[[TrainState], TrainState], state: TrainState
 ) -> TrainState:
-    """Return the updated state where `finite`, bool (), holds, else the state as it was.
+    """Return `update(state)` if `finite`, bool (), holds, else the state as it was.
 
-    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
-    a branch would wait for the host to read the condition. In eager mode Python chooses: jax would
+    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere a
+    branch would wait for the host to read the condition. In eager mode Python chooses: jax would
     compile a branch again in every step.
     """
     if not isinstance(finite, jax.core.Tracer):
@@ -84,9 +84,9 @@ def apply_update(
 ) -> TrainState:
     """The state after an update: p <- p - rate * direction, for trained parameters p.
 
-    `rates` is one rate, (), or that of all parameters and those of the groups, (1 + groups,).
-    The gradients are those of the loss itself, over `count` samples; `unscale`, the inverse of the
-    loss scale, is still to be applied to the sums of layers.
+    `rates` is one rate, (), or one of all parameters and one of each group, (1 + groups,). The
+    gradients are of the loss itself, over `count` samples; the sums of layers are still to be
+    multiplied by `unscale`, the inverse of the loss scale.
     """
     curvature = {}
     if config.curvature is not None:
@@ -122,7 +122,7 @@ def apply_directions(
 ) -> Any:
     """p - rate * direction, with the rate of the last group that covers p, else the first.
 
-    It is multiplied by the factor of p's outermost scope, where `by_layer` has one.
+    It is multiplied by the factor of p's outermost scope, if `by_layer` has one.
     """
     if not groups and not by_layer:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)

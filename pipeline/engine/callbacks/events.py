@@ -1,4 +1,4 @@
-"""Events of a run, and the interface of who is notified of them."""
+"""Events of a run, and the interface of the objects that are notified of them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SinkReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true
-    and predicted class; None where there are too many classes."""
+    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true and
+    predicted class; None if there are too many classes."""
 
     metrics: Mapping[str, Any]
     confusion: np.ndarray | None
@@ -59,7 +59,7 @@ class Evaluation:
 
 
 class Monitor:
-    """Receiver of a run's events, which can't change the run (C-01).
+    """Receiver of a run's events, which can't change the run.
 
     A subclass ignores the events that it doesn't override.
     """
@@ -80,7 +80,7 @@ class Monitor:
         """Bad step `step` rolled the state back to boundary `to`; training goes on after `step`."""
 
     def flush(self) -> None:
-        """Write all events so far to where they outlive the process."""
+        """Write all events so far to files or the system, so that they outlive the process."""
 
     def close(self) -> None:
         """The run ended: write the rest and release everything."""
@@ -120,4 +120,4 @@ class Pruner(Monitor, ABC):
     @property
     @abstractmethod
     def prune_reason(self) -> str | None:
-        """The reason to end the run at this boundary; None while it should go on."""
+        """The reason to end the run at this boundary; None while it should continue."""

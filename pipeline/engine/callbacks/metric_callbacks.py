@@ -1,4 +1,5 @@
-"""Callbacks that many runs want: less learning rate on a plateau, the end at a value."""
+"""Common callbacks: less learning rate on a plateau, the end at a value; the base of callback
+specs."""
 
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ class CallbackSpec(Spec):
     def require_ready(self) -> None:
         """Check that the callback can work in this process, before any data is read.
 
-        Raises ValueError with what to do, such as the package to install.
+        Raises ValueError with a remedy, such as the package to install.
         """
 
     @abstractmethod
     def build(self) -> Callback:
-        """The callback, new for every run."""
+        """Return a new callback for a run."""
 
 
 @part("callback")
 class ReduceOnPlateau(CallbackSpec):
-    """Multiply the learning rate by `factor` where a metric has not improved for `patience`
-    evaluations, as often as that happens, and to no less than `min_rate`."""
+    """Multiply the learning rate by `factor` if a metric has not improved for `patience`
+    evaluations, each time that happens, down to `min_rate`."""
 
     name: Literal["reduce_on_plateau"] = "reduce_on_plateau"
     metric: str = "loss"
@@ -45,7 +46,7 @@ class ReduceOnPlateau(CallbackSpec):
     min_rate: NonNegativeFloat = 0.0
 
     def build(self) -> Callback:
-        """A callback that remembers the best value, and the evaluations since."""
+        """Return a callback that remembers the best value, and the evaluations since."""
         return _PlateauWatch(self)
 
 
@@ -71,7 +72,7 @@ class _PlateauWatch(_MetricCallback):
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = self._sign * evaluation.scalars()[self._spec.metric]
-        # NaN, of a network that has diverged, is no improvement and nothing to compare with.
+        # NaN, of a network that has diverged, isn't an improvement.
         is_first = self._best is None and value == value
         if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
             self._best, self._waited = value, 0
@@ -104,7 +105,7 @@ class StopAt(CallbackSpec):
     value: float
 
     def build(self) -> Callback:
-        """A callback without a memory."""
+        """Return a callback without a memory."""
         return _StopAtValue(self)
 
 

@@ -1,7 +1,7 @@
 """Callbacks that log a run to an experiment tracker: Weights & Biases, MLflow or Trackio.
 
 Each step's numbers and each evaluation's metrics are logged under their step. The run directory
-keeps the identifier of the tracked run, so that a resumed run continues it. A tracker's account and
+holds the identifier of the tracked run, so that a resumed run continues it. A tracker's account and
 storage are set by its environment variables, since a recipe must not hold secrets.
 """
 
@@ -84,7 +84,7 @@ class Tracker(Protocol):
         """Add rows, whose steps never decrease."""
 
     def flush(self) -> None:
-        """Return once all rows are where they outlive this process."""
+        """Wait until all rows are stored outside of this process."""
 
     def save_file(self, path: Path) -> None:
         """Add a file or folder as an artifact."""

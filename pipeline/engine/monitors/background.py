@@ -1,4 +1,4 @@
-"""Monitors on a thread of their own, so that training doesn't wait for them."""
+"""Monitors that wrap others: on another thread, and until the first failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ and the threads do not alternate at every step."""
 LIMIT_BYTES = 64 << 20
 """Bytes that may be queued before training waits."""
 CALL_BYTES = 1 << 10
-"""Bytes that a queued call takes besides its telemetry, generously."""
+"""Upper bound of the bytes that a queued call takes besides its telemetry."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Monitor)
@@ -27,7 +27,7 @@ class BackgroundMonitor(MonitorRelay):
     """Pass every event on to other monitors, in the same order, on another thread.
 
     The monitors are flushed after each batch of queued calls. When one of them raises, no further
-    call is made, and the error is raised here: by the next call, `close` at the latest.
+    call is made, and the next call here raises the error, `close` at the latest.
     """
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:
@@ -115,7 +115,7 @@ class BackgroundMonitor(MonitorRelay):
                 self._guard(call)
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Keep the first error for the next caller; also one that would end the process."""
+        """Store the first error for the next caller; also one that would end the process."""
         try:
             call()
         except BaseException as error:
@@ -124,7 +124,7 @@ class BackgroundMonitor(MonitorRelay):
 
 
 class BestEffortMonitor(MonitorRelay, Generic[M]):
-    """Pass every event on to a monitor until it fails; then warn, and go on without it.
+    """Pass every event on to a monitor until it fails; then warn, and continue without it.
 
     `what` is the monitor's name for the user; `warn` is called once, when it fails.
     """

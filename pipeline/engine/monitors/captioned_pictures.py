@@ -12,7 +12,7 @@ WRONG, RIGHT = (179, 38, 30), (29, 36, 41)
 
 
 def stretched(images: np.ndarray) -> np.ndarray:
-    """Images (n, H, W, C), each stretched to its own range, uint8."""
+    """Stretch each image of (n, H, W, C) to its range of values, uint8."""
     values = images.astype(np.float64)
     low, high = values.min(axis=(1, 2, 3)), values.max(axis=(1, 2, 3))
     span = np.maximum(high - low, 1e-12)
@@ -22,7 +22,7 @@ def stretched(images: np.ndarray) -> np.ndarray:
 def captioned(
     images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool] | None = None
 ) -> np.ndarray:
-    """Images uint8 (n, H, W, C), enlarged to be legible, over their captions: (n, H', W', 3).
+    """Enlarge images uint8 (n, H, W, C) to be legible, over their captions: (n, H', W', 3).
 
     The captions of those that are `wrong` are red. C is 1, 3 or 4.
     """

@@ -36,8 +36,8 @@ def class_table(evaluation: Evaluation) -> list[str]:
 
 
 def never_predicted(evaluation: Evaluation) -> str | None:
-    """Return a warning of the classes that have labels and were predicted of none; None where
-    there are no such classes, or too many classes to know."""
+    """Return a warning of the classes that have labels and were never predicted; None if there are
+    no such classes, or too many classes."""
     names, confusion = class_names(evaluation), evaluation.confusion
     if confusion is None or not names:
         return None
@@ -53,6 +53,6 @@ def never_predicted(evaluation: Evaluation) -> str | None:
 
 
 def class_names(evaluation: Evaluation) -> Sequence[str]:
-    """Return the names of the classes in the order of their labels; empty where there are none."""
+    """Return the names of the classes in the order of their labels; empty if there are none."""
     recall = evaluation.metrics.get("recall")
     return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

@@ -33,7 +33,7 @@ POLYNOMIAL = 0x82F63B78
 
 
 class EventFile:
-    """One file of events in `folder`. Raises OSError where it can't be written."""
+    """One file of events in `folder`. Raises OSError if it can't be written."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -60,7 +60,7 @@ class EventFile:
         self._file.write(scalar_records(tags, steps, wall_times, values))
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass everything to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class EventFile:
 
 
 def _stamp(folder: Path) -> int:
-    """Return seconds since 1970, or more where the name of an earlier file has as many.
+    """Return seconds since 1970, or one more than the stamp of the latest file.
 
     Files are read in the order of their names, also when the clock was set back in between.
     """
@@ -81,7 +81,7 @@ def _stamp(folder: Path) -> int:
 def scalar_records(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """Encode one event per step, each with the value of every tag, in the order given."""
+    """Encode one event per step, each with the value of every tag, in the order of both."""
     digits = _varint_lengths(steps)
     cuts = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
     return b"".join(

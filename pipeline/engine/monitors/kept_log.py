@@ -1,8 +1,12 @@
-"""A log that is appended to, and the mark of it in a checkpoint, by which it is verified.
+"""A log that is appended to, and its mark in a checkpoint, by which it is verified and repaired.
 
-A checkpoint survives where a log does not: lines had not reached the disk at a power failure, or
-the file was edited, cut or removed. So it keeps a mark of each log: length, digest and last lines.
-The digest is updated with every line that is written, so a mark costs no second reading.
+A checkpoint can survive when a log does not: lines had not reached the disk at a power failure, or
+the file was edited, cut or removed. So a checkpoint has a mark of each log: length, digest and last
+lines. The digest is updated with every line that is written, so a mark costs no second reading.
+
+A damaged log is rebuilt of its whole lines before the tail of the mark, and of that tail. If the
+digest agrees, this is what was written. Else the missing lines are reported, and the damaged file
+stays beside the log.
 """
 
 from __future__ import annotations
@@ -49,12 +53,12 @@ class Mark:
     lines: int
     sha256: str
     tail: bytes
-    """The last lines, as many as `TAIL_BYTES` hold."""
+    """The last lines, up to `TAIL_BYTES`."""
     flaws: Flaws = WHOLE
     """Flaws that the log had already."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the mark as JSON."""
         return {
             "size_bytes": self.size_bytes,
             "lines": self.lines,
@@ -65,9 +69,9 @@ class Mark:
 
 
 def read_mark(tree: Any, step: int) -> Mark | None:
-    """Return the mark in a checkpoint of `step`; None where there is none that is valid.
+    """Return the mark in a checkpoint of `step`; None if there isn't a valid one.
 
-    The checkpoint may be somebody else's.
+    The checkpoint may come from a stranger.
     """
     if not isinstance(tree, Mapping):
         return None
@@ -88,10 +92,10 @@ def read_mark(tree: Any, step: int) -> Mark | None:
 
 
 class KeptLog:
-    """Log to which whole lines are appended; the file is created where it is missing.
+    """Log to which whole lines are appended; the file is created if it is missing.
 
-    A log of `every_step` has a line for each step from 1. Raises OSError where the file can't be
-    opened, is a link, or is no regular file.
+    A log of `every_step` has a line for each step from 1. Raises OSError if the file can't be
+    opened, is a link, or isn't a regular file.
     """
 
     def __init__(self, path: Path, *, every_step: bool) -> None:
@@ -109,9 +113,9 @@ class KeptLog:
         self._add(text)
 
     def flush(self) -> None:
-        """Hand all lines to the system. Raises OSError where they are not in the file of that name.
+        """Pass all lines to the system. Raises OSError if they are not in the file of that name.
 
-        That file must be as long as what was written: nobody else writes or cuts it.
+        That file must have the length of what was written: no other process writes or cuts it.
         """
         self._file.flush()
         status = os.fstat(self._file.fileno())
@@ -121,13 +125,13 @@ class KeptLog:
             raise OSError(errno.EIO, "another process has changed it", str(self.path))
 
     def close(self) -> None:
-        """Write the rest to the disk and close: a summary says next that the run has ended."""
+        """Write the rest to the disk and close: a summary reports next that the run has ended."""
         with self._file:
             self.flush()
             sync(self.path)
 
     def release(self) -> None:
-        """Close without checking the file, which may be somebody else's."""
+        """Close without checking the file, which another process may have taken."""
         self._file.close()
 
     def reopen(self) -> None:
@@ -138,7 +142,7 @@ class KeptLog:
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
-        A later line is that of a bad step that ends a run; the state is saved as before it.
+        A later line is the bad step that ends a run; the state is saved as before it.
         """
         text = b"".join(self._tail)
         end = len(text)
@@ -155,7 +159,7 @@ class KeptLog:
         return Mark(size_bytes, lines, digest.hexdigest(), tail, self.flaws)
 
     def continue_from(self, mark: Mark, step: int) -> bool:
-        """Continue from a mark; False where the file does not begin with what was marked.
+        """Continue from a mark; False if the file does not begin with what was marked.
 
         The rest is cut, except lines in order up to `step`: an evaluation at the end is written
         after the last checkpoint.
@@ -216,7 +220,7 @@ class KeptLog:
         return replace(flaws, missing=ranges, missing_lines=missing_lines)
 
     def _trust_file(self, size_bytes: int, lines: int) -> None:
-        """Take the file as it is for the log: `size_bytes` bytes in `lines` lines."""
+        """Accept the file as the log: `size_bytes` bytes in `lines` lines."""
         self._size_bytes, self._lines = size_bytes, lines
         self._file.seek(0)
         before = max(0, size_bytes - TAIL_BYTES)
@@ -278,7 +282,7 @@ class LogFindings:
     restored: Ranges = ()
     """Ranges of steps whose lines were lost or changed, and are restored."""
     set_aside: str | None = None
-    """The name of the file as it was found."""
+    """The new name of the damaged file."""
     changed: bool = False
 
     def __bool__(self) -> bool:
@@ -297,7 +301,7 @@ class LogFindings:
         return "; ".join(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the findings as JSON."""
         aside = {"set_aside": self.set_aside} if self.set_aside else {}
         return {**self.flaws.to_dict(), "restored": self.restored, **aside}
 
@@ -307,8 +311,8 @@ def open_log(
 ) -> tuple[KeptLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is that of the checkpoint; without one, the lines after `step` are cut. Gaps of a log of
-    `every_step` are reported where the run itself has done the steps before (`own`). Raises
+    `mark` is the checkpoint's; without one, the lines after `step` are cut. Gaps of a log of
+    `every_step` are reported if the run itself has done the steps before (`resumed`). Raises
     OSError, and DataError for a log without a mark that can't be read.
     """
     with ExitStack() as failing:
@@ -351,7 +355,7 @@ def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark,
         source = files.enter_context(path.open("rb"))
         files.callback(draft.release)
         if _begins_as_marked(source, mark):
-            # The lines before the tail need not be parsed one by one then.
+            # So the lines before the tail need not be parsed one by one.
             last = begin - 1
             for chunk in _read_chunks(source, mark.size_bytes - len(mark.tail)):
                 draft.append(chunk)
@@ -381,7 +385,7 @@ def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark,
 
 
 def _begins_as_marked(file: BinaryIO, mark: Mark) -> bool:
-    """Whether a file has what was marked before the tail. It is left at its start."""
+    """Whether a file begins with what was marked before the tail. It is rewound."""
     digest = digest_of(file, mark.size_bytes - len(mark.tail))
     file.seek(0)
     if digest is None:
@@ -408,7 +412,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
 
 
 def _set_aside(path: Path) -> str | None:
-    """Rename a damaged file and return its new name; None where it is empty."""
+    """Rename a damaged file and return its new name; None if it is empty."""
     if path.stat().st_size == 0:
         return None
     names = (path.with_name(f"damaged-{path.name}-{number}") for number in range(1, 1000))

@@ -1,7 +1,7 @@
-"""Log levels: which messages beside a run's own lines are shown, and where.
+"""Log levels: the messages that are shown besides a run's lines, and their destination.
 
-The levels are those of MindSpore's `GLOG_v`, which is understood, as is `GLOG_logtostderr`.
-Messages come from this package and from jax, by Python's `logging`, and from a run's warnings.
+The levels are those of MindSpore's `GLOG_v`, which is read, as is `GLOG_logtostderr`. Messages come
+from this package and from jax, by Python's `logging`, and from a run's warnings.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ LOGGERS = ("pipeline", "jax")
 
 @dataclass(frozen=True)
 class LogSettings:
-    """The least severe level that is shown, and where messages go besides run.log."""
+    """The least severe level that is shown, and the destination of messages besides run.log."""
 
     level: str = "warning"
     to: LogPlace = "console"
     problem: str = ""
-    """The variables that make no sense, and why; empty where all do."""
+    """The variables with invalid values, and why; empty if all are valid."""
 
 
 def log_settings(chosen: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run: the level that its recipe has chosen, else that of GLOG_v.
+    """Return the settings of a run: the recipe's level, else GLOG_v's.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
     counts as not set, and is named as a problem.
@@ -77,7 +77,7 @@ class ReporterHandler(logging.Handler):
 def log_by_level(reporter: Reporter, chosen: str | None) -> Iterator[None]:
     """Let a reporter show messages by the recipe's level and the environment in the body.
 
-    Below warning, the messages of `LOGGERS` are shown too. Else nothing of `logging` is changed.
+    Below warning, the messages of `LOGGERS` are shown too. Else `logging` stays unchanged.
     """
     settings = log_settings(chosen, os.environ)
     reporter.level, reporter.log_to = getattr(logging, settings.level.upper()), settings.to
@@ -93,7 +93,7 @@ def log_by_level(reporter: Reporter, chosen: str | None) -> Iterator[None]:
         for logger in loggers:
             logger.addHandler(handler)
             logger.setLevel(reporter.level)
-            # absl, which orbax imports, has a handler of its own at the root.
+            # absl, which orbax imports, adds a handler to the root.
             logger.propagate = False
         yield
     finally:

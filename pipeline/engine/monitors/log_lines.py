@@ -1,4 +1,5 @@
-"""Reader of the lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's."""
+"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's, and their
+flaws."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def _is_number(value: Any) -> bool:
 
 
 def parse_line(text: bytes, where: str) -> LogLine:
-    """Parse a line; `where` names it for the user. Raises DataError for a line of no log."""
+    """Parse a line; `where` names it for the user. Raises DataError if it isn't a line of a log."""
     try:
         fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
@@ -75,9 +76,9 @@ def _no_step(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log; a last one without newline, left by a killed run, is dropped.
+    """Yield the lines of a log; a last one without newline, written by a killed run, is dropped.
 
-    Raises DataError where there is no file, or none that can be read, and for a line of no log.
+    Raises DataError if there is no readable file, and for a line that isn't of a log.
     """
     with _opened(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
@@ -90,7 +91,7 @@ def read_lines(log: Path) -> Iterator[LogLine]:
 def last_step(log: Path) -> int | None:
     """Return the step of the last whole line of metrics.jsonl; None without a line or file.
 
-    Raises DataError where it can't be read, or that line is of no log.
+    Raises DataError if it can't be read, or that line isn't of a log.
     """
     if not log.exists():
         return None
@@ -113,10 +114,10 @@ def _opened(log: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Flaws:
-    """Differences of a log from what was written into it; later checkpoints keep them too.
+    """Differences of a log from what was written into it; later checkpoints hold them too.
 
-    `missing` are ranges of steps, both ends included; `missing_lines` counts all lines that are not
-    there. A log that is not `verified` may have lines that differ from what was written.
+    `missing` are ranges of steps, both ends included; `missing_lines` counts all missing lines. A
+    log that is not `verified` may have lines that differ from what was written.
     """
 
     missing: Ranges = ()
@@ -135,7 +136,7 @@ class Flaws:
         return f"{count} missing{shown}{more}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the flaws as JSON."""
         return asdict(self)
 
 
@@ -143,7 +144,7 @@ WHOLE = Flaws()
 
 
 def read_flaws(tree: Any) -> Flaws:
-    """Parse the flaws in a checkpoint. Raises ValueError where they are invalid."""
+    """Parse the flaws in a checkpoint. Raises ValueError if they are invalid."""
     if not isinstance(tree, Mapping):
         raise ValueError("flaws must be a section")
     ranges, lines, verified = (tree.get(name) for name in ("missing", "missing_lines", "verified"))

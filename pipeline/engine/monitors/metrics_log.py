@@ -20,9 +20,9 @@ from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 
 def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:
-    """Raise DataError where a log can't be continued after boundary `first`; `kept` as below.
+    """Raise DataError if a log can't be continued after boundary `first`; `marks` as below.
 
-    One that has a mark can be, whatever is in it.
+    A log with a mark can be, whatever is in it.
     """
     for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
         if path.exists() and read_mark((kept or {}).get(path.name), first) is None:
@@ -34,14 +34,13 @@ def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> N
 class MetricsLog(Monitor):
     """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
-    Without `run_schedule` lines have neither `pass` nor `sink`.
-    `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.
-    There is a scalars.jsonl where the run has `scalars`, those of callbacks; if boundary `first` is
-    `unfinished`, they are logged there once more. Lines that the marks hold and the files lack are
-    restored; `found` has the findings.
+    `marks` are those of the files in the checkpoint at `first`, None if the run begins there. With
+    `scalars`, of callbacks, there is a scalars.jsonl; if boundary `first` is `unfinished`, they are
+    logged there once more. Lines that the marks hold and the files lack are restored; `findings`
+    reports all. Without `run_schedule` lines have neither `pass` nor `sink`.
 
-    Raises DataError where a file that is there can't be read, RunError where it can't be written,
-    or is removed or changed by others while it is being written.
+    Raises DataError if an existing file can't be read, RunError if it can't be written, or another
+    process removes or changes it meanwhile.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class MetricsLog(Monitor):
 
         def opened(name: str) -> tuple[KeptLog, LogFindings]:
             path, mark = run_dir / name, read_mark(marks.get(name), first)
-            # The checkpoint of an unfinished boundary holds its scalars, which a process that went
-            # on from there may have written before it was killed.
+            # The checkpoint of an unfinished boundary holds its scalars. A process that continued
+            # from there may have written them before it was killed.
             last = first - 1 if name == SCALARS and unfinished else first
             with writing(path):
                 return open_log(path, last, mark, every_step=name == METRICS, own=own)
@@ -85,10 +84,10 @@ class MetricsLog(Monitor):
         self._append(self._logs[EVALS], step, evaluation.metrics, replaced=replaced)
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Append a line for what callbacks have logged up to a boundary.
+        """Append a line of the scalars that callbacks have logged up to a boundary.
 
-        Those of a resumed run log at later boundaries than the one where it begins, unless that is
-        the start: what they had logged there before stays.
+        A resumed run logs at later boundaries than its first, unless that is the start: what was
+        logged there before stays.
         """
         self._append(self._logs[SCALARS], step, scalars, replaced=step == self._first == 0)
 
@@ -126,10 +125,10 @@ class MetricsLog(Monitor):
 
 
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
-    """Return the lines of metrics.jsonl: for each step its place, integers, then its numbers.
+    """Return the lines of metrics.jsonl: for each step its position, integers, then its numbers.
 
-    Without a schedule the place is the step alone. Only a step that has a flag, a bool column, has
-    its key.
+    Without a schedule the position is the step alone. Only a step that has a flag, a bool column,
+    has its key.
     """
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}

@@ -21,12 +21,12 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 
 SHOWN_FROM_S = 60
-"""Remaining time, in seconds, from which on lines show it."""
+"""Remaining time, in seconds, above which lines show it."""
 
 
 @contextmanager
 def writing(file: str | Path) -> Iterator[None]:
-    """Raise RunError where the system refuses to write a file in the body."""
+    """Raise RunError if the system refuses to write a file in the body."""
     try:
         yield
     except OSError as error:
@@ -37,8 +37,8 @@ def writing(file: str | Path) -> Iterator[None]:
 class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch, and not more often than every
-    `every` steps; 0 never prints.
+    Printed at the end of a sink, whose number is the epoch, and at most once in `every` steps; 0
+    never prints.
     """
 
     def __init__(self, reporter: Reporter, run_schedule: RunSchedule, every: int) -> None:
@@ -49,7 +49,7 @@ class LossMonitor(Monitor):
         before = report.step - report.steps
         if self._every and report.step // self._every > before // self._every:
             position = self._run_schedule.place(report.step)
-            # As float32 in its fewest digits: formatted, it would be a double's.
+            # In the fewest digits of a float32: formatted, it would be a double's.
             loss = str(np.float32(report.loss))
             self._reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
 
@@ -142,17 +142,17 @@ class ProgressMonitor(Monitor):
 class LockMonitor(Monitor):
     """Check, before lines are written, that no other process has entered the run.
 
-    The first of the monitors, since it is flushed before the logs. Raises RunError where the lock
-    was removed and another process holds it now.
+    The first of the monitors, since it is flushed before the logs. Raises RunError if the lock was
+    removed and another process holds it now.
     """
 
     def __init__(self, run_dir: Path, lock: Lock) -> None:
         self._run_dir, self._lock = run_dir, lock
 
     def flush(self) -> None:
-        """Check the lock, and take it again where its file was removed."""
-        # Where the file can't be created again, no other process can create it either; and a
-        # directory that is gone is reported by the log.
+        """Check the lock, and take it again if its file was removed."""
+        # If the file can't be created again, no other process can create it either; and the log
+        # reports a directory that is gone.
         with suppress(OSError):
             if not self._lock.keep():
                 raise RunError(
@@ -190,7 +190,7 @@ class BadStepMonitor(Monitor):
         self._reporter.warn(f"{number} {named}: not finite, no update was made")
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Warn of the rollback and say where training goes on."""
+        """Warn of the rollback, and report the step that follows."""
         self._reporter.warn(
             f"step {step}: not finite; back to the weights of step {to}, on with the data after "
             f"step {step}"
@@ -203,7 +203,7 @@ EVERY = 100
 
 
 class FunctionalMonitor(Monitor):
-    """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and what a test has shown.
+    """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and the results of a test.
 
     With `every` 0 no losses are printed.
     """
@@ -228,7 +228,7 @@ class FunctionalMonitor(Monitor):
                 self._say(f"loss: {loss:>7f} [{batch:>3d}/{size:>3d}]")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Print accuracy, where there is one, and loss."""
+        """Print accuracy, if there is one, and loss."""
         scalars = evaluation.scalars()
         said = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
         said += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []

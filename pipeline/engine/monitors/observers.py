@@ -57,7 +57,7 @@ class ObserverSettings:
 
 
 class Observers:
-    """The monitors of a run, on a thread of their own, and TensorBoard where it is on."""
+    """The monitors of a run, on another thread, and TensorBoard if it is on."""
 
     def __init__(
         self,
@@ -99,11 +99,10 @@ def open_observers(
     reporter: Reporter,
     kept_logs: Mapping[str, Any] | None = None,
 ) -> Observers:
-    """Open the observers of a run that goes on from boundary `first`.
+    """Open the observers of a run that continues from boundary `first`.
 
-    `kept_logs` are the marks of the logs in the checkpoint there, None if the run begins there. A
-    log of steps that can't be written ends the run; TensorBoard and the progress bar are best
-    effort.
+    `marks` are those of the logs in the checkpoint there, None if the run begins there. A log of
+    steps that can't be written ends the run; TensorBoard and the progress bar are best effort.
     """
     log = MetricsLog(
         run_dir,

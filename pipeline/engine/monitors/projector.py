@@ -1,6 +1,6 @@
 """Files of TensorBoard's projector: vectors, their labels and their pictures.
 
-`projector_config.pbtxt` in the folder of the events names the others, which lie in `embeddings/`.
+`projector_config.pbtxt` in the folder of the events names the others, in `embeddings/`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def write_embeddings(
 ) -> None:
     """Write vectors, float32 (n, features), with a label each and images (n, H, W, C) or None.
 
-    Those of an earlier time are replaced. Images of other than 1, 3 or 4 channels are left out.
-    Raises OSError where the files can't be written.
+    Earlier files are replaced. Images of other than 1, 3 or 4 channels are left out. Raises OSError
+    if the files can't be written.
     """
     folder = board / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,9 +55,9 @@ def write_embeddings(
 
 
 def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
-    """A square sheet of pictures uint8 (n, H, W, C) as PNG, and the height and width of each.
+    """Return a square sheet of pictures uint8 (n, H, W, C) as PNG, and their height and width.
 
-    They are shrunk to whole fractions where the sheet would be too large.
+    They are shrunk to whole fractions if the sheet would be too large.
     """
     from PIL import Image
 

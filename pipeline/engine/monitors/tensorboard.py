@@ -43,15 +43,15 @@ BINS = 64
 
 @dataclass(frozen=True)
 class BoardNode:
-    """An operation, or what the network reads; nodes whose names begin alike are grouped."""
+    """An operation, or an input of the network; nodes whose names begin alike are grouped."""
 
     name: str
     """Its path, unique in the graph."""
     op: str
     inputs: tuple[str, ...]
-    """Names of the nodes that it reads."""
+    """Names of the nodes whose results it reads."""
     shape: tuple[int, ...]
-    """Of its (first) result."""
+    """Shape of its (first) result."""
     dtype: str
 
 
@@ -81,7 +81,7 @@ class TensorBoard(Monitor):
 
     Steps and sinks are collected and written together by `flush`. The libraries for pictures and
     protocol buffers are imported when they are first needed, on the thread that writes. Raises
-    RunError where the folder can't be written.
+    RunError if the folder can't be written.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class TensorBoard(Monitor):
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
-        """Add the throughput of a sink, and that of the modelled device."""
+        """Add the throughput of a sink, and of the modelled device."""
         self._sinks.append((time.time(), report))
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Add what callbacks have logged."""
+        """Add scalars of callbacks."""
         tags, values = [f"callback/{name}" for name in scalars], list(scalars.values())
         with writing(self._folder):
             now = np.array([time.time()])
@@ -217,8 +217,8 @@ class TensorBoard(Monitor):
         self._add(text("classes", "\n".join(lines)), 0)
 
     def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
-        """Add training images (n, H, W, C) as the ops leave them, each stretched to its own range,
-        over their labels where these are given.
+        """Add training images (n, H, W, C) after the ops, each stretched to its range of values,
+        over their labels if there are any.
 
         Images of other than 1, 3 or 4 channels can't be shown and are skipped.
         """
@@ -232,7 +232,7 @@ class TensorBoard(Monitor):
     def add_predictions(
         self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
     ) -> None:
-        """Add evaluation images (n, H, W, C) with what is predicted of each after `step` steps."""
+        """Add evaluation images (n, H, W, C) with their predictions after `step` steps."""
         from tensorboardX.summary import image
 
         if images.shape[-1] in PICTURED_CHANNELS:
@@ -240,7 +240,7 @@ class TensorBoard(Monitor):
             self._add(image("eval/predictions", shown, dataformats="NHWC"), step)
 
     def add_masks(self, step: int, pictures: np.ndarray) -> None:
-        """Add pictures of predicted masks, uint8 (n, H, W, 3), each by itself."""
+        """Add pictures of predicted masks, uint8 (n, H, W, 3), one by one."""
         from tensorboardX.summary import image
 
         for number, picture in enumerate(pictures):
@@ -277,7 +277,7 @@ class TensorBoard(Monitor):
         self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
     ) -> None:
         """Write files for the projector: vectors, float32 (n, features), their labels, and images
-        (n, H, W, C) where there are any."""
+        (n, H, W, C) or None."""
         with writing(self._folder):
             write_embeddings(self._folder, vectors, labels, images)
 
@@ -346,8 +346,8 @@ def confusion_picture(confusion: np.ndarray) -> np.ndarray:
 
 
 def histogram_of(values: np.ndarray) -> Histogram | None:
-    """Return the histogram of an array of floats of any shape; None where no value is finite."""
-    # 16-bit types have no sums of their own, and squares of float32 may overflow it.
+    """Return the histogram of an array of floats of any shape; None if no value is finite."""
+    # Sums of 16-bit types are too coarse, and squares of float32 may overflow.
     flat = np.asarray(values).reshape(-1).astype(np.float64)
     finite = flat[np.isfinite(flat)]
     if not finite.size:
@@ -355,7 +355,7 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
     try:
         counts, edges = np.histogram(finite, BINS)
     except ValueError:
-        # Its values differ by so little that no 64 numbers lie between them.
+        # The values differ by so little that no 64 numbers are between them.
         counts, edges = np.array([finite.size]), np.array([finite.min(), finite.max()])
     return Histogram(
         float(finite.min()),
@@ -369,7 +369,7 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
 
 
 def graph_definition(nodes: Sequence[BoardNode]) -> bytes:
-    """Encode nodes as a GraphDef; the shape stands at the edges that leave a node."""
+    """Encode nodes as a GraphDef; the edges that leave a node show its shape."""
     from tensorboardX.proto.attr_value_pb2 import AttrValue
     from tensorboardX.proto.graph_pb2 import GraphDef
     from tensorboardX.proto.node_def_pb2 import NodeDef

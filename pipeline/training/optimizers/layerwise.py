@@ -47,7 +47,7 @@ class Lars(DecayedOptimizer):
 class Lamb(Moments):
     """AdamW at a rate for each array (You et al. 2020), |p| over the norm of its direction.
 
-    The rate is 1 where one of the norms is 0.
+    The rate is 1 if one of the norms is 0.
     """
 
     name: Literal["lamb"] = "lamb"

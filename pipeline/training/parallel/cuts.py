@@ -33,8 +33,8 @@ class Cuts:
     def of_state(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
-        The optimizer's leaves and the average lie where their parameter lies; a leaf belongs to the
-        parameter whose path ends its own.
+        The optimizer's leaves and the average are cut as their parameter; a leaf belongs to the
+        parameter whose path ends the leaf's.
         """
         shapes = flatten_dict(dict(state.params))
         rules = {path: self.spec_of(path) for path in shapes}
@@ -72,7 +72,8 @@ class Cuts:
         """Check the rules against parameters and the sizes of the mesh's axes.
 
         Raises ValueError for a pattern that matches nothing, a number of dimensions that is not the
-        parameter's, a size that does not divide, and an axis of the mesh that nothing is cut along.
+        parameter's, a size that does not divide, and an axis of the mesh along which nothing is
+        cut.
         """
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
@@ -87,10 +88,10 @@ class Cuts:
                 raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against what layers compute, as `ranks_of_layers` finds it.
+        """Check the constraints against what layers compute, as `ranks_of_layers` returns it.
 
-        Raises ValueError for a pattern that is of no layer, and for a number of entries that none
-        of its layers has dimensions.
+        Raises ValueError for a pattern that matches no layer, and for a number of entries that
+        differs from the dimensions of all its layers.
         """
         for rule in self.constraints:
             layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
@@ -125,7 +126,7 @@ def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
 
 
 def cuts_of(parallel: ParallelSpec) -> Cuts | None:
-    """Return the cuts of a recipe; None where every device has all parameters."""
+    """Return the cuts of a recipe; None if every device has all parameters."""
     if parallel.mode not in ("semi_auto", "auto"):
         return None
     return Cuts(parallel.specs, parallel.constraints)

@@ -34,8 +34,8 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     """Return the devices of a run; one run of one device has that of number `index`.
 
-    Where several are asked for, each process has as many. Raises RunError that names the devices
-    there are.
+    If the recipe has several, each process has the same number. Raises RunError that names the
+    devices of JAX.
     """
     _require_settings()
     if parallel.mode == "none":
@@ -70,8 +70,8 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
 
 
 def place_host(parallel: ParallelSpec) -> DevicePlacement:
-    """Return the host's processor as one device, split as it is for runs on several: its bits
-    depend on that. Raises RunError for settings of JAX that no run works with."""
+    """Return the host's processor as one device, split as for runs on several: its bits depend on
+    that. Raises RunError for settings of JAX that no run works with."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -90,7 +90,7 @@ def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
 
 
 def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
-    """Return what runs where, with the names that the documents have for it."""
+    """Return a line on the layout of the run, with MindSpore's names."""
     devices = num_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
     if parallel.mesh_sizes["model"] > 1:
@@ -112,8 +112,8 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
 def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
-    Always into as many as the shards of most recipes, so that runs on fewer need no other ones.
-    Arrays that were made before are lost where the processor had fewer.
+    At least into the number of shards of most recipes, so that runs on fewer need no other devices.
+    Arrays that were made before are lost if the processor had fewer.
     """
     count = max(count, DEFAULT_SHARDS)
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -130,7 +130,7 @@ def provide_cpu_devices(count: int) -> None:
 
 def leave_gpus_alone() -> None:
     """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
-    takes most of a GPU's memory at once. What the user says of platforms is kept."""
+    takes most of a GPU's memory at once. Platforms that the user has set stay."""
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
@@ -139,7 +139,7 @@ def leave_gpus_alone() -> None:
 
 
 _left_alone: list[bool] = []
-"""Whether `leave_gpus_alone` has told JAX to."""
+"""Not empty once `leave_gpus_alone` has set the platforms of JAX."""
 
 
 def _take_gpus() -> None:
@@ -151,8 +151,8 @@ def _take_gpus() -> None:
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError that names the devices there are, and why
-    there is no GPU."""
+    """Return a device of this process. Raises RunError that names the devices of JAX, and why there
+    is no GPU."""
     if platform_of(platform).is_cuda:
         _take_gpus()
     with _plugin_failures() as failures:
@@ -168,7 +168,7 @@ def find_device(platform: str, index: int) -> jax.Device:
 
 
 def _open_devices() -> list[jax.Device]:
-    """Open all devices that JAX may use. Raises RunError where it can't."""
+    """Open all devices that JAX may use. Raises RunError if it can't."""
     try:
         return jax.devices()
     except Exception as error:  # JAX fails by an AssertionError too

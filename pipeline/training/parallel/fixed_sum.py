@@ -2,9 +2,9 @@
 
 The gradients of a batch are the sum over its shards. They are added in a binary tree whose leaves
 are the shards in order: neighbours in pairs, then these sums in pairs, and so on. A device adds the
-subtree of its own shards in a loop, the devices together the rest, so that the same additions are
-made, with the same bits, whatever the number of devices. Where the number of leaves is 2^n times an
-odd number, runs of that odd number of leaves are added one after the other, and then in pairs.
+subtree of its shards in a loop, the devices together the rest, so that the same additions are made,
+with the same bits, on any number of devices. If the number of leaves is 2^n times an odd number,
+runs of that odd number of leaves are added one after the other, and then in pairs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 Leaf = Callable[[Array, C], tuple[T, C]]
-"""(index, carry) -> (value, carry): a term of the sum, and what the next one starts from."""
+"""(index, carry) -> (value, carry): a term of the sum, and the carry of the next one."""
 
 
 STACKED_BYTES = 1 << 30
-"""Terms of a sum that are kept side by side, which is faster, take no more memory than this."""
+"""The most memory of terms that are held side by side, which is faster."""
 
 
 def sum_leaves(leaf: Leaf[C, T], count: int, carry: C, *, of: int | None = None) -> tuple[T, C]:
     """Add the trees `leaf(0, carry)` .. `leaf(count - 1, carry)`, in order.
 
     The index is int32 (). `of` is the number of terms on all devices, which decides how they are
-    added. Bits could depend on what an operation is fused with, as a product and a sum round once
-    together where they are one instruction. So a leaf is compiled once, in a loop whose number of
-    iterations XLA does not know, also where there is one leaf, and is added outside of it.
+    added. Bits could depend on what an operation is fused with, since a product and a sum may round
+    once together in one instruction. So a leaf is compiled once, in a loop whose number of
+    iterations XLA does not know, also if there is one leaf, and is added outside of it.
     """
     shapes = jax.eval_shape(lambda: leaf(jnp.int32(0), carry)[0])
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
@@ -85,17 +85,17 @@ def _add(one: T, other: T) -> T:
 
 
 def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
-    """Loop as often as `count` says, which XLA does not get to know."""
+    """Loop `count` times, a number that XLA does not know."""
     hidden = jax.lax.optimization_barrier(jnp.int32(count))
     return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
 
 
 def written_out(tree: T) -> T:
-    """Return a tree of float32 and integers as it is, in memory of its own.
+    """Return a tree of float32 and integers as it is, in new memory.
 
     XLA fuses a sum with what reads it, such as the norm of the gradients, and cuts that into other
-    vectors than where the sum came from several devices. It can't look through a loop whose number
-    of iterations it does not know: here one, which multiplies by 1.
+    vectors than if the sum came from several devices. It can't look through a loop whose number of
+    iterations it does not know: here one, which multiplies by 1.
     """
 
     def times_one(i: Array, values: T) -> T:
@@ -107,8 +107,8 @@ def written_out(tree: T) -> T:
 def add_devices(tree: T, axis: str, devices: int) -> T:
     """Add trees of the devices along a mesh axis, in their order; every device has the sum.
 
-    Runs inside `shard_map`, on float32 and integers. Of the floats each device adds its part: an
-    all-to-all and an all-gather, which together move as many bytes as an all-reduce in a ring.
+    Runs inside `shard_map`, on float32 and integers. Each device adds its part of the floats: an
+    all-to-all and an all-gather, which together move the same bytes as an all-reduce in a ring.
     """
     leaves, form = jax.tree.flatten(tree)
     exact = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
@@ -139,8 +139,8 @@ def add_in_order(terms: Array) -> Array:
 
 
 def add_in_pairs(terms: Array) -> Array:
-    """Add (n, ...) along its first axis, neighbours first. Raises ValueError for an n that is no
-    power of two."""
+    """Add (n, ...) along its first axis, neighbours first. Raises ValueError if n isn't a power of
+    two."""
     if terms.shape[0] & (terms.shape[0] - 1):
         raise ValueError(f"{terms.shape[0]} terms have no binary tree")
     while terms.shape[0] > 1:
@@ -151,8 +151,8 @@ def add_in_pairs(terms: Array) -> Array:
 def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
     """Add `compute(shard, number)` of all shards of a batch; `number` is int32 ().
 
-    `batch` is this device's part of it, and its `count` that of the whole batch. A shard's own
-    `count` may be 0.
+    `batch` is this device's part, and its `count` is the whole batch's. The `count` of a shard may
+    be 0.
     """
     return sum_devices(shards, sum_own_shards(shards, batch, compute))
 

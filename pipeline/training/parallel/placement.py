@@ -1,4 +1,4 @@
-"""DevicePlacement of arrays: on one device, or on a mesh of several."""
+"""Placement of arrays: on one device, or on a mesh of several."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DevicePlacement:
     @property
     def free_bytes(self) -> int | None:
         """Bytes that JAX may still take on the fullest GPU of this process; None for other devices,
-        which don't tell."""
+        which don't report them."""
         here = (d for d in self.devices if d.process_index == jax.process_index())
         own = [device for device in here if platform_of(device.platform).reports_free_memory]
         stats = [known for device in own if (known := device.memory_stats())]

@@ -1,8 +1,8 @@
-"""The processes of one run, and what they agree on.
+"""The processes of one run, and their agreement.
 
-Every process computes the same steps. What depends on a clock, a signal or the disk is decided by
-the first one, and the others take its decision, through the key-value store of jax.distributed:
-unlike a collective it has a time-out, so that nobody waits for ever.
+Every process computes the same steps. The first one decides what depends on a clock, a signal or
+the disk, and the others take its decision, through the key-value store of jax.distributed: unlike a
+collective it has a time-out, so that no process waits for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.core.errors import PipelineError, RunError
 
 T = TypeVar("T")
 KEPT_ANSWERS = 16
-"""Answers that stay in the store: all take part in steps, so no process lags by that many."""
+"""Answers that stay in the store: all take part in steps, so no process lags by more."""
 
 
 class PeerGoneError(RunError):
@@ -37,12 +37,12 @@ def decide_alone(decide: Callable[[], T], /) -> T:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among those of a run: number `own` of `size`."""
+    """Place of this process in a run: number `own` of `size`."""
 
     own: int = 0
     size: int = 1
     timeout_s: float = 300.0
-    """How long to wait for the others."""
+    """Seconds to wait for the others."""
     _store: Any = None
     """Client of the key-value store; None for one process."""
     _numbers: Any = field(default_factory=count)
@@ -53,9 +53,10 @@ class Ranks:
         return self.own == 0
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
-        """Return what `decide` returns in the first process: JSON; an error there is its own.
+        """Return what `decide` returns in the first process: JSON. An error there is raised there
+        only.
 
-        All processes call it, in the same order. Raises PeerGoneError where the first one does not
+        All processes call it, in the same order. Raises PeerGoneError if the first one does not
         answer in `timeout_s`.
         """
         if self.size == 1:
@@ -71,7 +72,7 @@ class Ranks:
         return value
 
     def require_same(self, facts: dict[str, str]) -> None:
-        """Raise RunError where a process has other facts than the first one: a value by name."""
+        """Raise RunError if a process has other facts than the first one: a value by name."""
         if self.size == 1:
             return
         number = next(self._numbers)
@@ -97,7 +98,7 @@ class Ranks:
 
 
 def is_of_a_peer(error: BaseException) -> bool:
-    """Whether an error of JAX's says that another process has gone."""
+    """Whether an error of JAX means that another process has gone."""
     text = str(error)
     return not isinstance(error, PipelineError) and any(
         clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")

@@ -17,8 +17,8 @@ so it should stay in the cache of a core."""
 def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
     """The inverses of stacks of symmetric positive definite matrices (number, n, n) each, float32.
 
-    Those of one size are inverted together, whatever stack they are from: the program grows
-    with the number of sizes, not of stacks. A matrix that is not positive definite becomes NaN.
+    Matrices of one size are inverted together: the program grows with the number of sizes, not of
+    stacks. A matrix that is not positive definite becomes NaN.
     """
     places: dict[int, list[int]] = defaultdict(list)
     for place, stack in enumerate(stacks):

@@ -1,6 +1,6 @@
-"""THOR as an optax transformation: precondition gradients by inverses that are refreshed at times.
+"""THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals.
 
-Where an update is due to refresh, the factors of all observed layers, of that batch alone, are
+If an update is due to refresh, the factors of all observed layers, of that batch alone, are
 inverted; the updates between use the inverses as they are. Both variants are branches of one
 compiled step, chosen by the number of the update, so that a sink may end anywhere.
 """
@@ -39,10 +39,10 @@ def scale_by_thor(
 ) -> optax.GradientTransformationExtraArgs:
     """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
 
-    `damping` gives the damping at an update from its number, 0 first. Each factor is cut into
-    blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
-    without it. Inverses are kept for every kernel of two or four axes, since `init` can't know
-    which of them are observed; those of others stay 0 and are not read.
+    `damping` maps the number of an update, 0 first, to its damping. Each factor is cut into blocks
+    of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError without
+    it. There are inverses for every kernel of two or four axes, since `init` can't know which of
+    them are observed; the others stay 0 and are not read.
     """
 
     def init(params: optax.Params) -> ThorState:
