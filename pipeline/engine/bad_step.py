@@ -14,7 +14,9 @@ WINDOW_STEPS = 20
 """Newest steps among which an explosion is looked for."""
 GROWTH = 100.0
 """Factor by which a loss or gradient norm explodes; from batch to batch they vary by less."""
-LEAST_LOSS, LEAST_NORM, LEAST_WEIGHT = 10.0, 1e3, 1e3
+LEAST_LOSS = 10.0
+LEAST_NORM = 1e3
+LEAST_WEIGHT = 1e3
 """Magnitudes below which nothing has exploded: small losses vary by any factor."""
 
 
@@ -68,7 +70,8 @@ class RecentSteps:
         )
         if not symptom:
             return ""
-        step, rate = int(rows[-1, 0]), rows[-1, 3]
+        step = int(rows[-1, 0])
+        rate = rows[-1, 3]
         return (
             f"{symptom}; the learning rate of step {step} is {rate:g}, which is the likely cause: "
             "try a smaller train.optimizer.lr"

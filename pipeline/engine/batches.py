@@ -134,7 +134,8 @@ class ArrayBatches(BatchSource):
     """
 
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
-        names, leaves = _names(arrays, "data"), jax.tree.leaves(arrays)
+        names = _names(arrays, "data")
+        leaves = jax.tree.leaves(arrays)
         for name, leaf in zip(names, leaves, strict=True):
             if leaf.ndim == 0 or leaf.shape[:1] != leaves[0].shape[:1]:
                 raise DataError(
@@ -236,7 +237,8 @@ class IteratorBatches(BatchSource):
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Set the iterator's state, and pass over batches that were trained on."""
         self._origin = position
-        skip, state = position.get("skip", step), position.get("state")
+        skip = position.get("skip", step)
+        state = position.get("state")
         if state is not None and not self._has_state:
             raise DataError(
                 "data: the run was saved with an iterator that has get_state; this has none"
@@ -267,7 +269,8 @@ class IteratorBatches(BatchSource):
     def read(self, number: int) -> list[np.ndarray]:
         """Return the leaves of the next batch. Raises StopIteration at the end."""
         if self._pending is not None:
-            leaves, self._pending = self._pending, None
+            leaves = self._pending
+            self._pending = None
             return leaves
         return self._leaves(next(self._iterator), number, self.layout)
 
@@ -302,7 +305,9 @@ class IteratorWindows:
     def __init__(
         self, source: IteratorBatches, placement: DevicePlacement, start: int, stop: int
     ) -> None:
-        self._source, self._placement, self._stop = source, placement, stop
+        self._source = source
+        self._placement = placement
+        self._stop = stop
         shapes = jax.tree.leaves(source.layout.spec)
         batch_bytes = max(1, sum(shape.size * shape.dtype.itemsize for shape in shapes))
         self._steps = max(1, min(ITERATOR_WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
@@ -346,7 +351,8 @@ class IteratorWindows:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, start: int) -> _ReadWindow:
-        count, batches = min(self._steps, self._stop - start), list[list[np.ndarray]]()
+        count = min(self._steps, self._stop - start)
+        batches = list[list[np.ndarray]]()
         state: Any = None
         failure: Exception | None = None
         try:

@@ -48,8 +48,11 @@ class RunView(RunControl):
         resumed: bool = False,
         processes: int = 1,
     ) -> None:
-        self.run_dir, self.resumed, self._processes = run_dir, resumed, processes
-        self.total, self.steps_per_pass = run_schedule.total, run_schedule.steps_per_pass
+        self.run_dir = run_dir
+        self.resumed = resumed
+        self._processes = processes
+        self.total = run_schedule.total
+        self.steps_per_pass = run_schedule.steps_per_pass
         self.step = 0
         self.asked = Requests()
         """Requests since the last boundary."""
@@ -146,7 +149,8 @@ class RunView(RunControl):
         for path, array in changed.items():
             if path not in flat:
                 raise ValueError(f"there is no parameter {path!r}; there is {', '.join(flat)}")
-            new, old = np.asarray(array), flat[path]
+            new = np.asarray(array)
+            old = flat[path]
             if new.shape != old.shape:
                 raise ValueError(f"{path}: has shape {new.shape}, must have {old.shape}")
             flat[path] = new.astype(old.dtype)
@@ -211,7 +215,8 @@ class Callbacks(NoCallbacks):
         add_scalars: Callable[[int, Mapping[str, float | None]], None],
     ) -> None:
         self.view = view
-        self._warn, self._add_scalars = warn, add_scalars
+        self._warn = warn
+        self._add_scalars = add_scalars
         counts: dict[str, int] = {}
         self._active: list[tuple[str, Callback]] = []
         """The callbacks that are called, each with its key in checkpoints."""
@@ -227,7 +232,8 @@ class Callbacks(NoCallbacks):
                 self._attempt(callback, "restore", partial(callback.restore, value))
         if self.failure is not None:
             raise self.failure
-        self.view.asked, self.view.scalars = state.asked, dict(state.scalars)
+        self.view.asked = state.asked
+        self.view.scalars = dict(state.scalars)
 
     def state(self, granted: Requests) -> CallbackState:
         """Return the content of a checkpoint, with the requests that were granted.
@@ -243,7 +249,9 @@ class Callbacks(NoCallbacks):
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
         """Notify all callbacks of an event. `failure` holds the error of one that ends the run."""
-        self.view.state, self.view.step, self.view.event = state, step, event
+        self.view.state = state
+        self.view.step = step
+        self.view.event = event
         for _, callback in list(self._active):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
@@ -253,7 +261,8 @@ class Callbacks(NoCallbacks):
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
         """Let callbacks see the learning rates and the changes that are in effect."""
-        self.view.rates, self.view.granted_rates = rates, changes
+        self.view.rates = rates
+        self.view.granted_rates = changes
 
     def take_requests(self, agree: Agree) -> Requests | None:
         """Return the first process's requests since the last call; None without any."""
@@ -261,17 +270,20 @@ class Callbacks(NoCallbacks):
         return None if tree is None else Requests.from_json(tree)
 
     def _take_tree(self) -> dict[str, Any] | None:
-        asked, self.view.asked = self.view.asked, Requests()
+        asked = self.view.asked
+        self.view.asked = Requests()
         return None if asked == Requests() else asdict(asked)
 
     def take_parameters(self) -> Any:
         """Return the parameters that replace those of the state; None if there are none."""
-        changed, self.view.changed = self.view.changed, None
+        changed = self.view.changed
+        self.view.changed = None
         return changed
 
     def write_scalars(self) -> None:
         """Pass on the scalars of this boundary."""
-        scalars, self.view.scalars = self.view.scalars, {}
+        scalars = self.view.scalars
+        self.view.scalars = {}
         if scalars:
             self._add_scalars(self.view.step, scalars)
 

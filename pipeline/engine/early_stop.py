@@ -36,7 +36,8 @@ class EarlyStop:
         """
         if self.metric is None:
             return
-        value, best = evaluation.scalars()[self.metric], self.progress.best
+        value = evaluation.scalars()[self.metric]
+        best = self.progress.best
         sign = 1 if self.better == "max" else -1
         is_first = best is None and value == value
         if is_first or (best is not None and sign * (value - best) > self.min_delta):

@@ -61,7 +61,8 @@ class History:
     def add_dispatch(self, steps: int, seconds: float, ended_at: float) -> None:
         """Record that a dispatch of `steps` steps took `seconds`; `ended_at` by `perf_counter`."""
         if self.first_dispatch_s is None:
-            self.first_dispatch_s, self.first_step_at = seconds, ended_at
+            self.first_dispatch_s = seconds
+            self.first_step_at = ended_at
         else:
             self.step_seconds.append(seconds / steps)
             self.timed_steps += steps

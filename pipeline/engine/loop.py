@@ -50,26 +50,27 @@ class Program:
     """The rules of the columns after the first."""
 
 
+@dataclass
 class SinkClock:
     """Sum of the chunks of the current sink."""
 
-    def __init__(self) -> None:
-        self._seconds, self._steps = 0.0, 0
-        self._last: Telemetry | None = None
+    seconds: float = 0.0
+    steps: int = 0
+    last: Telemetry | None = None
 
     def add(self, telemetry: Telemetry, seconds: float) -> None:
         """Record that the steps of `telemetry` took `seconds`."""
-        self._seconds += seconds
-        self._steps += len(telemetry)
-        self._last = telemetry
+        self.seconds += seconds
+        self.steps += len(telemetry)
+        self.last = telemetry
 
     def report(self, step: int) -> SinkReport:
         """Return the report of the sink that ends at boundary `step`, and start the next."""
-        assert self._last is not None
-        report = SinkReport(
-            step, self._last.loss[-1], self._last.learning_rate[-1], self._seconds, self._steps
-        )
-        self._seconds, self._steps = 0.0, 0
+        last = self.last
+        assert last is not None
+        report = SinkReport(step, last.loss[-1], last.learning_rate[-1], self.seconds, self.steps)
+        self.seconds = 0.0
+        self.steps = 0
         return report
 
 
@@ -125,7 +126,8 @@ def train(
 
     while True:
         # Step.
-        has_steps, events = segment.start < segment.stop, segment.events
+        has_steps = segment.start < segment.stop
+        events = segment.events
         if has_steps:
             telemetry, seconds = dispatch(program, segment, run)
             dispatch_size.take_note(len(telemetry), seconds)
@@ -186,7 +188,8 @@ def train(
         is_requested = hooks.signals.saves > num_saves
         if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
             hooks.saves.save(hooks, run)
-            saved_at, num_saves = time.monotonic(), hooks.signals.saves
+            saved_at = time.monotonic()
+            num_saves = hooks.signals.saves
 
         # Stop, or continue with the next dispatch.
         is_last = history.step == schedule.run.total
@@ -221,7 +224,8 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
     stop = segment.start + len(telemetry)
     LOG.debug("steps %d to %d in %.6f s", segment.start + 1, stop, seconds)
     history.add_dispatch(len(telemetry), seconds, ended_at)
-    history.step, history.loss = segment.stop, float(telemetry.loss[-1])
+    history.step = segment.stop
+    history.loss = float(telemetry.loss[-1])
     return telemetry, seconds
 
 
@@ -241,15 +245,18 @@ def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool
     history = run.history
     history.left_out = num_skipped(run.state)
     if run.pending is not None:
-        history.status, history.reason = "stopped", decision.stop
+        history.status = "stopped"
+        history.reason = decision.stop
     elif hooks.early_stop.is_over:
         history.reason = f"early stop: {hooks.early_stop.reason}"
     elif run.granted.stop is not None:
         history.reason = f"a callback stopped it: {run.granted.stop}"
     elif decision.prune:
-        history.status, history.reason = "pruned", decision.prune
+        history.status = "pruned"
+        history.reason = decision.prune
     elif not is_last:
-        history.status, history.reason = "stopped", decision.stop
+        history.status = "stopped"
+        history.reason = decision.stop
 
 
 def exhaust(steps: Generator[Any, None, T]) -> T:
@@ -333,7 +340,8 @@ def answer_bad_step(
             return
     except RunError as error:
         why_not = f"; {error}"
-    history.step, history.left_out = bad - 1, num_skipped(progress.state)
+    history.step = bad - 1
+    history.left_out = num_skipped(progress.state)
     # A resumed run does the bad step again: no callback may be notified of it yet.
     good = telemetry.head(len(telemetry) - 1)
     if len(good):

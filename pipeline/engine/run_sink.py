@@ -112,8 +112,10 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
 
     Raises DataError, RunError and Interrupted as `sink` does.
     """
-    settings, source = prepared.settings, prepared.source
-    signals, placement = Signals(), DevicePlacement((_default_device(),))
+    settings = prepared.settings
+    source = prepared.source
+    signals = Signals()
+    placement = DevicePlacement((_default_device(),))
     with heard(signals), ExitStack() as stack:
         before = _open_folder(prepared, stack)
         saved = before.saved
@@ -198,7 +200,8 @@ class _Before:
 
 def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
     """Lock the directory and read the run in it. Raises DataError if that is another run."""
-    folder, source = prepared.settings.save, prepared.source
+    folder = prepared.settings.save
+    source = prepared.source
     identity = identify(prepared.step, prepared.state, source.describe())
     if folder is None:
         return _Before(identity)
@@ -243,7 +246,8 @@ def _choose_size(
     start = int(state.step)
     trial = program.put(state)
     window = feed.window(start)
-    count, seconds = 1, 0.0
+    count = 1
+    seconds = 0.0
     while True:
         trial, rows = program.run(trial, start, start + count, "loop")
         if len(rows) < count:
@@ -280,7 +284,8 @@ def _open_outputs(
     prepared: PreparedSink, before: _Before, start: int, stack: ExitStack
 ) -> _Outputs:
     """Open the logs and the checkpoints of a run, if it has a directory."""
-    folder, metrics = prepared.settings.save, SinkMetrics()
+    folder = prepared.settings.save
+    metrics = SinkMetrics()
     if folder is None:
         return _Outputs(metrics, (metrics,))
     marks = None if before.saved is None else before.saved.host.logs
@@ -321,7 +326,8 @@ class _WindowLimit:
             try:
                 steps = min(steps, self.feed.window(step).stop - step)
             except Exception as error:  # of the user's iterator, raised once the state is saved
-                self.failure, stop = error, "the data ended"
+                self.failure = error
+                stop = "the data ended"
         return [steps, stop, pruned]
 
 

@@ -82,11 +82,13 @@ class RunSchedule:
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         further = {event: frozenset(steps) for event, steps in at.items() if steps}
         ahead = sorted({step for steps in further.values() for step in steps if step > first})
-        start, position = first, 0
+        start = first
+        position = 0
         while start < self.total:
             stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
             if position < len(ahead) and ahead[position] <= stop:
-                stop, position = ahead[position], position + 1
+                stop = ahead[position]
+                position = position + 1
             stop = min(stop, self.total)
             events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
             events |= {event for event, steps in further.items() if stop in steps}

@@ -29,5 +29,6 @@ class SinkMetrics(Monitor):
 
     def take(self) -> dict[str, np.ndarray]:
         """Return each metric by step, float32 (steps,), and clear them."""
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         return concatenate_columns(parts) if parts else {}

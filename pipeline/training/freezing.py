@@ -41,7 +41,8 @@ def config_at(config: StepConfig, step: int) -> StepConfig:
     begun = [phase for phase in config.phases if phase.start <= step]
     if not begun:
         return replace(config, phases=())
-    frozen, network = begun[-1].frozen, config.network
+    frozen = begun[-1].frozen
+    network = config.network
     if config.fix_statistics:
         network = network.clone(fixed_statistics=frozen)
     return replace(config, phases=(), frozen=frozen, network=network)

@@ -150,7 +150,8 @@ def _updated(
     unscale = 1 / state.loss_scale
     rates = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
-    loss, norm = gradients.loss, norm_of(gradients.values, unscale)
+    loss = gradients.loss
+    norm = norm_of(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
     record = record_step(state, gradients, rate, norm, outcome)
 
@@ -373,7 +374,8 @@ def make_update_only_step(
 
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
-        count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
+        count = images.shape[0]
+        dropout = jax.random.fold_in(jax.random.key(0), state.step)
         mapped = mask_batch(images, labels, count, dropout)
         divisor = normalizer(config, labels, mapped.mask, count)
         gradients = compute_gradients(config, state, mapped, divisor, 1.0)

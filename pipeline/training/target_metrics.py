@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import jax
 
 
-OF_NUMBERS, OF_LABELS = ("mae", "rmse", "r2"), ("exact_match", "micro_f1", "macro_f1")
+OF_NUMBERS = ("mae", "rmse", "r2")
+OF_LABELS = ("exact_match", "micro_f1", "macro_f1")
 OF_TOKENS = ("token_accuracy", "perplexity")
 
 
@@ -117,7 +118,8 @@ class LabelsMetric(MetricSpec):
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        predicted, actual = (logits > 0) & mask[:, None], (labels > 0.5) & mask[:, None]
+        predicted = (logits > 0) & mask[:, None]
+        actual = (labels > 0.5) & mask[:, None]
         exact = (predicted == actual).all(axis=-1) & mask
         counted = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
         counted |= {"exact": exact, "samples": mask}

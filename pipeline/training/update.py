@@ -99,7 +99,8 @@ def apply_update(
     )
     by_layer = dict(config.layer_rates)
     updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
-    params, average = merge(updated, frozen), state.average
+    params = merge(updated, frozen)
+    average = state.average
     if config.average is not None:
         followed = restart_average(average, params)
         average = update_ema(average, followed, config.average, updates_so_far(state))
@@ -127,7 +128,8 @@ def apply_directions(
     if not groups and not by_layer:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     by_group = jnp.asarray(rates)
-    flat, down = flatten_dict(dict(params)), flatten_dict(dict(directions))
+    flat = flatten_dict(dict(params))
+    down = flatten_dict(dict(directions))
 
     def rate_of(path: Path) -> Array:
         covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]

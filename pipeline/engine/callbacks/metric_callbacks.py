@@ -75,7 +75,8 @@ class _PlateauWatch(_MetricCallback):
         # NaN, of a network that has diverged, isn't an improvement.
         is_first = self._best is None and value == value
         if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
-            self._best, self._waited = value, 0
+            self._best = value
+            self._waited = 0
             return
         self._waited += 1
         if self._waited < self._spec.patience:
@@ -91,7 +92,8 @@ class _PlateauWatch(_MetricCallback):
     def restore(self, state: Any) -> None:
         match state:
             case [int() | float() | None as best, int(waited)]:
-                self._best, self._waited = best, waited
+                self._best = best
+                self._waited = waited
             case _:
                 raise ValueError(f"{state!r} must be a value and a number of evaluations")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -35,8 +36,10 @@ class BackgroundMonitor(MonitorRelay):
         self._changed = threading.Condition()
         self._calls: list[Callable[[], None]] = []
         self._bytes = 0
-        self._queued, self._done = 0, 0
-        self._urgent, self._closing = False, False
+        self._queued = 0
+        self._done = 0
+        self._urgent = False
+        self._closing = False
         self._failure: BaseException | None = None
         self._raised = False
         self._thread = threading.Thread(target=self._work, name="monitors", daemon=True)
@@ -60,7 +63,8 @@ class BackgroundMonitor(MonitorRelay):
     def flush(self) -> None:
         """Wait until every queued call is carried out and every monitor is flushed."""
         with self._changed:
-            queued, self._urgent = self._queued, True
+            queued = self._queued
+            self._urgent = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._done >= queued)
         self._raise()
@@ -98,8 +102,11 @@ class BackgroundMonitor(MonitorRelay):
         while not closing:
             with self._changed:
                 self._changed.wait_for(lambda: self._urgent, PERIOD_S)
-                calls, self._calls, self._bytes = self._calls, [], 0
-                closing, self._urgent = self._closing, False
+                calls = self._calls
+                self._calls = []
+                self._bytes = 0
+                closing = self._closing
+                self._urgent = False
             self._carry_out(calls)
             with self._changed:
                 self._done += len(calls)
@@ -123,15 +130,16 @@ class BackgroundMonitor(MonitorRelay):
                 self._failure = error
 
 
+@dataclass
 class BestEffortMonitor(MonitorRelay, Generic[M]):
     """Pass every event on to a monitor until it fails; then warn, and continue without it.
 
     `what` is the monitor's name for the user; `warn` is called once, when it fails.
     """
 
-    def __init__(self, monitor: M, what: str, warn: Callable[[str], None]) -> None:
-        self._monitor: M | None = monitor
-        self._what, self._warn = what, warn
+    monitor: M | None
+    what: str
+    warn: Callable[[str], None]
 
     def flush(self) -> None:
         """Have the monitor flush."""
@@ -143,15 +151,16 @@ class BestEffortMonitor(MonitorRelay, Generic[M]):
 
     def relay(self, event: Callable[[M], None], size_bytes: int = 0) -> None:
         """Make a call to the monitor, unless it has failed before."""
-        monitor = self._monitor
+        monitor = self.monitor
         if monitor is None:
             return
         try:
             event(monitor)
         except Exception as error:  # whatever it is, training is worth more
-            self._monitor = None
+            self.monitor = None
             with suppress(Exception):
                 monitor.close()
-            known = isinstance(error, PipelineError)
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            self._warn(f"{self._what} failed and goes no further; training goes on: {reason}")
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, PipelineError):
+                reason = str(error)
+            self.warn(f"{self.what} failed and goes no further; training goes on: {reason}")

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-CAPTION, LEAST_SIDE = 16, 96
+CAPTION = 16
+LEAST_SIDE = 96
 MAX_CHARACTERS = 15
-WRONG, RIGHT = (179, 38, 30), (29, 36, 41)
+WRONG = (179, 38, 30)
+RIGHT = (29, 36, 41)
 
 
 def stretched(images: np.ndarray) -> np.ndarray:
     """Stretch each image of (n, H, W, C) to its range of values, uint8."""
     values = images.astype(np.float64)
-    low, high = values.min(axis=(1, 2, 3)), values.max(axis=(1, 2, 3))
+    low = values.min(axis=(1, 2, 3))
+    high = values.max(axis=(1, 2, 3))
     span = np.maximum(high - low, 1e-12)
     return ((values - low[:, None, None, None]) / span[:, None, None, None] * 255).astype(np.uint8)
 

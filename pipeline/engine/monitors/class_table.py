@@ -19,7 +19,8 @@ def class_table(evaluation: Evaluation) -> list[str]:
 
     Empty for an evaluation without classes, and for one of more than MOST_ROWS.
     """
-    names, confusion = class_names(evaluation), evaluation.confusion
+    names = class_names(evaluation)
+    confusion = evaluation.confusion
     if confusion is None or not 0 < len(names) <= MOST_ROWS:
         return []
     shown = [n if len(n) <= WIDEST_NAME else f"{n[: WIDEST_NAME - 3]}..." for n in names]
@@ -38,10 +39,12 @@ def class_table(evaluation: Evaluation) -> list[str]:
 def never_predicted(evaluation: Evaluation) -> str | None:
     """Return a warning of the classes that have labels and were never predicted; None if there are
     no such classes, or too many classes."""
-    names, confusion = class_names(evaluation), evaluation.confusion
+    names = class_names(evaluation)
+    confusion = evaluation.confusion
     if confusion is None or not names:
         return None
-    actual, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    actual = confusion.sum(axis=1)
+    predicted = confusion.sum(axis=0)
     missed = [
         f"{name} ({count:,} {evaluation.counted})"
         for name, count, guesses in zip(names, actual.tolist(), predicted.tolist(), strict=True)

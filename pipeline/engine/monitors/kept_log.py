@@ -99,11 +99,14 @@ class KeptLog:
     """
 
     def __init__(self, path: Path, *, every_step: bool) -> None:
-        self.path, self.flaws = path, WHOLE
+        self.path = path
+        self.flaws = WHOLE
         self._every_step = every_step
         self._file = _open(path)
-        self._size_bytes, self._lines = 0, 0
-        self._digest, self._tail_bytes = hashlib.sha256(), 0
+        self._size_bytes = 0
+        self._lines = 0
+        self._digest = hashlib.sha256()
+        self._tail_bytes = 0
         """Digest of the lines before the tail, which has whole lines of at least `TAIL_BYTES`."""
         self._tail: deque[bytes] = deque()
 
@@ -172,8 +175,12 @@ class KeptLog:
         whole.update(self._file.read(len(mark.tail)))
         if whole.hexdigest() != mark.sha256:
             return False
-        self._digest, self._tail, self._tail_bytes = digest, deque([mark.tail]), len(mark.tail)
-        self._size_bytes, self._lines, self.flaws = mark.size_bytes, mark.lines, mark.flaws
+        self._digest = digest
+        self._tail = deque([mark.tail])
+        self._tail_bytes = len(mark.tail)
+        self._size_bytes = mark.size_bytes
+        self._lines = mark.lines
+        self.flaws = mark.flaws
         self._take_further_lines(mark.tail, step)
         os.ftruncate(self._file.fileno(), self._size_bytes)
         return True
@@ -200,11 +207,15 @@ class KeptLog:
         of a log; nothing is cut then.
         """
         self._file.flush()
-        end, lines, last, flaws = 0, 0, 0, WHOLE
+        end = 0
+        lines = 0
+        last = 0
+        flaws = WHOLE
         for line in read_lines(self.path):
             if line.step > step:
                 break
-            end, lines = end + len(line.text), lines + 1
+            end = end + len(line.text)
+            lines = lines + 1
             flaws = self.with_gap(flaws, last, line.step)
             last = line.step
         os.ftruncate(self._file.fileno(), end)
@@ -221,7 +232,8 @@ class KeptLog:
 
     def _trust_file(self, size_bytes: int, lines: int) -> None:
         """Accept the file as the log: `size_bytes` bytes in `lines` lines."""
-        self._size_bytes, self._lines = size_bytes, lines
+        self._size_bytes = size_bytes
+        self._lines = lines
         self._file.seek(0)
         before = max(0, size_bytes - TAIL_BYTES)
         self._digest = digest_of(self._file, before) or hashlib.sha256()

@@ -18,7 +18,8 @@ from pipeline.core.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]
 LEVELS = ("debug", "info", "warning", "error")
-LEVEL_VARIABLE, STDERR_VARIABLE = "GLOG_v", "GLOG_logtostderr"
+LEVEL_VARIABLE = "GLOG_v"
+STDERR_VARIABLE = "GLOG_logtostderr"
 LOGGERS = ("pipeline", "jax")
 """Loggers whose messages are shown."""
 
@@ -39,7 +40,8 @@ def log_settings(chosen: str | None, environment: Mapping[str, str]) -> LogSetti
     GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
     counts as not set, and is named as a problem.
     """
-    problems, level = [], chosen
+    problems = []
+    level = chosen
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
     asked = environment.get(LEVEL_VARIABLE)
     if level is None and asked is not None:
@@ -80,7 +82,8 @@ def log_by_level(reporter: Reporter, chosen: str | None) -> Iterator[None]:
     Below warning, the messages of `LOGGERS` are shown too. Else `logging` stays unchanged.
     """
     settings = log_settings(chosen, os.environ)
-    reporter.level, reporter.log_to = getattr(logging, settings.level.upper()), settings.to
+    reporter.level = getattr(logging, settings.level.upper())
+    reporter.log_to = settings.to
     if settings.problem:
         reporter.warn(f"{settings.problem}; it is ignored")
     if reporter.level >= logging.WARNING:

@@ -18,7 +18,9 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.training.telemetry import PLACES
 
-METRICS, EVALS, SCALARS = "metrics.jsonl", "evals.jsonl", "scalars.jsonl"
+METRICS = "metrics.jsonl"
+EVALS = "evals.jsonl"
+SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
 """Longest line of a log: an evaluation has numbers for every class."""

@@ -53,12 +53,15 @@ class MetricsLog(Monitor):
         scalars: bool = False,
         unfinished: bool = False,
     ) -> None:
-        self._run_schedule, self._first = run_schedule, first
+        self._run_schedule = run_schedule
+        self._first = first
         self._waiting: list[Telemetry] = []
-        marks, own = kept or {}, kept is not None
+        marks = kept or {}
+        own = kept is not None
 
         def opened(name: str) -> tuple[KeptLog, LogFindings]:
-            path, mark = run_dir / name, read_mark(marks.get(name), first)
+            path = run_dir / name
+            mark = read_mark(marks.get(name), first)
             # The checkpoint of an unfinished boundary holds its scalars. A process that continued
             # from there may have written them before it was killed.
             last = first - 1 if name == SCALARS and unfinished else first
@@ -101,7 +104,8 @@ class MetricsLog(Monitor):
 
     def flush(self) -> None:
         """Write all lines so far to the files, so that they outlive the process."""
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         if waiting:
             steps = self._logs[METRICS]
             with writing(steps.path):

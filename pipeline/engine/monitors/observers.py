@@ -66,7 +66,8 @@ class Observers:
         log: MetricsLog | None = None,
     ) -> None:
         self.monitor = BackgroundMonitor(monitors)
-        self._log, self._tensorboard = log, tensorboard
+        self._log = log
+        self._tensorboard = tensorboard
 
     def log_flaws(self) -> dict[str, Any]:
         """Return the flaws that the logs had when they were opened, by file, as JSON."""
@@ -114,7 +115,9 @@ def open_observers(
     )
     for findings in log.found:
         reporter.warn(str(findings))
-    batch_size, estimate, unit = settings.batch_size, settings.estimate, settings.unit
+    batch_size = settings.batch_size
+    estimate = settings.estimate
+    unit = settings.unit
     lines: list[Monitor] = [
         LossMonitor(reporter, run_schedule, settings.loss_every),
         TimeMonitor(reporter, run_schedule, batch_size, estimate, unit),

@@ -16,7 +16,8 @@ from pipeline.core.errors import printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.engine.monitors.captioned_pictures import stretched
 
-CONFIG, FOLDER = "projector_config.pbtxt", "embeddings"
+CONFIG = "projector_config.pbtxt"
+FOLDER = "embeddings"
 SPRITE_PIXELS = 8192
 """Longest side of a sheet of pictures that browsers show."""
 PICTURE_PIXELS = 64
@@ -69,7 +70,8 @@ def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     sheet = np.zeros((side * height, side * width, small.shape[-1]), np.uint8)
     for number, picture in enumerate(small):
         row, column = divmod(number, side)
-        top, left = row * height, column * width
+        top = row * height
+        left = column * width
         sheet[top : top + height, left : left + width] = picture
     file = io.BytesIO()
     Image.fromarray(sheet[..., 0] if sheet.shape[-1] == 1 else sheet).save(file, "PNG")

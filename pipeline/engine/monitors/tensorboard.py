@@ -92,8 +92,10 @@ class TensorBoard(Monitor):
         estimate: Estimate | None = None,
         unit: SampleUnit = IMAGES,
     ) -> None:
-        self._folder, self._first = folder, first
-        self._per_step, self._estimate = batch_size * unit.each, estimate
+        self._folder = folder
+        self._first = first
+        self._per_step = batch_size * unit.each
+        self._estimate = estimate
         self._speed_tags = (f"train/{unit.counted}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
@@ -108,7 +110,8 @@ class TensorBoard(Monitor):
             # The suffix keeps a run resumed within the second from overwriting the file before.
             file = EventFile(self._folder, f".{self._first}")
             if self._first:
-                step, now = self._first + 1, time.time()
+                step = self._first + 1
+                now = time.time()
                 file.add(Event(wall_time=now, step=step, file_version=VERSION))
                 start = SessionLog(status=SessionLog.START)
                 file.add(Event(wall_time=now, step=step, session_log=start))
@@ -124,7 +127,8 @@ class TensorBoard(Monitor):
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Add scalars of callbacks."""
-        tags, values = [f"callback/{name}" for name in scalars], list(scalars.values())
+        tags = [f"callback/{name}" for name in scalars]
+        values = list(scalars.values())
         with writing(self._folder):
             now = np.array([time.time()])
             self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
@@ -135,9 +139,12 @@ class TensorBoard(Monitor):
 
     def flush(self) -> None:
         """Write the steps and sinks since the last flush."""
-        steps, self._steps = self._steps, []
-        sinks, self._sinks = self._sinks, []
-        rollbacks, self._rollbacks = self._rollbacks, []
+        steps = self._steps
+        self._steps = []
+        sinks = self._sinks
+        self._sinks = []
+        rollbacks = self._rollbacks
+        self._rollbacks = []
         with writing(self._folder):
             if steps:
                 self._write_steps(steps)
@@ -176,12 +183,14 @@ class TensorBoard(Monitor):
         from tensorboardX.summary import image
 
         self.flush()
-        scalars, now = evaluation.scalars(), np.array([time.time()])
+        scalars = evaluation.scalars()
+        now = np.array([time.time()])
         if not self._has_charts:
             self._add_charts(tuple(scalars))
         # The loss of every step has that tag already.
         scalars.pop(f"{TRAINED}loss", None)
-        tags, values = [metric_tag(name) for name in scalars], np.array([list(scalars.values())])
+        tags = [metric_tag(name) for name in scalars]
+        values = np.array([list(scalars.values())])
         with writing(self._folder):
             self._file.add_scalars(tags, np.array([step]), now, values)
         confusion = evaluation.confusion
@@ -356,7 +365,8 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
         counts, edges = np.histogram(finite, BINS)
     except ValueError:
         # The values differ by so little that no 64 numbers are between them.
-        counts, edges = np.array([finite.size]), np.array([finite.min(), finite.max()])
+        counts = np.array([finite.size])
+        edges = np.array([finite.min(), finite.max()])
     return Histogram(
         float(finite.min()),
         float(finite.max()),

@@ -70,7 +70,8 @@ def _sum_nested(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C
 
         def add(i: Array, so_far: tuple[T, T, C]) -> tuple[T, T, C]:
             total, newest, carry = so_far
-            total, start = _add(total, newest), first + i * below
+            total = _add(total, newest)
+            start = first + i * below
             newest, carry = leaf(start, carry) if below == 1 else subtree(below, start, carry)
             return total, newest, carry
 

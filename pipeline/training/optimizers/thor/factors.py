@@ -96,7 +96,8 @@ def damped_inverses(
 
 def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     """A^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n, m)."""
-    (rows, height, _), (columns, width, _) = inverses.inputs.shape, inverses.outputs.shape
+    (rows, height, _) = inverses.inputs.shape
+    (columns, width, _) = inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
     missing = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
     padded = jnp.pad(matrix, missing).reshape(rows, height, -1)

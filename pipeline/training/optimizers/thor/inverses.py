@@ -84,7 +84,8 @@ def _inverse_of_lower(lower: Array) -> Array:
         pairs = whole // (2 * size)
         tiles = padded.reshape(-1, pairs, 2 * size, pairs, 2 * size)
         corners = jnp.diagonal(tiles[:, :, size:, :, :size], axis1=1, axis2=3).transpose(0, 3, 1, 2)
-        first, second = inverses[:, ::2], inverses[:, 1::2]
+        first = inverses[:, ::2]
+        second = inverses[:, 1::2]
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         bottom = jnp.concatenate([-second @ corners @ first, second], -1)
         inverses = jnp.concatenate([top, bottom], -2)
