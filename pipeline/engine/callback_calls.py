@@ -75,29 +75,31 @@ class RunView(RunControl):
         """The learning rate of the next update, as far as it is known."""
         done = 0 if self.state is None else int(updates_so_far(self.state))
         update = min(done, len(self.rates) - 1)
-        changes = combined_changes((*self.granted_rates, *self.asked.rates))
-        return float(np.ravel(changed_rates(self.rates[update : update + 1], changes))[0])
+        changes = combine_changes((*self.granted_rates, *self.asked.rates))
+        return float(np.ravel(change_rates(self.rates[update : update + 1], changes))[0])
 
     def stop(self, reason: str) -> None:
         reason = printable(str(reason))[:1000] or "it gave no reason"
         self.asked = replace(self.asked, stop=self.asked.stop or reason)
 
     def set_learning_rate(self, rate: float) -> None:
-        change = RateChange(rate=_not_negative("learning rate", rate))
-        self._ask(rates=(*self.asked.rates, change))
+        change = RateChange(rate=_require_rate("learning rate", rate))
+        self._request(rates=(*self.asked.rates, change))
 
     def scale_learning_rate(self, factor: float) -> None:
-        change = RateChange(factor=_not_negative("factor", factor))
-        self._ask(rates=(*self.asked.rates, change))
+        change = RateChange(factor=_require_rate("factor", factor))
+        self._request(rates=(*self.asked.rates, change))
 
     def evaluate_at(self, step: int) -> None:
-        self._ask(evaluate_at=(*self.asked.evaluate_at, self._later(step, self.step + 1)))
+        self._request(
+            evaluate_at=(*self.asked.evaluate_at, self._require_step(step, self.step + 1))
+        )
 
     def save_at(self, step: int) -> None:
         least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
-        self._ask(save_at=(*self.asked.save_at, self._later(step, least)))
+        self._request(save_at=(*self.asked.save_at, self._require_step(step, least)))
 
-    def _ask(self, **changes: Any) -> None:
+    def _request(self, **changes: Any) -> None:
         self._require_training()
         self.asked = replace(self.asked, **changes)
 
@@ -105,7 +107,7 @@ class RunView(RunControl):
         if self.event == "on_end":
             raise ValueError("training has ended; nothing of it can be changed")
 
-    def _later(self, step: int, least: int) -> int:
+    def _require_step(self, step: int, least: int) -> int:
         self._require_training()
         try:
             number = operator.index(step)
@@ -162,7 +164,7 @@ class RunView(RunControl):
         return self.state.params if self.changed is None else self.changed
 
 
-def _not_negative(what: str, value: float) -> float:
+def _require_rate(what: str, value: float) -> float:
     value = float(value)
     if not 0 <= value <= MAX_RATE:
         raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, the most of float32")
@@ -270,9 +272,9 @@ class Callbacks(NoCallbacks):
         return None if tree is None else Requests.from_json(tree)
 
     def _take_tree(self) -> dict[str, Any] | None:
-        asked = self.view.asked
+        requests = self.view.asked
         self.view.asked = Requests()
-        return None if asked == Requests() else asdict(asked)
+        return None if requests == Requests() else asdict(requests)
 
     def take_parameters(self) -> Any:
         """Return the parameters that replace those of the state; None if there are none."""
@@ -325,20 +327,20 @@ def _require_names(state: Any) -> None:
             _require_names(value)
 
 
-def combined_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
+def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
     """Combine changes into one rate, one factor, or one of each in this order."""
-    kept: list[RateChange] = []
+    combined: list[RateChange] = []
     for change in changes:
         if change.factor is None:
-            kept = [change]
-        elif kept and kept[-1].factor is not None:
-            kept[-1] = RateChange(factor=min(kept[-1].factor * change.factor, MAX_RATE))
+            combined = [change]
+        elif combined and combined[-1].factor is not None:
+            combined[-1] = RateChange(factor=min(combined[-1].factor * change.factor, MAX_RATE))
         else:
-            kept.append(change)
-    return tuple(kept)
+            combined.append(change)
+    return tuple(combined)
 
 
-def changed_rates(
+def change_rates(
     rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, with changes in their order.

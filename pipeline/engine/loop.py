@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
 from pipeline.engine.bad_step import BadStepError, advise
-from pipeline.engine.callback_calls import changed_rates, combined_changes, with_parameters
+from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
@@ -289,7 +289,7 @@ def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
     saves = {*granted.save_at, *requests.save_at}
     return Requests(
         stop=granted.stop or requests.stop,
-        rates=combined_changes((*granted.rates, *requests.rates)),
+        rates=combine_changes((*granted.rates, *requests.rates)),
         evaluate_at=tuple(sorted(later for later in evaluations if later > step)),
         save_at=tuple(sorted(later for later in saves if later >= step)),
     )
@@ -302,7 +302,7 @@ def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
         return
     hooks.callbacks.show_rates(rates, granted.rates)
     if granted.rates:
-        table = changed_rates(rates, granted.rates, program.rate_rules)
+        table = change_rates(rates, granted.rates, program.rate_rules)
         program.executable.set_learning_rates(table)
 
 

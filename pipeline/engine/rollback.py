@@ -84,8 +84,8 @@ class Rollbacks:
 
 def _is_finite(state: TrainState) -> bool:
     """Whether weights are finite: an update may have spoilt them before a loss showed it."""
-    kept = state.params, state.batch_stats, state.opt_state
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
+    trained = state.params, state.batch_stats, state.opt_state
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
     return all(
         np.isfinite(leaf).all() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)
     )

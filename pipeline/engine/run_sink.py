@@ -142,8 +142,8 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         period_s = None if settings.save_every else SAVE_SECONDS
         saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
         hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
-        every = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
-        schedule = Schedule(lengths, every, dispatch_seconds=DISPATCH_SECONDS)
+        periods = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
+        schedule = Schedule(lengths, periods, dispatch_seconds=DISPATCH_SECONDS)
         executable = Program(cast(Any, program), "soft" if program.single_steps else "loop")
         host = HostState() if saved is None else saved.host
         with signals.held():
@@ -219,8 +219,8 @@ def _compile(
     """Compile the step with the lowerings of the run so far, or the fastest."""
     device = _default_device()
     single = has_slow_loop(prepared.step, prepared.spec, device)
-    chosen = None if record is None else record.lowerings
-    step, lowerings = lower_step(prepared.step, prepared.spec, device, chosen)
+    previous = None if record is None else record.lowerings
+    step, lowerings = lower_step(prepared.step, prepared.spec, device, previous)
     program = SinkProgram(step, state, feed, DevicePlacement((device,)), single_steps=single)
     return program, lowerings
 
@@ -290,7 +290,7 @@ def _open_outputs(
         return _Outputs(metrics, (metrics,))
     marks = None if before.saved is None else before.saved.host.logs
     log = MetricsLog(folder, None, start, marks)
-    for findings in log.found:
+    for findings in log.findings:
         tell_user(str(findings))
     board = BestEffortMonitor(
         TensorBoard(folder, start, batch_size=1, unit=STEPS), "TensorBoard", tell_user

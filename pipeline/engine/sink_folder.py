@@ -56,9 +56,9 @@ class SinkRecord:
 
     def to_json(self) -> str:
         """Return the content of the file."""
-        chosen = {problem: str(how) for problem, how in self.lowerings.chosen}
+        lowerings = {problem: str(how) for problem, how in self.lowerings.chosen}
         return json.dumps(
-            {**asdict(self.identity), "lowerings": chosen, "size": self.size}, indent=1
+            {**asdict(self.identity), "lowerings": lowerings, "size": self.size}, indent=1
         )
 
 
@@ -118,9 +118,9 @@ def read_record(folder: Path) -> SinkRecord | None:
         return None
     try:
         tree = read_json(file)
-        chosen = tuple((p, Lowering.parse(how)) for p, how in tree["lowerings"].items())
+        lowerings = tuple((p, Lowering.parse(how)) for p, how in tree["lowerings"].items())
         identity = SinkIdentity(**{name: tree[name] for name in SinkIdentity.__dataclass_fields__})
-        return SinkRecord(identity, Lowerings(chosen), int(tree["size"]))
+        return SinkRecord(identity, Lowerings(lowerings), int(tree["size"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: can't be read: {type(error).__name__}: {error}") from error
 

@@ -46,9 +46,9 @@ class ClassCountMetric(MetricSpec):
         if self.ignore_index is not None:
             valid &= labels != self.ignore_index
 
-        def count(chosen: jax.Array, where: jax.Array) -> jax.Array:
+        def count(indices: jax.Array, where: jax.Array) -> jax.Array:
             # One more entry takes what is not counted.
-            place = jnp.where(where, chosen, classes).ravel()
+            place = jnp.where(where, indices, classes).ravel()
             return jnp.zeros(classes + 1, jnp.int32).at[place].add(1)[:classes]
 
         return {

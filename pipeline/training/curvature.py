@@ -66,12 +66,12 @@ class CurvatureRule:
 
     moments: Callable[[LayerCapture, Array], Moments]
     positions: Callable[[LayerCapture], int]
-    every: int
+    period: int
     groups: tuple[int, ...] = ()
 
     def due(self, updates: Array) -> Array:
         """Whether the update after this number of them refreshes, bool ()."""
-        return updates % self.every == 0
+        return updates % self.period == 0
 
 
 @jax.named_scope(UPDATE)
@@ -117,15 +117,15 @@ def exchange_moments(
     for path in sorted(layers, key=lambda path: layers[path].number):
         groups[sum(end < layers[path].number for end in rule.groups)].append(path)
 
-    def added() -> dict[str, Moments]:
+    def exchange() -> dict[str, Moments]:
         total: dict[str, Moments] = {}
         for paths in filter(None, groups):
             sums = add([layers[path].moments for path in paths])
             total |= dict(zip(paths, sums, strict=True))
         return total
 
-    own = {path: layer.moments for path, layer in layers.items()}
-    moments = where_due(due, added, lambda: own)
+    local = {path: layer.moments for path, layer in layers.items()}
+    moments = where_due(due, exchange, lambda: local)
     return {
         path: replace(layer, moments=moments[path], rows=rows[path])
         for path, layer in layers.items()

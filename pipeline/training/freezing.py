@@ -22,7 +22,7 @@ from pipeline.training.state import StepConfig, split
 T = TypeVar("T")
 
 
-def in_its_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
+def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
     """Apply `compute` to the configuration of the phase of a step, int32 ().
 
     `step` counts the steps done. The results of all phases must have the same shapes. In eager mode
@@ -66,23 +66,23 @@ def by_phase(
 
     def groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:
-            own, tree = split(tree, patterns)
-            yield own
+            group, tree = split(tree, patterns)
+            yield group
 
     def init(params: Any) -> tuple[Any, ...]:
         pairs = zip(phases, groups(params), strict=True)
-        return tuple(optimizer.init(own) for (_, optimizer), own in pairs)
+        return tuple(optimizer.init(group) for (_, optimizer), group in pairs)
 
     def update(gradients: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, Any]:
         clipped, _ = clip.update(gradients, clip.init(params), params)
         directions: dict[Any, Any] = {}
         after = []
         pairs = zip(phases, groups(clipped), state, groups(params), strict=True)
-        for (_, optimizer), own, kept, trained in pairs:
-            if not own:
-                after.append(kept)
+        for (_, optimizer), group, before, trained in pairs:
+            if not group:
+                after.append(before)
                 continue
-            direction, new = optimizer.update(own, kept, trained)
+            direction, new = optimizer.update(group, before, trained)
             directions |= flatten_dict(dict(direction))
             after.append(new)
         return unflatten_dict(directions), tuple(after)

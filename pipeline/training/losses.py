@@ -45,15 +45,15 @@ class LabelLoss(LossSpec):
 
         from pipeline.training.masks import masked_mean
 
-        each = self.build_each()
+        label_loss = self.build_each()
 
         def loss(logits: jax.Array, labels: jax.Array, where: jax.Array | None = None) -> jax.Array:
-            logits, targets = _as_float32(logits, labels)
+            logits, targets = _cast_to_float32(logits, labels)
             if where is None:
-                losses = each(logits, targets)
+                losses = label_loss(logits, targets)
                 return losses if losses.ndim == 1 else losses.reshape(len(losses), -1).mean(axis=1)
             logits = jnp.where(where[..., None], logits, 0)
-            return masked_mean(each(logits, targets), where, tuple(range(1, where.ndim)))
+            return masked_mean(label_loss(logits, targets), where, tuple(range(1, where.ndim)))
 
         return loss
 
@@ -205,7 +205,7 @@ class BinaryCrossEntropy(OutputLoss):
         return optax.sigmoid_binary_cross_entropy(outputs, targets)
 
 
-def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits and targets, both (B, ..., C) float32; a class outside 0..C-1 has a target of 0s."""
     import jax
     import jax.numpy as jnp

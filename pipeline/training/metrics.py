@@ -55,7 +55,7 @@ class EvalSums:
     """int32 (): valid labels."""
     classes: ClassSums | None
     """None if labels are not classes."""
-    own: tuple[Any, ...] = ()
+    part_sums: tuple[Any, ...] = ()
     """The sums of each metric part, in their order."""
 
 
@@ -75,7 +75,7 @@ def zero_sums(
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
         classes=classes if of_classes else None,
-        own=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
+        part_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
     )
 
 
@@ -96,7 +96,7 @@ def add_batch(
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
-        logits, labels, losses, mask = _every_label(logits, labels, losses, mask)
+        logits, labels, losses, mask = _flatten_labels(logits, labels, losses, mask)
     if where is not None:
         mask = mask & where.reshape(-1)
     loss_sum, loss_carry = _compensated_add(
@@ -129,7 +129,7 @@ def _add_classes(
         by_class = jnp.stack(
             [hits, actual.at[true].add(counted), guessed.at[predicted].add(counted)]
         )
-    top5 = sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32)
+    top5 = sums.top5 + jnp.sum(mask & _is_in_top(5, logits, true), dtype=jnp.int32)
     return ClassSums(top5, confusion, by_class)
 
 
@@ -150,18 +150,20 @@ def add_own(
     logits = logits.astype(jnp.float32)
     if where is not None:
         if logits.ndim > 2:
-            logits, labels, _, mask = _every_label(logits, labels, mask, mask)
+            logits, labels, _, mask = _flatten_labels(logits, labels, mask, mask)
         mask = mask & where.reshape(-1)
-    own = []
-    for metric, before in zip(metrics, sums.own, strict=True):
+    part_sums = []
+    for metric, before in zip(metrics, sums.part_sums, strict=True):
         added = metric.sums(logits, labels, mask)
         if jax.tree.map(jnp.shape, added) != jax.tree.map(jnp.shape, before):
             raise ValueError(
                 f"eval.metrics {metric.name}: sums has shapes {jax.tree.map(jnp.shape, added)}, "
                 f"zero has {jax.tree.map(jnp.shape, before)}; must be the same"
             )
-        own.append(jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), before, added))
-    return replace(sums, own=tuple(own))
+        part_sums.append(
+            jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), before, added)
+        )
+    return replace(sums, part_sums=tuple(part_sums))
 
 
 def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
@@ -171,7 +173,7 @@ def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
 
-def _every_label(
+def _flatten_labels(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all samples.
@@ -193,12 +195,12 @@ def _compensated_add(
     return new_total, exact - (new_total - total)
 
 
-def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
+def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
     """Whether fewer than k logits rank before the true class's, (B,) bool."""
     classes = jnp.arange(logits.shape[-1])
-    own = jnp.take_along_axis(logits, true[:, None], axis=-1)
+    true_logit = jnp.take_along_axis(logits, true[:, None], axis=-1)
     # Counted from below, where NaN never is: a network that diverged gets no hits.
-    lower = (logits < own) | ((logits == own) & (classes > true[:, None]))
+    lower = (logits < true_logit) | ((logits == true_logit) & (classes > true[:, None]))
     return logits.shape[-1] - 1 - jnp.sum(lower, axis=-1) < k
 
 
@@ -219,12 +221,13 @@ def summarize(
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
     classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
     shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
-    own = {m.name: _own_value(m, added) for m, added in zip(metrics, sums.own, strict=True)}
-    return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **own}
+    parts = zip(metrics, sums.part_sums, strict=True)
+    values = {metric.name: _part_value(metric, added) for metric, added in parts}
+    return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **values}
 
 
 def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
-    hits, actual, predicted = _by_class(sums)
+    hits, actual, predicted = _count_by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
             f"{len(hits)} classes need as many different names; given: {list(class_names)}"
@@ -238,7 +241,7 @@ def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> d
     }
 
 
-def _own_value(metric: MetricSpec, sums: Any) -> float:
+def _part_value(metric: MetricSpec, sums: Any) -> float:
     try:
         return float(metric.value(sums))
     except Exception as error:
@@ -246,7 +249,7 @@ def _own_value(metric: MetricSpec, sums: Any) -> float:
         raise RunError(f"eval.metrics {metric.name}: value: {problem}") from error
 
 
-def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """By class, int64 (C,) each: labels predicted right, labels, predictions."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)

@@ -56,8 +56,8 @@ class MetricSpec(Spec):
 
 def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
     """The better direction by metric: of the standard ones, and of the metric parts named."""
-    own = [name for name in names if name not in METRICS]
-    return {**METRICS, **{n: cast(type[MetricSpec], parts("metric")[n]).better for n in own}}
+    part_names = [name for name in names if name not in METRICS]
+    return {**METRICS, **{n: cast(type[MetricSpec], parts("metric")[n]).better for n in part_names}}
 
 
 Backward = Callable[[Any], tuple[Any, Any]]
@@ -117,8 +117,8 @@ class LossSpec(Spec):
 
 def losses_for(task: Task) -> list[str]:
     """The names of the losses for what is predicted."""
-    known = cast(Mapping[str, type[LossSpec]], parts("loss"))
-    return [name for name, loss in known.items() if task in loss.tasks]
+    losses = cast(Mapping[str, type[LossSpec]], parts("loss"))
+    return [name for name, loss in losses.items() if task in loss.tasks]
 
 
 class DecayRule(Spec):

@@ -225,8 +225,8 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
     for path, leaf in flat.items():
         covering = [rule for rule in rules if covers(rule.pattern, path)]
         if covering:
-            own = jax.random.fold_in(key, crc32("/".join(path).encode()))
-            flat[path] = covering[-1].init.build()(own, leaf.shape, jnp.float32)
+            param_key = jax.random.fold_in(key, crc32("/".join(path).encode()))
+            flat[path] = covering[-1].init.build()(param_key, leaf.shape, jnp.float32)
     return unflatten_dict(flat)
 
 

@@ -26,7 +26,7 @@ from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
-from pipeline.training.freezing import in_its_phase, last_phase
+from pipeline.training.freezing import apply_phase, last_phase
 from pipeline.training.losses import (
     divides_by_labels,
     label_mask,
@@ -36,7 +36,7 @@ from pipeline.training.losses import (
     sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
-from pipeline.training.parallel.fixed_sum import sum_devices, sum_own_shards, sum_shards
+from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, sum_shards
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.state import (
@@ -103,14 +103,14 @@ def make_train_step(config: StepConfig) -> TrainStep:
         return initial_state(config, initial_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        def compute(own: StepConfig) -> tuple[TrainState, Record]:
-            if own.shards is not None:
-                return _step(own, state, batch, learning_rates)
+        def compute(phase: StepConfig) -> tuple[TrainState, Record]:
+            if phase.shards is not None:
+                return _step(phase, state, batch, learning_rates)
             return in_its_bucket(
-                own.buckets, batch, lambda cut: _step(own, state, cut, learning_rates)
+                phase.buckets, batch, lambda cut: _step(phase, state, cut, learning_rates)
             )
 
-        return in_its_phase(config, state.step, compute) if config.phases else compute(config)
+        return apply_phase(config, state.step, compute) if config.phases else compute(config)
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         def add(sums: EvalSums, batch: Batch) -> EvalSums:
@@ -133,11 +133,11 @@ def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
     gradients = gradients_of(config, state, batch)
-    return _updated(config, state, gradients, batch.count, learning_rates)
+    return _update_state(config, state, gradients, batch.count, learning_rates)
 
 
 @jax.named_scope(UPDATE)
-def _updated(
+def _update_state(
     config: StepConfig,
     state: TrainState,
     gradients: Gradients,
@@ -155,12 +155,12 @@ def _updated(
     outcome = decide_outcome(config.on_nan, state, loss, norm)
     record = record_step(state, gradients, rate, norm, outcome)
 
-    def updated(state: TrainState) -> TrainState:
+    def update(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
         unscaled = gradients._replace(values=values)
         return apply_update(config, state, unscaled, count, unscale, rates)
 
-    after = apply_if_finite(outcome.applied, updated, state)
+    after = apply_if_finite(outcome.applied, update, state)
     after = count_overflow(config.loss_scale, after, outcome)
     return count_bad_step(config.on_nan, after, outcome), record
 
@@ -223,7 +223,7 @@ def _shard_gradients(
         mapped = mask_batch(images, labels, cut.count, key)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
-    def in_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
+    def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
         """Apply `compute` to a shard that is cut to its bucket, and the map ops of the step."""
 
         def with_ops(cut: Batch) -> T:
@@ -233,15 +233,15 @@ def _shard_gradients(
 
     divisor = batch.count
     if divides_by_labels(config):
-        divisor = jnp.maximum(sum_shards(shards, batch, partial(in_shard, count_labels)), 1.0)
-    own = sum_own_shards(shards, batch, partial(in_shard, compute))
-    rows = {path: layer.rows for path, layer in own.layers.items()}
-    total, rows = sum_devices(shards, (own._replace(layers={}), rows))
+        divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
+    local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
+    rows = {path: layer.rows for path, layer in local.layers.items()}
+    total, rows = sum_devices(shards, (local._replace(layers={}), rows))
     layers: Mapping[str, LayerSums] = {}
     if config.curvature is not None:
         due = config.curvature.due(updates_so_far(state))
         add = partial(sum_devices, shards)
-        layers = exchange_moments(config.curvature, own.layers, rows, due, add)
+        layers = exchange_moments(config.curvature, local.layers, rows, due, add)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
     values = total.values
     if shards.factor != 1:
@@ -300,11 +300,13 @@ def compute_gradients(
         return _microbatch_gradients(config, state, batch_stats, mapped, divisor, scale)
 
     def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
-        own = compute(total.batch_stats, microbatch)
+        added = compute(total.batch_stats, microbatch)
         values, loss, layers = jax.tree.map(
-            jnp.add, (total.values, total.loss, total.layers), (own.values, own.loss, own.layers)
+            jnp.add,
+            (total.values, total.loss, total.layers),
+            (added.values, added.loss, added.layers),
         )
-        return Gradients(values, loss, own.batch_stats, layers), None
+        return Gradients(values, loss, added.batch_stats, layers), None
 
     shapes = jax.eval_shape(
         lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))

@@ -105,7 +105,7 @@ class ExplainedShare(NumberMetric):
         return float(shares.mean())
 
 
-class LabelsMetric(MetricSpec):
+class MultiLabelMetric(MetricSpec):
     """Base of the metrics of K labels, each of which a sample has or has not."""
 
     def zero(self, classes: int) -> Any:
@@ -127,7 +127,7 @@ class LabelsMetric(MetricSpec):
 
 
 @part("metric")
-class ExactMatch(LabelsMetric):
+class ExactMatch(MultiLabelMetric):
     """The share of samples all of whose labels are predicted right."""
 
     name: Literal["exact_match"] = "exact_match"
@@ -137,7 +137,7 @@ class ExactMatch(LabelsMetric):
 
 
 @part("metric")
-class MicroF1(LabelsMetric):
+class MicroF1(MultiLabelMetric):
     """F1 of the labels of all samples together."""
 
     name: Literal["micro_f1"] = "micro_f1"
@@ -148,7 +148,7 @@ class MicroF1(LabelsMetric):
 
 
 @part("metric")
-class MacroF1(LabelsMetric):
+class MacroF1(MultiLabelMetric):
     """The mean of the F1 of each label; 0 for a label without samples and predictions."""
 
     name: Literal["macro_f1"] = "macro_f1"
@@ -207,8 +207,8 @@ class Perplexity(TokenMetric):
         import jax.numpy as jnp
 
         places = labels.astype(jnp.int32).clip(0, logits.shape[-1] - 1)[..., None]
-        own = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
-        return self._sums(jax.nn.logsumexp(logits, axis=-1) - own, labels, mask)
+        true_logits = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
+        return self._sums(jax.nn.logsumexp(logits, axis=-1) - true_logits, labels, mask)
 
     def value(self, sums: Any) -> float:
         mean = float(sums["total"]) / int(sums["tokens"])

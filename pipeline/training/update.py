@@ -162,9 +162,9 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
         good_steps, jnp.where(overflow, before.bad_steps + 1, 0), before.skipped_steps + overflow
     )
     after = (state.step + overflow, scale, counts)
-    kept = (state.step, state.loss_scale, before)
+    unchanged = (state.step, state.loss_scale, before)
     step, scale, counts = jax.tree.map(
-        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, kept
+        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, unchanged
     )
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 

@@ -52,10 +52,10 @@ class Evaluation:
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        unsaid = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
-        unsaid += [f"{TRAINED}{name}" for name in ("top5", *unsaid)]
-        shown = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in unsaid)
-        return f"{shown} over {self.metrics['count']:,} {self.counted}"
+        hidden = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        hidden += [f"{TRAINED}{name}" for name in ("top5", *hidden)]
+        text = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in hidden)
+        return f"{text} over {self.metrics['count']:,} {self.counted}"
 
 
 class Monitor:

@@ -13,7 +13,7 @@ WRONG = (179, 38, 30)
 RIGHT = (29, 36, 41)
 
 
-def stretched(images: np.ndarray) -> np.ndarray:
+def stretch_range(images: np.ndarray) -> np.ndarray:
     """Stretch each image of (n, H, W, C) to its range of values, uint8."""
     values = images.astype(np.float64)
     low = values.min(axis=(1, 2, 3))
@@ -22,7 +22,7 @@ def stretched(images: np.ndarray) -> np.ndarray:
     return ((values - low[:, None, None, None]) / span[:, None, None, None] * 255).astype(np.uint8)
 
 
-def captioned(
+def add_captions(
     images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool] | None = None
 ) -> np.ndarray:
     """Enlarge images uint8 (n, H, W, C) to be legible, over their captions: (n, H', W', 3).

@@ -23,15 +23,15 @@ def class_table(evaluation: Evaluation) -> list[str]:
     confusion = evaluation.confusion
     if confusion is None or not 0 < len(names) <= MOST_ROWS:
         return []
-    shown = [n if len(n) <= WIDEST_NAME else f"{n[: WIDEST_NAME - 3]}..." for n in names]
-    width = max(map(len, ("class", *shown)))
+    titles = [n if len(n) <= WIDEST_NAME else f"{n[: WIDEST_NAME - 3]}..." for n in names]
+    width = max(map(len, ("class", *titles)))
     columns = [evaluation.metrics[key]["per_class"] for key in ("precision", "recall", "f1")]
     lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.counted:>9}"]
     for place, name in enumerate(names):
         precision, recall, f1 = (column[name] for column in columns)
         count = int(confusion[place].sum())
         lines.append(
-            f"{shown[place]:<{width}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:9,}"
+            f"{titles[place]:<{width}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:9,}"
         )
     return lines
 

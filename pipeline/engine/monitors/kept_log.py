@@ -171,9 +171,9 @@ class KeptLog:
         digest = digest_of(self._file, mark.size_bytes - len(mark.tail))
         if digest is None:
             return False
-        whole = digest.copy()
-        whole.update(self._file.read(len(mark.tail)))
-        if whole.hexdigest() != mark.sha256:
+        marked = digest.copy()
+        marked.update(self._file.read(len(mark.tail)))
+        if marked.hexdigest() != mark.sha256:
             return False
         self._digest = digest
         self._tail = deque([mark.tail])
@@ -319,7 +319,7 @@ class LogFindings:
 
 
 def open_log(
-    path: Path, step: int, mark: Mark | None, *, every_step: bool, own: bool
+    path: Path, step: int, mark: Mark | None, *, every_step: bool, resumed: bool
 ) -> tuple[KeptLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
@@ -332,7 +332,7 @@ def open_log(
         failing.callback(log.release)
         if mark is None:
             flaws = log.cut(step)
-            log.flaws = flaws if own else WHOLE
+            log.flaws = flaws if resumed else WHOLE
             findings = LogFindings(path, log.flaws)
         elif log.continue_from(mark, step):
             findings = LogFindings(path, log.flaws)

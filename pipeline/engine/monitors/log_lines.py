@@ -52,7 +52,7 @@ class LogLine:
         """
         numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
         if not all(map(_is_number, numbers.values())):
-            raise _no_step(self.where)
+            raise _bad_line(self.where)
         return numbers
 
 
@@ -67,13 +67,13 @@ def parse_line(text: bytes, where: str) -> LogLine:
         fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _no_step(where) from error
+        raise _bad_line(where) from error
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise _no_step(where)
+        raise _bad_line(where)
     return LogLine(text, where, step, fields)
 
 
-def _no_step(where: str) -> DataError:
+def _bad_line(where: str) -> DataError:
     return DataError(f"{where}: is not a step of a run; remove the file to go without it")
 
 
@@ -82,7 +82,7 @@ def read_lines(log: Path) -> Iterator[LogLine]:
 
     Raises DataError if there is no readable file, and for a line that isn't of a log.
     """
-    with _opened(log) as file:
+    with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
         for number, text in enumerate(lines, start=1):
             if not text.endswith(b"\n"):
@@ -97,14 +97,14 @@ def last_step(log: Path) -> int | None:
     """
     if not log.exists():
         return None
-    with _opened(log) as file:
+    with _open_log(log) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).split(b"\n")[:-1]
     return parse_line(lines[-1], f"{log}, last line").step if lines else None
 
 
 @contextmanager
-def _opened(log: Path) -> Iterator[BinaryIO]:
+def _open_log(log: Path) -> Iterator[BinaryIO]:
     if log.exists() and not log.is_file():
         raise DataError(f"{log}: is no regular file; remove it to go without it")
     try:
@@ -133,9 +133,9 @@ class Flaws:
         if not self.missing_lines:
             return "some of its lines are not as they were written"
         count = "a line is" if self.missing_lines == 1 else f"{self.missing_lines:,} lines are"
-        shown = f": {steps_text(self.missing)}" if self.missing else ""
+        ranges = f": {steps_text(self.missing)}" if self.missing else ""
         more = ", ..." if len(self.missing) == MAX_RANGES else ""
-        return f"{count} missing{shown}{more}"
+        return f"{count} missing{ranges}{more}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the flaws as JSON."""
@@ -154,9 +154,9 @@ def read_flaws(tree: Any) -> Flaws:
         raise ValueError("the missing steps must be a short list")
     if type(lines) is not int or lines < 0 or not isinstance(verified, bool):
         raise ValueError("the count of missing lines must be a whole number")
-    if not all(_is_range(one) for one in ranges):
+    if not all(map(_is_range, ranges)):
         raise ValueError("a range of steps must be two whole numbers")
-    return Flaws(tuple((one[0], one[1]) for one in ranges), lines, verified)
+    return Flaws(tuple((first, last) for first, last in ranges), lines, verified)
 
 
 def _is_range(tree: Any) -> bool:

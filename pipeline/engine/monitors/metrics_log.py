@@ -19,13 +19,13 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 
-def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:
+def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> None:
     """Raise DataError if a log can't be continued after boundary `first`; `marks` as below.
 
     A log with a mark can be, whatever is in it.
     """
     for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
-        if path.exists() and read_mark((kept or {}).get(path.name), first) is None:
+        if path.exists() and read_mark((marks or {}).get(path.name), first) is None:
             for line in read_lines(path):
                 if line.step > first:
                     break
@@ -48,7 +48,7 @@ class MetricsLog(Monitor):
         run_dir: Path,
         run_schedule: RunSchedule | None,
         first: int,
-        kept: Mapping[str, Any] | None = None,
+        marks: Mapping[str, Any] | None = None,
         *,
         scalars: bool = False,
         unfinished: bool = False,
@@ -56,25 +56,25 @@ class MetricsLog(Monitor):
         self._run_schedule = run_schedule
         self._first = first
         self._waiting: list[Telemetry] = []
-        marks = kept or {}
-        own = kept is not None
 
-        def opened(name: str) -> tuple[KeptLog, LogFindings]:
+        def open_named(name: str) -> tuple[KeptLog, LogFindings]:
             path = run_dir / name
-            mark = read_mark(marks.get(name), first)
+            mark = read_mark((marks or {}).get(name), first)
             # The checkpoint of an unfinished boundary holds its scalars. A process that continued
             # from there may have written them before it was killed.
             last = first - 1 if name == SCALARS and unfinished else first
             with writing(path):
-                return open_log(path, last, mark, every_step=name == METRICS, own=own)
+                return open_log(
+                    path, last, mark, every_step=name == METRICS, resumed=marks is not None
+                )
 
         self._logs: dict[str, KeptLog] = {}
-        self.found: list[LogFindings] = []
+        self.findings: list[LogFindings] = []
         with ExitStack() as failing:
             for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
-                self._logs[name], findings = opened(name)
+                self._logs[name], findings = open_named(name)
                 failing.callback(self._logs[name].release)
-                self.found += [findings] if findings else []
+                self.findings += [findings] if findings else []
             failing.pop_all()
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:

@@ -44,18 +44,18 @@ def writing(file: str | Path) -> Iterator[None]:
 class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch, and at most once in `every` steps; 0
+    Printed at the end of a sink, whose number is the epoch, and at most once in `every_steps`; 0
     never prints.
     """
 
     reporter: Reporter
     run_schedule: RunSchedule
-    every: int
+    every_steps: int
 
     def on_sink(self, report: SinkReport) -> None:
         """Print the loss of the sink's last step under its true step number."""
         before = report.step - report.steps
-        if self.every and report.step // self.every > before // self.every:
+        if self.every_steps and report.step // self.every_steps > before // self.every_steps:
             position = self.run_schedule.place(report.step)
             # In the fewest digits of a float32: formatted, it would be a double's.
             loss = str(np.float32(report.loss))
@@ -202,12 +202,12 @@ class BadStepMonitor(Monitor):
 class FunctionalMonitor(Monitor):
     """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and the results of a test.
 
-    With `every` 0 no losses are printed.
+    With `every_batches` 0 no losses are printed.
     """
 
     say: Callable[[str], None]
     run_schedule: RunSchedule
-    every: int = EVERY
+    every_batches: int = EVERY
     has_begun: bool = False
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
@@ -215,12 +215,12 @@ class FunctionalMonitor(Monitor):
         if not self.has_begun:
             self.has_begun = True
             self.say(BANNER)
-        if not self.every:
+        if not self.every_batches:
             return
         size = self.run_schedule.steps_per_pass
         for before, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
             batch = before % size
-            if batch % self.every == 0:
+            if batch % self.every_batches == 0:
                 self.say(f"loss: {loss:>7f} [{batch:>3d}/{size:>3d}]")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:

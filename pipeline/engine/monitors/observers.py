@@ -71,7 +71,7 @@ class Observers:
 
     def log_flaws(self) -> dict[str, Any]:
         """Return the flaws that the logs had when they were opened, by file, as JSON."""
-        findings = self._log.found if self._log is not None else []
+        findings = self._log.findings if self._log is not None else []
         return {log.path.name: log.to_dict() for log in findings}
 
     def log_marks(self, step: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def open_observers(
     run_schedule: RunSchedule,
     first: int,
     reporter: Reporter,
-    kept_logs: Mapping[str, Any] | None = None,
+    marks: Mapping[str, Any] | None = None,
 ) -> Observers:
     """Open the observers of a run that continues from boundary `first`.
 
@@ -109,11 +109,11 @@ def open_observers(
         run_dir,
         run_schedule,
         first,
-        kept_logs,
+        marks,
         scalars=settings.scalars,
         unfinished=settings.unfinished,
     )
-    for findings in log.found:
+    for findings in log.findings:
         reporter.warn(str(findings))
     batch_size = settings.batch_size
     estimate = settings.estimate
@@ -124,8 +124,8 @@ def open_observers(
         EvalMonitor(reporter),
     ]
     if settings.lines == "functional":
-        every = EVERY if settings.loss_every else 0
-        lines = [FunctionalMonitor(reporter.say, run_schedule, every)]
+        every_batches = EVERY if settings.loss_every else 0
+        lines = [FunctionalMonitor(reporter.say, run_schedule, every_batches)]
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
         log,

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.core.errors import printable
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.engine.monitors.captioned_pictures import stretched
+from pipeline.engine.monitors.captioned_pictures import stretch_range
 
 CONFIG = "projector_config.pbtxt"
 FOLDER = "embeddings"
@@ -40,7 +40,7 @@ def write_embeddings(
     write_whole(folder / "labels.tsv", "".join(f"{text}\n" for text in texts))
     sprite = ""
     if images is not None and images.shape[-1] in (1, 3, 4):
-        sheet, (height, width) = _sheet(stretched(images))
+        sheet, (height, width) = _sheet(stretch_range(images))
         write_whole(folder / "pictures.png", sheet)
         sprite = (
             f'  sprite {{ image_path: "{FOLDER}/pictures.png" '

@@ -20,7 +20,7 @@ from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
-from pipeline.engine.monitors.captioned_pictures import captioned, stretched
+from pipeline.engine.monitors.captioned_pictures import add_captions, stretch_range
 from pipeline.engine.monitors.event_file import VERSION, EventFile
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.monitors.projector import write_embeddings
@@ -174,8 +174,8 @@ class TensorBoard(Monitor):
         per_s = [self._per_step * r.steps / max(r.seconds, 1e-9) for _, r in timed]
         self._file.add_scalars(self._speed_tags, steps, walls, np.array(per_s)[:, None])
         if self._estimate is not None:
-            rows = [list(_modelled(self._estimate, step).values()) for step in steps.tolist()]
-            tags = [f"modelled/{name}" for name in _modelled(self._estimate, 0)]
+            rows = [list(_modelled_times(self._estimate, step).values()) for step in steps.tolist()]
+            tags = [f"modelled/{name}" for name in _modelled_times(self._estimate, 0)]
             self._file.add_scalars(tags, steps, walls, np.array(rows))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
@@ -234,8 +234,9 @@ class TensorBoard(Monitor):
         from tensorboardX.summary import image
 
         if len(images) and images.shape[-1] in PICTURED_CHANNELS:
-            shown = stretched(images)
-            pictures = captioned(shown, labels) if labels else shown
+            pictures = stretch_range(images)
+            if labels:
+                pictures = add_captions(pictures, labels)
             self._add(image("train/images", pictures, dataformats="NHWC"), 0)
 
     def add_predictions(
@@ -245,8 +246,8 @@ class TensorBoard(Monitor):
         from tensorboardX.summary import image
 
         if images.shape[-1] in PICTURED_CHANNELS:
-            shown = captioned(stretched(images), captions, wrong)
-            self._add(image("eval/predictions", shown, dataformats="NHWC"), step)
+            pictures = add_captions(stretch_range(images), captions, wrong)
+            self._add(image("eval/predictions", pictures, dataformats="NHWC"), step)
 
     def add_masks(self, step: int, pictures: np.ndarray) -> None:
         """Add pictures of predicted masks, uint8 (n, H, W, 3), one by one."""
@@ -260,17 +261,17 @@ class TensorBoard(Monitor):
         from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 
         values = []
-        for name, one in histograms.items():
-            histogram = HistogramProto(
-                min=one.low,
-                max=one.high,
-                num=one.count,
-                sum=one.total,
-                sum_squares=one.squares,
-                bucket_limit=one.limits,
-                bucket=one.counts,
+        for name, histogram in histograms.items():
+            encoded = HistogramProto(
+                min=histogram.low,
+                max=histogram.high,
+                num=histogram.count,
+                sum=histogram.total,
+                sum_squares=histogram.squares,
+                bucket_limit=histogram.limits,
+                bucket=histogram.counts,
             )
-            values.append(Summary.Value(tag=name, histo=histogram))
+            values.append(Summary.Value(tag=name, histo=encoded))
         self.flush()
         self._add(Summary(value=values), step)
 
@@ -321,7 +322,7 @@ class TensorBoard(Monitor):
                 self._file.close()
 
 
-def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
+def _modelled_times(estimate: Estimate, steps: int) -> dict[str, float]:
     """Return the modelled times of a step, and of all steps so far."""
     low, high = estimate.interval_ms
     return {

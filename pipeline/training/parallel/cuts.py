@@ -102,27 +102,28 @@ class Cuts:
                     f"such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
             if not any(len(rule.axes) in of for of in layers.values()):
-                path, found = next(iter(layers.items()))
+                path, dimensions = next(iter(layers.items()))
+                listed = " or ".join(map(str, sorted(dimensions)))
                 raise ValueError(
-                    f"{path} computes arrays of {' or '.join(map(str, sorted(found)))} dimensions, "
+                    f"{path} computes arrays of {listed} dimensions, "
                     f"and axes has {len(rule.axes)} entries"
                 )
 
 
 def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
     """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
-    found: dict[str, set[int]] = {}
+    ranks_by_layer: dict[str, set[int]] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
         if context.method_name == "__call__" and isinstance(result, jax.Array):
-            found.setdefault("/".join(context.module.path), set()).add(result.ndim)
+            ranks_by_layer.setdefault("/".join(context.module.path), set()).add(result.ndim)
         return result
 
     with nn.intercept_methods(note):
         trace()
-    found.pop("", None)
-    return found
+    ranks_by_layer.pop("", None)
+    return ranks_by_layer
 
 
 def cuts_of(parallel: ParallelSpec) -> Cuts | None:

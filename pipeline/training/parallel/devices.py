@@ -41,14 +41,14 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
     processes = num_joined_processes()
-    wanted = num_devices(parallel, processes)
-    if wanted % processes:
+    total = num_devices(parallel, processes)
+    if total % processes:
         raise RunError(
-            f"parallel.devices = {wanted}: must be a multiple of the {processes} processes"
+            f"parallel.devices = {total}: must be a multiple of the {processes} processes"
         )
-    own = wanted // processes
+    per_process = total // processes
     if platform_of(platform).is_host:
-        provide_cpu_devices(own)
+        provide_cpu_devices(per_process)
     elif platform_of(platform).is_cuda:
         _take_gpus()
     _open_devices()
@@ -58,14 +58,14 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
         available = []
     devices = []
     for process in range(processes):
-        there = [d for d in available if d.process_index == process]
-        if len(there) < own:
+        available_here = [d for d in available if d.process_index == process]
+        if len(available_here) < per_process:
             whose = f" of process {process}" if processes > 1 else ""
             raise RunError(
-                f"parallel.devices = {wanted}: {own} devices{whose} are needed, and JAX sees "
-                f"{len(there)} of {platform}{_hint(platform, '')}"
+                f"parallel.devices = {total}: {per_process} devices{whose} are needed, and JAX "
+                f"sees {len(available_here)} of {platform}{_hint(platform, '')}"
             )
-        devices += there[:own]
+        devices += available_here[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
@@ -100,8 +100,8 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     shards = shards_of(parallel, batch_size, 1)
     alone = parallel.devices is None and parallel.mesh is None
     parts_of_batch = devices if alone else parallel.batch_parts
-    each = f"{batch_size // parts_of_batch} a device"
-    parts.append(f"batch {batch_size:,}, {each}")
+    batch_per_device = f"{batch_size // parts_of_batch} a device"
+    parts.append(f"batch {batch_size:,}, {batch_per_device}")
     if shards is not None:
         parts.append(f"{shards.count} shards in a fixed order")
     parts.append(f"reproducible {parallel.reproducible}")
@@ -160,11 +160,11 @@ def find_device(platform: str, index: int) -> jax.Device:
         try:
             return jax.local_devices(backend=platform)[index]
         except (RuntimeError, IndexError) as error:
-            there = sorted({f"{d.platform}:{d.id}" for d in everywhere})
-            said = failures[0] if failures else first_line(error)
+            names = sorted({f"{d.platform}:{d.id}" for d in everywhere})
+            reason = failures[0] if failures else first_line(error)
     # A GPU that is there needs no advice about its software.
-    hint = "" if any(one.startswith(platform) for one in there) else _hint(platform, said)
-    raise RunError(f"device {platform}:{index}: JAX sees {', '.join(there)} only{hint}")
+    hint = "" if any(name.startswith(platform) for name in names) else _hint(platform, reason)
+    raise RunError(f"device {platform}:{index}: JAX sees {', '.join(names)} only{hint}")
 
 
 def _open_devices() -> list[jax.Device]:
@@ -187,12 +187,12 @@ def _require_settings() -> None:
         value = getattr(jax.config, name)
         value = getattr(value, "value", value)
         if value not in accepted:
-            right = " or ".join(str(one) for one in accepted if one is not None)
+            right = " or ".join(str(setting) for setting in accepted if setting is not None)
             raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
 
 
-def _hint(platform: str, said: str) -> str:
-    return f"; {why_no_gpu(said)}" if platform_of(platform).is_cuda else ""
+def _hint(platform: str, reason: str) -> str:
+    return f"; {why_no_gpu(reason)}" if platform_of(platform).is_cuda else ""
 
 
 @contextmanager

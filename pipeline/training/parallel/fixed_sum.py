@@ -53,7 +53,7 @@ def _sum_stacked(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, 
     def keep(i: Array, so_far: tuple[T, C]) -> tuple[T, C]:
         stack, carry = so_far
         value, carry = leaf(i, carry)
-        return jax.tree.map(lambda all_, one: all_.at[i].set(one), stack, value), carry
+        return jax.tree.map(lambda terms, term: terms.at[i].set(term), stack, value), carry
 
     empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
     stack, carry = _repeat(count, keep, (empty, carry))
@@ -81,8 +81,8 @@ def _sum_nested(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C
     return subtree(count, jnp.int32(0), carry)
 
 
-def _add(one: T, other: T) -> T:
-    return jax.tree.map(jnp.add, one, other)
+def _add(first: T, second: T) -> T:
+    return jax.tree.map(jnp.add, first, second)
 
 
 def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
@@ -91,7 +91,7 @@ def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
     return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
 
 
-def written_out(tree: T) -> T:
+def copy_unfused(tree: T) -> T:
     """Return a tree of float32 and integers as it is, in new memory.
 
     XLA fuses a sum with what reads it, such as the norm of the gradients, and cuts that into other
@@ -113,11 +113,11 @@ def add_devices(tree: T, axis: str, devices: int) -> T:
     """
     leaves, form = jax.tree.flatten(tree)
     exact = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
-    rounded = [leaf for leaf, whole in zip(leaves, exact, strict=True) if not whole]
-    counted = [leaf for leaf, whole in zip(leaves, exact, strict=True) if whole]
+    rounded = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if not is_integer]
+    counted = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if is_integer]
     sums = iter(_add_floats(rounded, axis, devices) if rounded else [])
     counts = iter(jax.lax.psum(counted, axis) if counted else [])
-    return jax.tree.unflatten(form, [next(counts if whole else sums) for whole in exact])
+    return jax.tree.unflatten(form, [next(counts if is_integer else sums) for is_integer in exact])
 
 
 def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:
@@ -155,14 +155,14 @@ def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T
     `batch` is this device's part, and its `count` is the whole batch's. The `count` of a shard may
     be 0.
     """
-    return sum_devices(shards, sum_own_shards(shards, batch, compute))
+    return sum_devices(shards, sum_local_shards(shards, batch, compute))
 
 
-def sum_own_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
+def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
     """Add `compute(shard, number)` of this device's shards, as `sum_shards` does."""
     first = jnp.int32(0)
     if shards.axis is not None:
-        first = jax.lax.axis_index(shards.axis) * shards.own
+        first = jax.lax.axis_index(shards.axis) * shards.per_device
     if shards.add == "psum":
         return compute(_shard(shards, batch, jnp.int32(0), first), first)
 
@@ -171,20 +171,20 @@ def sum_own_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array
         shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
         return compute(shard, first + i), carry
 
-    return sum_leaves(leaf, shards.own, None, of=shards.count)[0]
+    return sum_leaves(leaf, shards.per_device, None, of=shards.count)[0]
 
 
-def sum_devices(shards: Shards, own: T) -> T:
+def sum_devices(shards: Shards, local: T) -> T:
     """Add what each device has; every device has the sum."""
     if shards.add == "psum":
-        return own if shards.axis is None else jax.lax.psum(own, shards.axis)
-    total = own if shards.axis is None else add_devices(own, shards.axis, shards.devices)
-    return written_out(total)
+        return local if shards.axis is None else jax.lax.psum(local, shards.axis)
+    total = local if shards.axis is None else add_devices(local, shards.axis, shards.devices)
+    return copy_unfused(total)
 
 
 def _shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
     """Return the i-th shard of a device's part of a batch, of that number in the whole batch."""
-    size = batch.sample.shape[0] // shards.own
+    size = batch.sample.shape[0] // shards.per_device
 
     def cut(column: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(column, i * size, size)

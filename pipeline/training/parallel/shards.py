@@ -31,7 +31,7 @@ class Shards:
     """Whether batch norm takes the statistics of all devices together."""
 
     @property
-    def own(self) -> int:
+    def per_device(self) -> int:
         """Shards of one device."""
         return self.count // self.devices
 

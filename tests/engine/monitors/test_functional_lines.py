@@ -39,6 +39,6 @@ def test_a_test_has_accuracy_and_mean_loss() -> None:
 
 def test_no_losses_where_they_are_off() -> None:
     lines: list[str] = []
-    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None), every=0)
+    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None), every_batches=0)
     monitor.on_steps(losses(0, [1.0]), 1.0)
     assert lines == [BANNER]

@@ -26,7 +26,7 @@ from pipeline.models.lowerings.formulas.matmuls import multiply_by_rows, patches
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
-from pipeline.training.optimizers.thor.inverses import inverses_by_size
+from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 ROWS_LIMIT_BYTES = 8 << 20
 """The most rows that are written at once: patches are several times as large as their images, and a
@@ -81,16 +81,16 @@ def damped_inverses(
     damping, as a factor, goes to each side at any size of A and G, as in MindSpore.
     """
 
-    def damped(blocks: Array, share: Array) -> Array:
+    def add_damping(blocks: Array, share: Array) -> Array:
         return blocks + share * jnp.eye(blocks.shape[-1], dtype=blocks.dtype)
 
     shares = {path: jnp.sqrt(damping / positions[path]) for path in factors}
     systems = {
-        path: Factors(*(damped(blocks, shares[path]) for blocks in layer))
+        path: Factors(*(add_damping(blocks, shares[path]) for blocks in layer))
         for path, layer in factors.items()
     }
     stacks, structure = jax.tree.flatten(systems)
-    inverses: dict[str, Factors] = jax.tree.unflatten(structure, inverses_by_size(stacks))
+    inverses: dict[str, Factors] = jax.tree.unflatten(structure, invert_stacks(stacks))
     return inverses
 
 
@@ -102,8 +102,8 @@ def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     missing = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
     padded = jnp.pad(matrix, missing).reshape(rows, height, -1)
     left = (inverses.inputs @ padded).reshape(-1, columns, width).swapaxes(0, 1)
-    whole = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
-    return whole[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
+    product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
+    return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
 def positions_per_sample(capture: LayerCapture) -> int:
