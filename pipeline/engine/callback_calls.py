@@ -22,7 +22,7 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree
-from pipeline.training.step_outcome import updates_so_far
+from pipeline.training.telemetry import updates_so_far
 
 if TYPE_CHECKING:
     from pipeline.training.part_specs import RateRule

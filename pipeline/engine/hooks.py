@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.host_state import CallbackState
 from pipeline.core.host.signals import Signals
@@ -17,6 +17,7 @@ from pipeline.engine.rollback import Rollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 
 if TYPE_CHECKING:
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.training.state import TrainState
 
 UNFINISHED = "unfinished_boundary"
@@ -25,37 +26,16 @@ CALLBACKS = "callbacks"
 """Key of a checkpoint for the states of callbacks and their requests."""
 
 
-class CheckpointWriter(Protocol):
-    """Writer of checkpoints, such as `Checkpoints`."""
-
-    def prepare(self) -> None:
-        """Import what the first save needs."""
-
-    def save(
-        self,
-        step: int,
-        state: TrainState,
-        host_state: Mapping[str, Any],
-        metrics: Mapping[str, float] | None,
-    ) -> None:
-        """Save once per step; if the step is saved already, only the metrics are added."""
-
-
-def no_marks(step: int) -> Mapping[str, Any]:
-    """Return no marks of logs."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Saves:
     """The checkpoints of a run, each with everything that a resumed run continues with."""
 
-    writer: CheckpointWriter | None = None
+    writer: Checkpoints | NoCheckpoints | None = None
     """None: the run saves nothing."""
     every_seconds: float | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     """JSON that every checkpoint holds for a resumed run, besides the state of the hooks."""
-    log_marks: Callable[[int], Mapping[str, Any]] = no_marks
+    log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
 
     def prepare(self) -> None:
@@ -85,7 +65,8 @@ class Saves:
         for monitor in hooks.monitors:
             monitor.flush()
         host_state = {**self.host, "early_stop": hooks.early_stop.state()}
-        host_state |= self.log_marks(step)
+        if self.log_marks is not None:
+            host_state |= self.log_marks(step)
         if hooks.rollbacks is not None:
             host_state |= hooks.rollbacks.state()
         if progress.pending is not None:
@@ -96,47 +77,28 @@ class Saves:
         self.writer.save(step, progress.state, host_state, metrics)
 
 
-def evaluate_nothing(state: TrainState) -> Evaluation | None:
-    """Refuse to evaluate. Raises ValueError."""
-    raise ValueError("an evaluation is due, and no evaluation is set")
-
-
-def never_prune(verdict: str | None) -> str | None:
-    """Return None: the run goes on."""
-    return None
-
-
-def nothing_examined(state: TrainState, step: int) -> Examined:
-    """Return the assumption about a bad step that is not examined: it would be bad again."""
-    return Examined()
-
-
-def do_nothing(state: TrainState, step: int) -> None:
-    """Do nothing at a step."""
-
-
 @dataclass(frozen=True)
 class Hooks:
     """Functions and objects that a run calls between steps."""
 
     monitors: Sequence[Monitor] = ()
-    evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
+    evaluate: Callable[[TrainState], Evaluation | None] | None = None
     """Evaluate a state; returns None if a signal to stop has interrupted it."""
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
-    prune: Callable[[str | None], str | None] = never_prune
+    prune: Callable[[str | None], str | None] | None = None
     """Returns why the run should end at this boundary, as not worth continuing; None while it
     should continue. `verdict` is the decision before an evaluation was interrupted."""
     rollbacks: Rollbacks | None = None
     """None: a bad step ends the run, if the device does not skip it."""
     on_bad_step: str = "stop"
     """The name of the policy for steps that are not finite, which the advice depends on."""
-    examine: Callable[[TrainState, int], Examined] = nothing_examined
+    examine: Callable[[TrainState, int], Examined] | None = None
     """Examine a step that ended the run, from the state before it."""
-    dump: Callable[[TrainState, int], None] = do_nothing
+    dump: Callable[[TrainState, int], None] | None = None
     """Dump the step that follows a number of steps; the state stays as it is."""
-    collect: Callable[[TrainState, int], None] = do_nothing
+    collect: Callable[[TrainState, int], None] | None = None
     """Show the weights and gradients of a state after a number of steps; the state stays as it
     is."""
     signals: Signals = field(default_factory=Signals)

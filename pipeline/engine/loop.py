@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
-from pipeline.engine.bad_step import BadStepError, advise
+from pipeline.engine.bad_step import BadStepError, Examined, advise
 from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
-from pipeline.training.step_outcome import num_skipped
-from pipeline.training.telemetry import Telemetry
+from pipeline.training.telemetry import Telemetry, num_skipped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +114,8 @@ def train(
     grant(program, hooks, run)
     if history.step == 0:
         callbacks.write_scalars()
-        hooks.collect(run.state, 0)
+        if hooks.collect is not None:
+            hooks.collect(run.state, 0)
         if hooks.rollbacks is not None:
             hooks.saves.save(hooks, run)
     # First the events that an earlier process left at this boundary.
@@ -144,7 +144,7 @@ def train(
 
             # Callbacks.
             callbacks.notify("on_steps", run.state, history.step, telemetry)
-            if Event.COLLECT in events:
+            if hooks.collect is not None and Event.COLLECT in events:
                 hooks.collect(run.state, history.step)
             if events <= SHOWING_EVENTS:
                 raise_failure(hooks, run)
@@ -161,9 +161,10 @@ def train(
         if Event.EVALUATE in events:
             # Before it: a signal may interrupt it, and parameters that were set would be lost.
             grant(program, hooks, run)
+            assert hooks.evaluate is not None, "an evaluation is due"
             evaluation = hooks.evaluate(run.state)
             if evaluation is None:
-                verdict = hooks.prune(run.verdict) or run.verdict
+                verdict = (hooks.prune and hooks.prune(run.verdict)) or run.verdict
                 run.pending = PendingBoundary(history.loss, verdict)
             else:
                 run.pending = None
@@ -183,7 +184,7 @@ def train(
             if Event.CHECKPOINT in events or history.step in run.granted.save_at:
                 hooks.saves.save(hooks, run, metrics)
             raise_failure(hooks, run)
-        if schedule.dumps_at(history.step):
+        if hooks.dump is not None and schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)
         is_requested = hooks.signals.saves > num_saves
         if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
@@ -234,7 +235,7 @@ def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Dec
     may_prune = not is_last and run.pending is None
 
     def decide_here() -> list[Any]:
-        prune = hooks.prune(run.verdict) if may_prune else None
+        prune = hooks.prune(run.verdict) if hooks.prune is not None and may_prune else None
         return [max_steps, hooks.signals.stop, prune]
 
     return Decision._make(hooks.agree(decide_here))
@@ -347,7 +348,9 @@ def answer_bad_step(
     if len(good):
         hooks.callbacks.notify("on_steps", progress.state, history.step, good)
     hooks.saves.save(hooks, progress)
-    examined = hooks.examine(progress.state, bad)
+    examined = Examined()
+    if hooks.examine is not None:
+        examined = hooks.examine(progress.state, bad)
     cause = progress.recent.explain(examined)
     saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writer is not None else ""
     place = run_schedule.place(bad)

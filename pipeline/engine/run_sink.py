@@ -20,11 +20,12 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals, heard
+from pipeline.data.columns import SampleUnit
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, Saves, no_marks
+from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
@@ -43,7 +44,6 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
-from pipeline.engine.sink_log import STEPS, SinkMetrics
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
@@ -59,6 +59,7 @@ from pipeline.engine.user_step import (
 )
 from pipeline.models.lowerings.problem.lowering import Lowerings
 from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 LEFT = "the loop was left"
 DISPATCH_SECONDS = 1.0
@@ -69,6 +70,31 @@ KEEP = 5
 """Number of checkpoints that stay."""
 MEASURE_SECONDS = 0.2
 """The least time of a dispatch from which the time of a step is computed."""
+
+STEPS = SampleUnit("steps", "steps")
+"""The speed of a custom loop is counted in steps."""
+
+
+class SinkMetrics(Monitor):
+    """The metrics of the steps since the last report."""
+
+    def __init__(self) -> None:
+        self._parts: list[Telemetry] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Add steps."""
+        self._parts.append(telemetry)
+
+    @property
+    def last(self) -> Telemetry:
+        """The newest steps. Raises IndexError before the first."""
+        return self._parts[-1]
+
+    def take(self) -> dict[str, np.ndarray]:
+        """Return each metric by step, float32 (steps,), and clear them."""
+        parts = self._parts
+        self._parts = []
+        return concatenate_columns(parts) if parts else {}
 
 
 @dataclass(frozen=True)
@@ -277,7 +303,7 @@ class _Outputs:
     metrics: SinkMetrics
     monitors: tuple[Monitor, ...]
     checkpoints: Checkpoints | None = None
-    marks: Callable[[int], Mapping[str, Any]] = no_marks
+    marks: Callable[[int], Mapping[str, Any]] | None = None
 
 
 def _open_outputs(

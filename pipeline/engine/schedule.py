@@ -85,7 +85,8 @@ class RunSchedule:
         start = first
         position = 0
         while start < self.total:
-            stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
+            # The next multiple of a period.
+            stop = min((start // n + 1) * n for due in periods.values() for n in due)
             if position < len(ahead) and ahead[position] <= stop:
                 stop = ahead[position]
                 position = position + 1
@@ -96,10 +97,6 @@ class RunSchedule:
                 events.add(Event.SINK_END)
             yield Segment(start, stop, frozenset(events))
             start = stop
-
-
-def _next_multiple(boundary: int, period: int) -> int:
-    return (boundary // period + 1) * period
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ from pipeline.training.state import (
     reinitialize,
     split,
 )
-from pipeline.training.step_outcome import updates_so_far
 from pipeline.training.step_record import Record, record_step
+from pipeline.training.telemetry import updates_so_far
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -104,7 +104,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
         def compute(phase: StepConfig) -> tuple[TrainState, Record]:
-            if phase.shards is not None:
+            if phase.shards is not None or not phase.buckets:
                 return _step(phase, state, batch, learning_rates)
             return in_its_bucket(
                 phase.buckets, batch, lambda cut: _step(phase, state, cut, learning_rates)

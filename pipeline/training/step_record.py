@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.training.state import Gradients, TrainState
-from pipeline.training.step_outcome import StepOutcome
+from pipeline.training.telemetry import StepOutcome
 
 
 class Record(NamedTuple):

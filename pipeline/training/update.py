@@ -27,7 +27,7 @@ from pipeline.training.state import (
     restart_average,
     split,
 )
-from pipeline.training.step_outcome import StepOutcome, updates_so_far
+from pipeline.training.telemetry import StepOutcome, updates_so_far
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
 """An overflow after this number of consecutive ones ends a run: DynamicLossScaleManager's

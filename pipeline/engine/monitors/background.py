@@ -84,8 +84,8 @@ class BackgroundMonitor(MonitorRelay):
             self._calls.append(call)
             self._queued += 1
             self._bytes += CALL_BYTES + size_bytes
-            full = self._bytes > LIMIT_BYTES
-        if full:
+            is_full = self._bytes > LIMIT_BYTES
+        if is_full:
             self.flush()
 
     def _raise(self) -> None:
@@ -107,19 +107,17 @@ class BackgroundMonitor(MonitorRelay):
                 self._bytes = 0
                 closing = self._closing
                 self._urgent = False
-            self._carry_out(calls)
+            num_calls = len(calls)
+            if calls:
+                calls.append(partial(self._call_each, lambda monitor: monitor.flush()))
+            for call in calls:
+                if self._failure is None:
+                    self._guard(call)
             with self._changed:
-                self._done += len(calls)
+                self._done += num_calls
                 self._changed.notify_all()
         for monitor in self.monitors:
             self._guard(monitor.close)
-
-    def _carry_out(self, calls: list[Callable[[], None]]) -> None:
-        if calls:
-            calls = [*calls, partial(self._call_each, lambda monitor: monitor.flush())]
-        for call in calls:
-            if self._failure is None:
-                self._guard(call)
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Store the first error for the next caller; also one that would end the process."""

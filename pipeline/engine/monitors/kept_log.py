@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 from codecs import BOM_UTF8
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -105,10 +104,10 @@ class KeptLog:
         self._file = _open(path)
         self._size_bytes = 0
         self._lines = 0
+        self._tail = bytearray()
+        """The last lines: all, or at least `TAIL_BYTES` of them."""
         self._digest = hashlib.sha256()
-        self._tail_bytes = 0
-        """Digest of the lines before the tail, which has whole lines of at least `TAIL_BYTES`."""
-        self._tail: deque[bytes] = deque()
+        """Digest of the lines before the tail."""
 
     def append(self, text: bytes) -> None:
         """Add whole lines."""
@@ -147,19 +146,16 @@ class KeptLog:
 
         A later line is the bad step that ends a run; the state is saved as before it.
         """
-        text = b"".join(self._tail)
+        text = bytes(self._tail)
         end = len(text)
         while end and parse_line(text[(start := _last_line(text, end)) : end], "").step > step:
             end = start
         begin = 0 if end <= TAIL_BYTES else text.index(b"\n", end - TAIL_BYTES - 1) + 1
-        self._tail = deque([text])
-        self._shorten_tail(begin)
-        tail = text[begin:end]
         digest = self._digest.copy()
-        digest.update(tail)
+        digest.update(text[:end])
         size_bytes = self._size_bytes - len(text) + end
         lines = self._lines - text.count(b"\n", end)
-        return Mark(size_bytes, lines, digest.hexdigest(), tail, self.flaws)
+        return Mark(size_bytes, lines, digest.hexdigest(), text[begin:end], self.flaws)
 
     def continue_from(self, mark: Mark, step: int) -> bool:
         """Continue from a mark; False if the file does not begin with what was marked.
@@ -176,8 +172,7 @@ class KeptLog:
         if marked.hexdigest() != mark.sha256:
             return False
         self._digest = digest
-        self._tail = deque([mark.tail])
-        self._tail_bytes = len(mark.tail)
+        self._tail = bytearray(mark.tail)
         self._size_bytes = mark.size_bytes
         self._lines = mark.lines
         self.flaws = mark.flaws
@@ -207,19 +202,19 @@ class KeptLog:
         of a log; nothing is cut then.
         """
         self._file.flush()
-        end = 0
-        lines = 0
+        self._size_bytes = 0
+        self._lines = 0
+        self._tail.clear()
+        self._digest = hashlib.sha256()
         last = 0
         flaws = WHOLE
         for line in read_lines(self.path):
             if line.step > step:
                 break
-            end = end + len(line.text)
-            lines = lines + 1
+            self._add(line.text)
             flaws = self.with_gap(flaws, last, line.step)
             last = line.step
-        os.ftruncate(self._file.fileno(), end)
-        self._trust_file(end, lines)
+        os.ftruncate(self._file.fileno(), self._size_bytes)
         return self.with_gap(flaws, last, step + 1)
 
     def with_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
@@ -230,34 +225,14 @@ class KeptLog:
         missing_lines = flaws.missing_lines + step - last - 1
         return replace(flaws, missing=ranges, missing_lines=missing_lines)
 
-    def _trust_file(self, size_bytes: int, lines: int) -> None:
-        """Accept the file as the log: `size_bytes` bytes in `lines` lines."""
-        self._size_bytes = size_bytes
-        self._lines = lines
-        self._file.seek(0)
-        before = max(0, size_bytes - TAIL_BYTES)
-        self._digest = digest_of(self._file, before) or hashlib.sha256()
-        text = self._file.read(size_bytes - before)
-        begin = text.find(b"\n") + 1 if before else 0
-        self._digest.update(text[:begin])
-        self._tail = deque([text[begin:]])
-        self._tail_bytes = len(text) - begin
-
     def _add(self, text: bytes) -> None:
-        self._tail.append(text)
-        self._tail_bytes += len(text)
         self._size_bytes += len(text)
         self._lines += text.count(b"\n")
-        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
-            self._shorten_tail(len(self._tail[0]))
-
-    def _shorten_tail(self, size_bytes: int) -> None:
-        """Drop `size_bytes` bytes of the first entry of the tail."""
-        text = self._tail.popleft()
-        self._digest.update(text[:size_bytes])
-        if size_bytes < len(text):
-            self._tail.appendleft(text[size_bytes:])
-        self._tail_bytes -= size_bytes
+        self._tail += text
+        if len(self._tail) > 2 * TAIL_BYTES:
+            begin = self._tail.rfind(b"\n", 0, -TAIL_BYTES) + 1
+            self._digest.update(self._tail[:begin])
+            del self._tail[:begin]
 
 
 def _open(path: Path) -> BinaryIO:

@@ -20,10 +20,9 @@ from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
-from pipeline.engine.monitors.captioned_pictures import add_captions, stretch_range
 from pipeline.engine.monitors.event_file import VERSION, EventFile
 from pipeline.engine.monitors.monitors import writing
-from pipeline.engine.monitors.projector import write_embeddings
+from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, Saves, do_nothing, never_prune, nothing_examined
+from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.rollback import Rollbacks
@@ -111,8 +111,8 @@ def open_training(
             prune=_prune(pruner),
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
             on_bad_step=recipe.train.on_nan.name,
-            examine=options.inspection.open_autopsy(run) or nothing_examined,
-            dump=do_nothing if dumps is None else dumps,
+            examine=options.inspection.open_autopsy(run),
+            dump=dumps,
             collect=_collector(run, observers),
             signals=signals,
             agree=context.ranks.agree,
@@ -138,10 +138,8 @@ def _saves(
     return Saves(checkpoints, every_seconds, sink.kept, observers.log_marks)
 
 
-def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None]:
-    if pruner is None:
-        return never_prune
-    return lambda verdict: pruner.prune_reason or verdict
+def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None] | None:
+    return None if pruner is None else lambda verdict: pruner.prune_reason or verdict
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
@@ -152,11 +150,11 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
-def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
+def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None] | None:
     """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
     context, built = run.context, run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
-        return do_nothing
+        return None
     # Few runs need it, and all would wait for its import.
     from pipeline.stages.collect import Collector
 

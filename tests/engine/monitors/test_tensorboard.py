@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.core.errors import RunError
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
-from pipeline.engine.monitors.captioned_pictures import add_captions
+from pipeline.engine.monitors.projector import add_captions
 from pipeline.engine.monitors.tensorboard import TensorBoard, confusion_picture
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
