@@ -172,8 +172,7 @@ def _require_rate(what: str, value: float) -> float:
 
 
 class NoCallbacks:
-    """The callbacks of a run without any. Requests that an earlier process granted stay in
-    effect."""
+    """The callbacks of a run without any. Requests of earlier processes stay in effect."""
 
     failure: CallbackError | None = None
     """The first failure that ends the run."""
@@ -346,8 +345,7 @@ def change_rates(
     """Return a table of learning rates, a row for each update, with changes in their order.
 
     They apply to rows of past updates too, which a rollback may repeat. A rate that is set is the
-    main schedule's; the columns that follow, of rules without a schedule, are the rate times their
-    factors.
+    main schedule's; the columns of rules without a schedule are the rate times their factors.
     """
     for change in changes:
         if change.factor is None:

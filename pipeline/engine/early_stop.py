@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class EarlyStop:
-    """Patience with a metric: the only monitor that decides something. Without a metric training
-    never stops early."""
+    """Patience with a metric: the only monitor that decides something. Without a metric it never
+    stops."""
 
     metric: str | None = None
     better: Direction = "min"

@@ -99,8 +99,7 @@ class Hooks:
     dump: Callable[[TrainState, int], None] | None = None
     """Dump the step that follows a number of steps; the state stays as it is."""
     collect: Callable[[TrainState, int], None] | None = None
-    """Show the weights and gradients of a state after a number of steps; the state stays as it
-    is."""
+    """Show the weights and gradients of a state after a number of steps."""
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process; training looks at them after every dispatch."""
     agree: Agree = decide_alone

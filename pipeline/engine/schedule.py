@@ -118,8 +118,8 @@ class Schedule:
     def next_segment(
         self, first: int, max_steps: int, further: Mapping[Event, Collection[int]]
     ) -> Segment:
-        """Return the steps after boundary `first` up to the next event, which may also be at
-        `further` steps.
+        """Return the steps after boundary `first` up to the next event, or the next of `further`
+        steps.
 
         If they are more than `max_steps`, only the first of them, which no event follows.
         """

@@ -1,5 +1,4 @@
-"""Policies for bad steps: steps whose loss or gradient is not finite, except overflows that the
-loss scale skips."""
+"""Policies for bad steps: steps whose loss or gradient is not finite, without skipped overflows."""
 
 from __future__ import annotations
 

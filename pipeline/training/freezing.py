@@ -48,11 +48,6 @@ def config_at(config: StepConfig, step: int) -> StepConfig:
     return replace(config, phases=(), frozen=frozen, network=network)
 
 
-def last_phase(config: StepConfig) -> StepConfig:
-    """Return the configuration of the last phase, which trains most parameters."""
-    return config_at(config, config.phases[-1].start if config.phases else 0)
-
-
 def by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],

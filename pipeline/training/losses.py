@@ -86,8 +86,7 @@ class CrossEntropy(LabelLoss):
     def fitted(self, targets: Targets) -> Self:
         """The loss with one weight for each class.
 
-        Raises ValueError for another number of weights, and if a class that is to be balanced has
-        no training label.
+        Raises ValueError for another number of weights, and if a class to be balanced has no label.
         """
         weights = self.class_weights
         if weights is None:

@@ -98,8 +98,7 @@ class Masked:
         return Masked(self.values, self.where & condition)
 
     def map(self, function: Callable[[Array], Array]) -> Masked:
-        """Apply a function to each entry. Entries that are not valid are 0 in it and get no
-        gradient."""
+        """Apply a function to each entry. Invalid entries are 0 in it and get no gradient."""
         entries = jnp.where(self.where, self.values, jnp.zeros((), self.values.dtype))
         return Masked(function(entries), self.where)
 

@@ -91,8 +91,8 @@ def add_batch(
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
     mean over the valid labels of its sample. Of integer labels only those that `where`, bool (B,
-    ...), marks are valid. The class of float labels is their maximum; among equal logits the lower
-    class ranks first.
+    ...), marks are valid. Float labels have the class of their maximum; of equal logits the lower
+    class is first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:

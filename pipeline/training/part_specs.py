@@ -32,8 +32,7 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """The metric if `dataset.ignore_index` is this label; one that needs no labels is the
-        same."""
+        """The metric if `dataset.ignore_index` is this label; without labels it is the same."""
         return self
 
     @abstractmethod
@@ -61,8 +60,7 @@ def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
 
 
 Backward = Callable[[Any], tuple[Any, Any]]
-"""(parameters) -> gradients of the loss like them, and the auxiliary outputs of the backward
-pass."""
+"""(parameters) -> gradients of the loss like them, and auxiliary outputs."""
 
 
 class GradientSpec(Spec):

@@ -38,8 +38,7 @@ class RateFile:
 
 @part("schedule")
 class TableSchedule(ScheduleSpec):
-    """The learning rates in a file: row i is the rate of update i, as in MindSpore's lists of
-    rates.
+    """The learning rates in a file: row i is the rate of update i, as in MindSpore.
 
     `train.optimizer.lr` does not multiply them. A file may have more rows than training needs.
     MindSpore 2.10 stops in the middle of training if a list ends; here a shorter file is refused

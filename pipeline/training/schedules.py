@@ -88,7 +88,6 @@ class ConstantSchedule(WarmupDecay):
     name: Literal["constant"] = "constant"
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """1 throughout."""
         return np.ones_like(span.progress)
 
 
@@ -115,7 +114,6 @@ class Piecewise(WarmupDecay):
         return self
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """The factor of the last milestone reached."""
         reached = np.searchsorted(self.milestones, span.elapsed, side="right")
         return np.array([1.0, *self.factors])[reached]
 
@@ -143,7 +141,6 @@ class Exponential(WarmupDecay):
         return self
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """decay_rate^(t / n)."""
         length = self.decay_steps or max(1, round(self.decay_passes * span.steps_per_pass))
         exponent = span.elapsed // length if self.staircase else span.elapsed / length
         return self.decay_rate**exponent
@@ -158,7 +155,6 @@ class Polynomial(WarmupDecay):
     power: PositiveFloat = 1.0
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """From 1 towards `end_factor`."""
         return self.end_factor + (1 - self.end_factor) * (1 - span.progress) ** self.power
 
 
@@ -170,7 +166,6 @@ class Cosine(WarmupDecay):
     end_factor: Share = 0.0
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """From 1 towards `end_factor`."""
         wave = 0.5 * (1 + np.cos(np.pi * span.progress))
         return self.end_factor + (1 - self.end_factor) * wave
 
@@ -190,7 +185,6 @@ class LinearCosine(WarmupDecay):
     name: Literal["linear_cosine"] = "linear_cosine"
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """(T - i) / D * 0.5 * (1 + cos(2 pi * 0.47 * i / D)) + 1e-5."""
         step = span.start + span.elapsed
         length = span.stop - span.start
         linear = (span.stop - step) / length

@@ -1,5 +1,4 @@
-"""The types of a training step: its configuration, the state that it changes, its gradients;
-parameters by path."""
+"""The types of a training step: configuration, state and gradients; parameters by path."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class StepConfig:
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
     ignore_index: int | None = None
-    """The label of entries without a class, which neither losses nor metrics count; the loss takes
-    `where` then."""
+    """The label of entries that neither losses nor metrics count; the loss takes `where` then."""
     hardest_share: float = 1.0
     """Share of the samples of a batch that is reduced, those with the largest losses."""
     curvature: CurvatureRule | None = None
@@ -80,8 +78,7 @@ class StepConfig:
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
-    """Patterns over parameters with separate learning rates; of those that cover a parameter the
-    last decides."""
+    """Patterns over parameters with separate learning rates; the last that covers one decides."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
@@ -94,8 +91,8 @@ class StepConfig:
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, if an op draws their size for each step; empty if all are
-    like `image`."""
+    """Training images after the map ops, if an op draws their size; empty if all are like
+    `image`."""
     shards: Shards | None = None
     """Shards of a batch, on several devices; None if one device takes a batch as a whole."""
     lowerings: LoweringPolicy | None = None

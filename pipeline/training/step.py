@@ -26,7 +26,7 @@ from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
-from pipeline.training.freezing import apply_phase, last_phase
+from pipeline.training.freezing import apply_phase, config_at
 from pipeline.training.losses import (
     divides_by_labels,
     label_mask,
@@ -270,8 +270,7 @@ def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout: Array) -> MappedBatch:
     """Return a mapped batch whose first `count` samples are valid.
 
-    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
-    dropout.
+    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a dropout key.
     """
     return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout)
 
@@ -286,8 +285,7 @@ def compute_gradients(
     """Gradients of `scale` times the loss of the valid samples of a mapped batch.
 
     A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one after
-    the other. This is the same sum except for batch norm, which sees one microbatch at a time, and
-    for dropout's draws.
+    the other: the same sum except for batch norm, which sees one at a time, and dropout's draws.
     """
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
@@ -370,7 +368,7 @@ def make_update_only_step(
     that are not finite: these are this pipeline's telemetry.
     """
 
-    config = last_phase(config)
+    config = config_at(config, config.phases[-1].start if config.phases else 0)
     groups = len(config.rate_groups)
     rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
 

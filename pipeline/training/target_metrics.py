@@ -196,8 +196,8 @@ class TokenAccuracy(TokenMetric):
 
 @part("metric")
 class Perplexity(TokenMetric):
-    """The exponential of the mean cross-entropy of the tokens, for any loss; infinite if that is
-    above 700."""
+    """Exponential of the mean cross-entropy of the tokens, for any loss; infinite if that is above
+    700."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["perplexity"] = "perplexity"

@@ -33,8 +33,7 @@ class Telemetry:
     def from_rows(
         start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
     ) -> Telemetry:
-        """Make telemetry of rows of the device's buffer, (steps, columns); columns in `flags`
-        become bool.
+        """Make telemetry of rows of the device's buffer, (steps, columns); `flags` become bool.
 
         Raises ValueError if there isn't one name for each column.
         """
@@ -90,8 +89,8 @@ class Telemetry:
 
     @cached_property
     def bad_step(self) -> int | None:
-        """The first step, counted from 1, that was neither finite nor skipped; training stopped
-        there. None without one."""
+        """The first step, counted from 1, that ended training: neither finite nor skipped. None
+        without one."""
         good = self.outcome().should_continue
         first = int(good.argmin())
         return None if good[first] else self.start + first + 1

@@ -30,8 +30,7 @@ from pipeline.training.state import (
 from pipeline.training.telemetry import StepOutcome, updates_so_far
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
-"""An overflow after this number of consecutive ones ends a run: DynamicLossScaleManager's
-`bad_step_max`."""
+"""Consecutive overflows that a run survives: DynamicLossScaleManager's `bad_step_max`."""
 
 
 def decide_outcome(

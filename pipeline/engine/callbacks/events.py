@@ -94,23 +94,18 @@ class MonitorRelay(Monitor, ABC):
         """Call `event(monitor)` for each of them; the event holds arrays of `size_bytes`."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Pass on that steps were done."""
         self.relay(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
 
     def on_sink(self, report: SinkReport) -> None:
-        """Pass on that a sink ended."""
         self.relay(lambda monitor: monitor.on_sink(report))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Pass on an evaluation."""
         self.relay(lambda monitor: monitor.on_eval(step, evaluation))
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Pass on scalars."""
         self.relay(lambda monitor: monitor.on_scalars(step, scalars))
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Pass on a rollback."""
         self.relay(lambda monitor: monitor.on_rollback(step, to))
 
 

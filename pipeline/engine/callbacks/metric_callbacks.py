@@ -1,5 +1,4 @@
-"""Common callbacks: less learning rate on a plateau, the end at a value; the base of callback
-specs."""
+"""The base of callback specs, and common callbacks: reduce_on_plateau and stop_at."""
 
 from __future__ import annotations
 

@@ -112,7 +112,6 @@ class TrackerSpec(CallbackSpec):
             raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
 
     def build(self) -> Callback:
-        """Return a callback that logs to the tracker."""
         return TrackerCallback(self)
 
 
@@ -132,7 +131,6 @@ class Wandb(TrackerSpec):
             raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
 
     def open(self) -> Tracker:
-        """Return a session with Weights & Biases."""
         return _WandbSession()
 
 
@@ -143,7 +141,6 @@ class Mlflow(TrackerSpec):
     name: Literal["mlflow"] = "mlflow"
 
     def open(self) -> Tracker:
-        """Return a session with MLflow."""
         return _MlflowSession()
 
 
@@ -154,7 +151,6 @@ class Trackio(TrackerSpec):
     name: Literal["trackio"] = "trackio"
 
     def open(self) -> Tracker:
-        """Return a session with Trackio."""
         return _TrackioSession()
 
 
@@ -170,7 +166,6 @@ class TrackerCallback(Callback):
 
     @property
     def label(self) -> str:
-        """The name of the tracker."""
         return self._spec.name
 
     def on_begin(self, run: RunControl) -> None:

@@ -46,7 +46,6 @@ class BackgroundMonitor(MonitorRelay):
         self._thread.start()
 
     def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
-        """Queue an event."""
         self._queue(partial(self._call_each, event), size_bytes)
 
     def submit(self, call: Callable[[], None]) -> None:
@@ -140,11 +139,9 @@ class BestEffortMonitor(MonitorRelay, Generic[M]):
     warn: Callable[[str], None]
 
     def flush(self) -> None:
-        """Have the monitor flush."""
         self.relay(lambda monitor: monitor.flush())
 
     def close(self) -> None:
-        """Close the monitor."""
         self.relay(lambda monitor: monitor.close())
 
     def relay(self, event: Callable[[M], None], size_bytes: int = 0) -> None:

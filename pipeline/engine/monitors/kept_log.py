@@ -6,7 +6,7 @@ lines. The digest is updated with every line that is written, so a mark costs no
 
 A damaged log is rebuilt of its whole lines before the tail of the mark, and of that tail. If the
 digest agrees, this is what was written. Else the missing lines are reported, and the damaged file
-stays beside the log.
+stays.
 """
 
 from __future__ import annotations

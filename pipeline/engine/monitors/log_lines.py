@@ -1,5 +1,4 @@
-"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's, and their
-flaws."""
+"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's; their flaws."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ class MetricsLog(Monitor):
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
     """Return the lines of metrics.jsonl: for each step its position, integers, then its numbers.
 
-    Without a schedule the position is the step alone. Only a step that has a flag, a bool column,
-    has its key.
+    Without a schedule the position is the step. Only steps with a flag, a bool column, have its
+    key.
     """
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}
@@ -141,8 +141,8 @@ def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) 
         sink_steps = run_schedule.sink_steps or run_schedule.steps_per_pass
         places["sink"] = (steps - 1) // sink_steps + 1
     columns = concatenate_columns(parts)
-    # Numbers keep the digits of a float32. The json module writes other digits, in three times the
-    # time.
+    # Numbers keep the digits of a float32. The json module takes three times as long for other
+    # digits.
     numbers = {
         name: _number_texts(column) for name, column in columns.items() if column.dtype != bool
     }

@@ -44,8 +44,8 @@ def writing(file: str | Path) -> Iterator[None]:
 class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch, and at most once in `every_steps`; 0
-    never prints.
+    Printed at the end of a sink, whose number is the epoch, at most once in `every_steps`; 0:
+    never.
     """
 
     reporter: Reporter

@@ -115,12 +115,9 @@ def open_observers(
     )
     for findings in log.findings:
         reporter.warn(str(findings))
-    batch_size = settings.batch_size
-    estimate = settings.estimate
-    unit = settings.unit
     lines: list[Monitor] = [
         LossMonitor(reporter, run_schedule, settings.loss_every),
-        TimeMonitor(reporter, run_schedule, batch_size, estimate, unit),
+        TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
         EvalMonitor(reporter),
     ]
     if settings.lines == "functional":
@@ -137,7 +134,7 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
-        board = TensorBoard(run_dir, first, batch_size, estimate, unit)
+        board = TensorBoard(run_dir, first, settings.batch_size, settings.estimate, settings.unit)
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)

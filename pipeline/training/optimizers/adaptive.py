@@ -1,7 +1,6 @@
 """Optimizers that scale each value of a gradient by its own history: variants of Adam.
 
 Weight decay is decoupled if it is so in the paper. Else it is an L2 penalty, added to the gradient.
-Each class says which.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class RAdam(Moments):
 class AdaMax(Moments):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
 
-    m_hat / u, u <- max(b2 * u, |g| + eps), as PyTorch's Adamax and MindSpore's AdaMax; weight decay
-    is L2.
+    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2.
     """
 
     transformation: ClassVar[str] = "scale_by_adamax"
@@ -129,8 +127,7 @@ class RmsProp(DecayedOptimizer):
     """By the root of the mean square (Tieleman & Hinton 2012) as MindSpore's; weight decay is L2.
 
     v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root instead of under
-    it. The learning rate stays outside of the momentum; MindSpore has it inside, which is the same
-    while it is constant.
+    it. The learning rate is outside of the momentum; MindSpore's is inside: the same if constant.
     """
 
     name: Literal["rmsprop"] = "rmsprop"

@@ -71,7 +71,7 @@ class Cuts:
     ) -> None:
         """Check the rules against parameters and the sizes of the mesh's axes.
 
-        Raises ValueError for a pattern that matches nothing, a number of dimensions that is not the
+        Raises ValueError for a pattern that matches nothing, another number of dimensions than the
         parameter's, a size that does not divide, and an axis of the mesh along which nothing is
         cut.
         """

@@ -34,8 +34,7 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     """Return the devices of a run; one run of one device has that of number `index`.
 
-    If the recipe has several, each process has the same number. Raises RunError that names the
-    devices of JAX.
+    If the recipe has several, each process has the same number. Raises RunError.
     """
     _require_settings()
     if parallel.mode == "none":
@@ -81,8 +80,7 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
 def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
     """Return the devices of all processes: one for each if the recipe does not say.
 
-    Without `processes` they are those that have joined. No device is opened, which would fix their
-    number.
+    By default of the processes that have joined. No device is opened, which would fix their number.
     """
     if parallel.devices is None and parallel.mesh is None:
         return num_joined_processes() if processes is None else processes
@@ -151,8 +149,8 @@ def _take_gpus() -> None:
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError that names the devices of JAX, and why there
-    is no GPU."""
+    """Return a device of this process. Raises RunError that names the devices, and why there is no
+    GPU."""
     if platform_of(platform).is_cuda:
         _take_gpus()
     with _plugin_failures() as failures:

@@ -140,8 +140,7 @@ def add_in_order(terms: Array) -> Array:
 
 
 def add_in_pairs(terms: Array) -> Array:
-    """Add (n, ...) along its first axis, neighbours first. Raises ValueError if n isn't a power of
-    two."""
+    """Add (n, ...) along its first axis, neighbours first. Raises ValueError if n isn't 2^k."""
     if terms.shape[0] & (terms.shape[0] - 1):
         raise ValueError(f"{terms.shape[0]} terms have no binary tree")
     while terms.shape[0] > 1:
@@ -152,8 +151,7 @@ def add_in_pairs(terms: Array) -> Array:
 def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
     """Add `compute(shard, number)` of all shards of a batch; `number` is int32 ().
 
-    `batch` is this device's part, and its `count` is the whole batch's. The `count` of a shard may
-    be 0.
+    `batch` is this device's part, but its `count` is the whole batch's; a shard's may be 0.
     """
     return sum_devices(shards, sum_local_shards(shards, batch, compute))
 

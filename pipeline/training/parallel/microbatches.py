@@ -42,8 +42,7 @@ def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> t
     """Cut a batch into microbatches.
 
     Takes a tree of arrays (batch, ...) and the key of the batch's dropout. Returns the tree with
-    arrays (microbatches, samples, ...), and a key for each microbatch. A single one has the batch's
-    key.
+    arrays (microbatches, samples, ...), and a key for each microbatch; for a single one that key.
     """
     import jax
     import jax.numpy as jnp

@@ -90,8 +90,8 @@ class DevicePlacement:
         return slice(is_local.index(True) * size, (is_local.index(True) + sum(is_local)) * size)
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
-        """Copy arrays of the host to every device, or cut by a tree of shardings. All processes
-        pass the same."""
+        """Copy arrays of the host, the same in all processes, to every device or by a tree of
+        shardings."""
         if shardings is not None:
             return jax.device_put(tree, shardings)
         sharding = self.whole

@@ -11,23 +11,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError, RunError
 
 T = TypeVar("T")
+Agree = Callable[[Callable[[], Any]], Any]
+"""Returns the decision of the first process of a run; all call it in the same order."""
 KEPT_ANSWERS = 16
 """Answers that stay in the store: all take part in steps, so no process lags by more."""
 
 
 class PeerGoneError(RunError):
     """Another process of the run has ended, or does not answer; what is wrong is in its log."""
-
-
-class Agree(Protocol):
-    """Returns what a decision is in the first process of a run; all call it in the same order."""
-
-    def __call__(self, decide: Callable[[], T], /) -> T: ...
 
 
 def decide_alone(decide: Callable[[], T], /) -> T:
@@ -53,8 +49,7 @@ class Ranks:
         return self.own == 0
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
-        """Return what `decide` returns in the first process: JSON. An error there is raised there
-        only.
+        """Return what `decide` returns in the first process: JSON. Only there an error is raised.
 
         All processes call it, in the same order. Raises PeerGoneError if the first one does not
         answer in `timeout_s`.
