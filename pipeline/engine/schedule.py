@@ -80,23 +80,16 @@ class RunSchedule:
         sinks are added here, the last one at the end. Without sinks every step is a segment.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
-        further = {event: frozenset(steps) for event, steps in at.items() if steps}
-        ahead = sorted({step for steps in further.values() for step in steps if step > first})
-        start = first
-        position = 0
-        while start < self.total:
-            # The next multiple of a period.
-            stop = min((start // n + 1) * n for due in periods.values() for n in due)
-            if position < len(ahead) and ahead[position] <= stop:
-                stop = ahead[position]
-                position = position + 1
-            stop = min(stop, self.total)
-            events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
-            events |= {event for event, steps in further.items() if stop in steps}
+        while first < self.total:
+            ends = [(first // n + 1) * n for due in periods.values() for n in due]
+            ends += [step for steps in at.values() for step in steps if step > first]
+            stop = min(self.total, *ends)
+            events = {event for event, due in periods.items() if is_due(stop, due)}
+            events |= {event for event, steps in at.items() if stop in steps}
             if stop == self.total:
                 events.add(Event.SINK_END)
-            yield Segment(start, stop, frozenset(events))
-            start = stop
+            yield Segment(first, stop, frozenset(events))
+            first = stop
 
 
 @dataclass(frozen=True)

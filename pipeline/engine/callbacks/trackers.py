@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 import weakref
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, StringConstraints
 
@@ -91,128 +90,6 @@ class Tracker(Protocol):
 
     def finish(self, status: str) -> None:
         """End the session: done, stopped, pruned or failed."""
-
-
-class TrackerSpec(CallbackSpec):
-    """The settings that all trackers share."""
-
-    project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
-    group: str | None = None
-    files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
-    """Files of the run directory that become artifacts when training ends, if they exist."""
-    on_failure: OnFailure = "warn"
-
-    @abstractmethod
-    def open(self) -> Tracker:
-        """Return a session that hasn't started."""
-
-    def require_ready(self) -> None:
-        """Raise ValueError if the tracker's package is missing."""
-        if find_spec(self.name) is None:
-            raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
-
-    def build(self) -> Callback:
-        return TrackerCallback(self)
-
-
-@part("callback")
-class Wandb(TrackerSpec):
-    """Log to Weights & Biases; WANDB_MODE=offline stores the run in the run directory."""
-
-    name: Literal["wandb"] = "wandb"
-
-    def require_ready(self) -> None:
-        """Raise ValueError if wandb is missing, or is online without a login."""
-        super().require_ready()
-        import wandb
-
-        is_online = wandb.setup().settings.mode not in ("offline", "disabled")
-        if is_online and not wandb.login(prompt=False, verify=False):
-            raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
-
-    def open(self) -> Tracker:
-        return _WandbSession()
-
-
-@part("callback")
-class Mlflow(TrackerSpec):
-    """Log to MLflow: to MLFLOW_TRACKING_URI, or else to ./mlflow.db."""
-
-    name: Literal["mlflow"] = "mlflow"
-
-    def open(self) -> Tracker:
-        return _MlflowSession()
-
-
-@part("callback")
-class Trackio(TrackerSpec):
-    """Log to Trackio: to TRACKIO_DIR, or to the space that TRACKIO_SPACE_ID names."""
-
-    name: Literal["trackio"] = "trackio"
-
-    def open(self) -> Tracker:
-        return _TrackioSession()
-
-
-class TrackerCallback(Callback):
-    """Logs every step and evaluation to a tracker."""
-
-    def __init__(self, spec: TrackerSpec) -> None:
-        self.on_failure = spec.on_failure
-        self._spec = spec
-        self._tracker = spec.open()
-        self._last_step = 0
-        self._finish: Any = None
-
-    @property
-    def label(self) -> str:
-        return self._spec.name
-
-    def on_begin(self, run: RunControl) -> None:
-        """Create the tracked run, or continue the one that the run directory names."""
-        note = run.run_dir / FOLDER / f"{self._spec.name}.json"
-        run_id = str(read_json(note)["run_id"]) if note.exists() else None
-        config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
-        name = run.run_dir.resolve().name
-        group = self._spec.group
-        tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
-        new_id, self._last_step = self._tracker.start(tracked, run_id)
-        # A run that ends by an exception calls no event.
-        self._finish = weakref.finalize(self, self._tracker.finish, "failed")
-        if new_id != run_id:
-            note.parent.mkdir(exist_ok=True)
-            write_whole(note, json.dumps({"run_id": new_id}) + "\n")
-
-    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
-        """Log the steps that the tracked run doesn't have yet."""
-        columns = {
-            f"train/{name}": column.tolist()
-            for name, column in telemetry.columns.items()
-            if column.dtype != bool
-        }
-        rows = [
-            (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
-            for index, values in enumerate(zip(*columns.values(), strict=True))
-        ]
-        if new_rows := [row for row in rows if row[0] > self._last_step]:
-            self._tracker.log(new_rows)
-
-    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
-        """Log the metrics of an evaluation."""
-        scalars = evaluation.scalars()
-        self._tracker.log([(step, {metric_tag(name): float(scalars[name]) for name in scalars})])
-
-    def on_checkpoint(self, run: RunControl, step: int) -> None:
-        """Flush: a run that is resumed from this checkpoint logs later steps only."""
-        self._tracker.flush()
-
-    def on_end(self, run: RunControl, status: str) -> None:
-        """Add the files of the run, and end the session."""
-        for path in self._spec.files:
-            if (run.run_dir / path).exists():
-                self._tracker.save_file(run.run_dir / path)
-        self._finish.detach()
-        self._tracker.finish(status)
 
 
 class _WandbSession:
@@ -353,6 +230,120 @@ class _TrackioSession:
                 resume=resume,
                 embed=False,
             )
+
+
+class TrackerSpec(CallbackSpec):
+    """The settings that all trackers share."""
+
+    tracker: ClassVar[type[Tracker]]
+    """The class of a session with the tracker."""
+    project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
+    group: str | None = None
+    files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
+    """Files of the run directory that become artifacts when training ends, if they exist."""
+    on_failure: OnFailure = "warn"
+
+    def require_ready(self) -> None:
+        """Raise ValueError if the tracker's package is missing."""
+        if find_spec(self.name) is None:
+            raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
+
+    def build(self) -> Callback:
+        return TrackerCallback(self)
+
+
+@part("callback")
+class Wandb(TrackerSpec):
+    """Log to Weights & Biases; WANDB_MODE=offline stores the run in the run directory."""
+
+    tracker: ClassVar[type[Tracker]] = _WandbSession
+    name: Literal["wandb"] = "wandb"
+
+    def require_ready(self) -> None:
+        """Raise ValueError if wandb is missing, or is online without a login."""
+        super().require_ready()
+        import wandb
+
+        is_online = wandb.setup().settings.mode not in ("offline", "disabled")
+        if is_online and not wandb.login(prompt=False, verify=False):
+            raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
+
+
+@part("callback")
+class Mlflow(TrackerSpec):
+    """Log to MLflow: to MLFLOW_TRACKING_URI, or else to ./mlflow.db."""
+
+    tracker: ClassVar[type[Tracker]] = _MlflowSession
+    name: Literal["mlflow"] = "mlflow"
+
+
+@part("callback")
+class Trackio(TrackerSpec):
+    """Log to Trackio: to TRACKIO_DIR, or to the space that TRACKIO_SPACE_ID names."""
+
+    tracker: ClassVar[type[Tracker]] = _TrackioSession
+    name: Literal["trackio"] = "trackio"
+
+
+class TrackerCallback(Callback):
+    """Logs every step and evaluation to a tracker."""
+
+    def __init__(self, spec: TrackerSpec) -> None:
+        self.on_failure = spec.on_failure
+        self._spec = spec
+        self._tracker = spec.tracker()
+        self._last_step = 0
+        self._finish: Any = None
+
+    @property
+    def label(self) -> str:
+        return self._spec.name
+
+    def on_begin(self, run: RunControl) -> None:
+        """Create the tracked run, or continue the one that the run directory names."""
+        note = run.run_dir / FOLDER / f"{self._spec.name}.json"
+        run_id = str(read_json(note)["run_id"]) if note.exists() else None
+        config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
+        name = run.run_dir.resolve().name
+        group = self._spec.group
+        tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
+        new_id, self._last_step = self._tracker.start(tracked, run_id)
+        # A run that ends by an exception calls no event.
+        self._finish = weakref.finalize(self, self._tracker.finish, "failed")
+        if new_id != run_id:
+            note.parent.mkdir(exist_ok=True)
+            write_whole(note, json.dumps({"run_id": new_id}) + "\n")
+
+    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+        """Log the steps that the tracked run doesn't have yet."""
+        columns = {
+            f"train/{name}": column.tolist()
+            for name, column in telemetry.columns.items()
+            if column.dtype != bool
+        }
+        rows = [
+            (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
+            for index, values in enumerate(zip(*columns.values(), strict=True))
+        ]
+        if new_rows := [row for row in rows if row[0] > self._last_step]:
+            self._tracker.log(new_rows)
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        """Log the metrics of an evaluation."""
+        scalars = evaluation.scalars()
+        self._tracker.log([(step, {metric_tag(name): float(scalars[name]) for name in scalars})])
+
+    def on_checkpoint(self, run: RunControl, step: int) -> None:
+        """Flush: a run that is resumed from this checkpoint logs later steps only."""
+        self._tracker.flush()
+
+    def on_end(self, run: RunControl, status: str) -> None:
+        """Add the files of the run, and end the session."""
+        for path in self._spec.files:
+            if (run.run_dir / path).exists():
+                self._tracker.save_file(run.run_dir / path)
+        self._finish.detach()
+        self._tracker.finish(status)
 
 
 def _read_rows(log: Path, last_step: int) -> list[Row]:

@@ -1,9 +1,9 @@
-"""Monitors: notified of every step, every end of a sink and every evaluation of a run."""
+"""Monitors that print the lines of a run, and checks of its lock; tables of its evaluations."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +25,11 @@ SHOWN_FROM_S = 60
 """Remaining time, in seconds, above which lines show it."""
 MAX_NAMED_STEPS = 10
 """Most steps that a line names."""
+MOST_ROWS = 20
+"""The most classes that have a table in the log."""
+MOST_NAMED = 5
+"""The most classes that a warning names."""
+WIDEST_NAME = 30
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
 EVERY = 100
 """Batches from one line of the functional loop to the next, counted from 0 in every pass."""
@@ -229,3 +234,50 @@ class FunctionalMonitor(Monitor):
         texts = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
         texts += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
         self.say(f"Test:\n{', '.join(texts)}")
+
+
+def class_table(evaluation: Evaluation) -> list[str]:
+    """Return a heading and a line for each class with its precision, recall, F1 and labels.
+
+    Empty for an evaluation without classes, and for one of more than MOST_ROWS.
+    """
+    names = class_names(evaluation)
+    confusion = evaluation.confusion
+    if confusion is None or not 0 < len(names) <= MOST_ROWS:
+        return []
+    titles = [n if len(n) <= WIDEST_NAME else f"{n[: WIDEST_NAME - 3]}..." for n in names]
+    width = max(map(len, ("class", *titles)))
+    columns = [evaluation.metrics[key]["per_class"] for key in ("precision", "recall", "f1")]
+    lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.counted:>9}"]
+    for place, name in enumerate(names):
+        precision, recall, f1 = (column[name] for column in columns)
+        count = int(confusion[place].sum())
+        lines.append(
+            f"{titles[place]:<{width}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:9,}"
+        )
+    return lines
+
+
+def never_predicted(evaluation: Evaluation) -> str | None:
+    """Return a warning of the classes that have labels and were never predicted; None if there are
+    no such classes, or too many classes."""
+    names = class_names(evaluation)
+    confusion = evaluation.confusion
+    if confusion is None or not names:
+        return None
+    actual = confusion.sum(axis=1)
+    predicted = confusion.sum(axis=0)
+    missed = [
+        f"{name} ({count:,} {evaluation.counted})"
+        for name, count, guesses in zip(names, actual.tolist(), predicted.tolist(), strict=True)
+        if count and not guesses
+    ]
+    if not missed:
+        return None
+    return f"never predicted: {join_first(missed, MOST_NAMED)}"
+
+
+def class_names(evaluation: Evaluation) -> Sequence[str]:
+    """Return the names of the classes in the order of their labels; empty if there are none."""
+    recall = evaluation.metrics.get("recall")
+    return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

@@ -14,7 +14,7 @@ from pipeline.core.errors import first_line
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
-from pipeline.engine.monitors.class_table import class_table, never_predicted
+from pipeline.engine.monitors.monitors import class_table, never_predicted
 from pipeline.engine.monitors.observers import Observers
 from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images

@@ -22,63 +22,54 @@ from pipeline.data.batch import Batch
 from pipeline.training.parallel.shards import Shards
 
 T = TypeVar("T")
-C = TypeVar("C")
-
-Leaf = Callable[[Array, C], tuple[T, C]]
-"""(index, carry) -> (value, carry): a term of the sum, and the carry of the next one."""
-
 
 STACKED_BYTES = 1 << 30
 """The most memory of terms that are held side by side, which is faster."""
 
 
-def sum_leaves(leaf: Leaf[C, T], count: int, carry: C, *, of: int | None = None) -> tuple[T, C]:
-    """Add the trees `leaf(0, carry)` .. `leaf(count - 1, carry)`, in order.
+def sum_leaves(leaf: Callable[[Array], T], count: int, *, of: int | None = None) -> T:
+    """Add the trees `leaf(0)` .. `leaf(count - 1)`, in order.
 
     The index is int32 (). `of` is the number of terms on all devices, which decides how they are
     added. Bits could depend on what an operation is fused with, since a product and a sum may round
     once together in one instruction. So a leaf is compiled once, in a loop whose number of
     iterations XLA does not know, also if there is one leaf, and is added outside of it.
     """
-    shapes = jax.eval_shape(lambda: leaf(jnp.int32(0), carry)[0])
+    shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     if nbytes * (of or count) <= STACKED_BYTES:
-        return _sum_stacked(leaf, count, carry, shapes)
-    return _sum_nested(leaf, count, carry, shapes)
+        return _sum_stacked(leaf, count, shapes)
+    return _sum_nested(leaf, count, shapes)
 
 
-def _sum_stacked(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C]:
+def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
     """Add the terms after a loop that has written all of them."""
 
-    def keep(i: Array, so_far: tuple[T, C]) -> tuple[T, C]:
-        stack, carry = so_far
-        value, carry = leaf(i, carry)
-        return jax.tree.map(lambda terms, term: terms.at[i].set(term), stack, value), carry
+    def write(i: Array, stack: T) -> T:
+        return jax.tree.map(lambda terms, term: terms.at[i].set(term), stack, leaf(i))
 
     empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
-    stack, carry = _repeat(count, keep, (empty, carry))
-    return jax.tree.map(add_in_order, stack), carry
+    stack = _repeat(count, write, empty)
+    return jax.tree.map(add_in_order, stack)
 
 
-def _sum_nested(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C]:
+def _sum_nested(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
     """Add each term one iteration later, with two trees of memory for each level."""
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def subtree(size: int, first: Array, carry: C) -> tuple[T, C]:
+    def subtree(size: int, first: Array) -> T:
         branches = 2 if size % 2 == 0 else size
         below = size // branches
 
-        def add(i: Array, so_far: tuple[T, T, C]) -> tuple[T, T, C]:
-            total, newest, carry = so_far
-            total = _add(total, newest)
+        def add(i: Array, so_far: tuple[T, T]) -> tuple[T, T]:
+            total, newest = so_far
             start = first + i * below
-            newest, carry = leaf(start, carry) if below == 1 else subtree(below, start, carry)
-            return total, newest, carry
+            return _add(total, newest), leaf(start) if below == 1 else subtree(below, start)
 
-        total, newest, carry = _repeat(branches, add, (zero, zero, carry))
-        return _add(total, newest), carry
+        total, newest = _repeat(branches, add, (zero, zero))
+        return _add(total, newest)
 
-    return subtree(count, jnp.int32(0), carry)
+    return subtree(count, jnp.int32(0))
 
 
 def _add(first: T, second: T) -> T:
@@ -164,12 +155,12 @@ def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Arr
     if shards.add == "psum":
         return compute(_shard(shards, batch, jnp.int32(0), first), first)
 
-    def leaf(i: Array, carry: None) -> tuple[T, None]:
+    def leaf(i: Array) -> T:
         # Nothing of a shard is fused with what it is cut from, which depends on the layout.
         shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
-        return compute(shard, first + i), carry
+        return compute(shard, first + i)
 
-    return sum_leaves(leaf, shards.per_device, None, of=shards.count)[0]
+    return sum_leaves(leaf, shards.per_device, of=shards.count)
 
 
 def sum_devices(shards: Shards, local: T) -> T:
