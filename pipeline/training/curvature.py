@@ -60,7 +60,7 @@ class CurvatureRule:
     """The sums of each layer that an optimizer needs, and when.
 
     `moments(capture, mask)` are sums over the samples for which mask, bool (B,), holds. They are
-    needed at updates 1, 1 + every, 1 + 2 * every, ... `groups` holds the number of the last layer
+    needed at updates 1, 1 + period, 1 + 2 * period, ... `groups` holds the number of the last layer
     of each group whose sums devices exchange together; empty: all layers are one group.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -118,7 +117,7 @@ def apply_directions(
     directions: Any,
     rates: Array | float,
     groups: Sequence[str],
-    by_layer: Mapping[str, float] = MappingProxyType({}),
+    by_layer: Mapping[str, float],
 ) -> Any:
     """p - rate * direction, with the rate of the last group that covers p, else the first.
 
@@ -140,7 +139,7 @@ def apply_directions(
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
     """The moving average after update number `updates` (int32 (), counted from 0)."""
-    assert spec.decay is not None, "there is an average where there is a decay"
+    assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)
     decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
