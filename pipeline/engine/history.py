@@ -15,7 +15,7 @@ from pipeline.engine.callbacks.events import Evaluation
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
-DISPATCHES_KEPT = 4096
+MAX_TIMED_DISPATCHES = 4096
 """Dispatches of which the median is computed, so that memory stays bounded."""
 
 
@@ -34,7 +34,7 @@ class History:
     first_dispatch_s: float | None = None
     first_step_at: float | None = None
     """When the first dispatch ended, by `time.perf_counter`."""
-    step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=DISPATCHES_KEPT))
+    step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=MAX_TIMED_DISPATCHES))
     """Seconds per step of the newest dispatches, without the very first."""
     timed_steps: int = 0
     """Steps of all dispatches but the very first."""

@@ -24,7 +24,7 @@ from pipeline.engine.schedule import is_due
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
-KEPT = "rollbacks"
+ROLLBACKS = "rollbacks"
 """Key of a checkpoint for the rollbacks before it."""
 
 
@@ -58,7 +58,7 @@ class Rollbacks:
 
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint, as JSON."""
-        return {KEPT: [[past.step, past.to] for past in self.done]}
+        return {ROLLBACKS: [[past.step, past.to] for past in self.done]}
 
     def go_back(self, bad: int, state: TrainState) -> TrainState:
         """Return the state to continue with after step `bad`, on the host.

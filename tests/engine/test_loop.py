@@ -16,7 +16,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals, heard
 from pipeline.engine import loop as stage
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
-from pipeline.engine.history import DISPATCHES_KEPT, History
+from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
 from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.schedule import RunSchedule
@@ -299,8 +299,8 @@ def test_step_time_is_that_of_the_newest_dispatches(
     """Bounded: a run without sinks dispatches as often as it steps."""
     history = play(Script(step_s=0.25), "train.sink=false")
     assert len(history.step_seconds) == 19
-    history.step_seconds.extend(2 * DISPATCHES_KEPT * [0.5])
-    assert len(history.step_seconds) == DISPATCHES_KEPT
+    history.step_seconds.extend(2 * MAX_TIMED_DISPATCHES * [0.5])
+    assert len(history.step_seconds) == MAX_TIMED_DISPATCHES
     assert history.median_step_ms == 500.0
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from pipeline.core.files.strict_json import json_text
 from pipeline.engine.callbacks.events import Evaluation, Monitor
-from pipeline.engine.monitors.kept_log import KeptLog, LogFindings, open_log, read_mark
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.engine.monitors.monitors import writing
+from pipeline.engine.monitors.verified_log import LogFindings, VerifiedLog, open_log, read_mark
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
@@ -57,7 +57,7 @@ class MetricsLog(Monitor):
         self._first = first
         self._waiting: list[Telemetry] = []
 
-        def open_named(name: str) -> tuple[KeptLog, LogFindings]:
+        def open_named(name: str) -> tuple[VerifiedLog, LogFindings]:
             path = run_dir / name
             mark = read_mark((marks or {}).get(name), first)
             # The checkpoint of an unfinished boundary holds its scalars. A process that continued
@@ -68,7 +68,7 @@ class MetricsLog(Monitor):
                     path, last, mark, every_step=name == METRICS, resumed=marks is not None
                 )
 
-        self._logs: dict[str, KeptLog] = {}
+        self._logs: dict[str, VerifiedLog] = {}
         self.findings: list[LogFindings] = []
         with ExitStack() as failing:
             for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
@@ -95,7 +95,7 @@ class MetricsLog(Monitor):
         self._append(self._logs[SCALARS], step, scalars, replaced=step == self._first == 0)
 
     def _append(
-        self, log: KeptLog, step: int, values: Mapping[str, Any], *, replaced: bool
+        self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replaced: bool
     ) -> None:
         with writing(log.path):
             if replaced:

@@ -18,7 +18,7 @@ from pipeline.core.errors import PipelineError, RunError
 T = TypeVar("T")
 Agree = Callable[[Callable[[], Any]], Any]
 """Returns the decision of the first process of a run; all call it in the same order."""
-KEPT_ANSWERS = 16
+STORED_ANSWERS = 16
 """Answers that stay in the store: all take part in steps, so no process lags by more."""
 
 
@@ -62,8 +62,8 @@ class Ranks:
             return answer
         value = decide()
         self._store.key_value_set(f"decision/{number}", json.dumps(value))
-        if number >= KEPT_ANSWERS:
-            self._store.key_value_delete(f"decision/{number - KEPT_ANSWERS}")
+        if number >= STORED_ANSWERS:
+            self._store.key_value_delete(f"decision/{number - STORED_ANSWERS}")
         return value
 
     def require_same(self, facts: dict[str, str]) -> None:

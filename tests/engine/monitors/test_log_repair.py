@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.monitors import kept_log
-from pipeline.engine.monitors.kept_log import KeptLog, LogFindings, Mark, open_log
-from tests.engine.monitors.test_kept_log import line, lines
+from pipeline.engine.monitors import verified_log
+from pipeline.engine.monitors.verified_log import LogFindings, Mark, VerifiedLog, open_log
+from tests.engine.monitors.test_verified_log import line, lines
 
 TAIL = 3
 """So many lines are in the mark."""
@@ -18,8 +18,8 @@ TAIL = 3
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mark:
     """That of ten steps; the file is there."""
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", len(lines(8, 10)) + 2)
-    with closing(KeptLog(tmp_path / "metrics.jsonl", every_step=True)) as log:
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", len(lines(8, 10)) + 2)
+    with closing(VerifiedLog(tmp_path / "metrics.jsonl", every_step=True)) as log:
         log.append(lines(1, 10))
         return log.mark(10)
 
@@ -146,7 +146,7 @@ def test_without_a_mark_gaps_are_named(tmp_path: Path) -> None:
 
 def test_evaluations_that_are_missing_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "evals.jsonl"
-    with closing(KeptLog(path, every_step=False)) as log:
+    with closing(VerifiedLog(path, every_step=False)) as log:
         log.append(line(5) + line(10) + line(15))
         mark = log.mark(15)
     path.write_bytes(line(10))

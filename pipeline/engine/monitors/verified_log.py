@@ -90,7 +90,7 @@ def read_mark(tree: Any, step: int) -> Mark | None:
     return mark if fits and max(steps, default=0) <= step else None
 
 
-class KeptLog:
+class VerifiedLog:
     """Log to which whole lines are appended; the file is created if it is missing.
 
     A log of `every_step` has a line for each step from 1. Raises OSError if the file can't be
@@ -295,7 +295,7 @@ class LogFindings:
 
 def open_log(
     path: Path, step: int, mark: Mark | None, *, every_step: bool, resumed: bool
-) -> tuple[KeptLog, LogFindings]:
+) -> tuple[VerifiedLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
     `mark` is the checkpoint's; without one, the lines after `step` are cut. Gaps of a log of
@@ -303,7 +303,7 @@ def open_log(
     OSError, and DataError for a log without a mark that can't be read.
     """
     with ExitStack() as failing:
-        log = KeptLog(path, every_step=every_step)
+        log = VerifiedLog(path, every_step=every_step)
         failing.callback(log.release)
         if mark is None:
             flaws = log.cut(step)
@@ -330,7 +330,7 @@ def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark,
     last = 0
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
-    draft = KeptLog(part, every_step=every_step)
+    draft = VerifiedLog(part, every_step=every_step)
 
     def add(line: LogLine) -> None:
         nonlocal flaws, last
