@@ -61,7 +61,7 @@ class RunView(RunControl):
         self.event = "on_begin"
         """The newest event that callbacks were notified of."""
         self.changed: Any = None
-        """Parameters that replace those of the state, as a tree, if any."""
+        """Parameters that replace the state's, as a tree, if any."""
         self.rates = np.zeros(0, np.float32)
         """The learning rates of the recipe, a row for each update."""
         self.granted_rates: tuple[RateChange, ...] = ()
@@ -276,7 +276,7 @@ class Callbacks(NoCallbacks):
         return None if requests == Requests() else asdict(requests)
 
     def take_parameters(self) -> Any:
-        """Return the parameters that replace those of the state; None if there are none."""
+        """Return the parameters that replace the state's; None without any."""
         changed = self.view.changed
         self.view.changed = None
         return changed

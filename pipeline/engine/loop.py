@@ -285,7 +285,7 @@ def grant(program: Program, hooks: Hooks, progress: Progress) -> None:
 
 
 def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
-    """Return the requests in effect at a boundary, without those of earlier steps."""
+    """Return the requests in effect at a boundary, without earlier steps."""
     evaluations = {*granted.evaluate_at, *requests.evaluate_at}
     saves = {*granted.save_at, *requests.save_at}
     return Requests(

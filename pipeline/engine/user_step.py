@@ -179,17 +179,17 @@ class UserStep:
 
 
 def lower_step(
-    step: UserStep, state: Any, device: jax.Device, chosen: Lowerings | None
+    step: UserStep, state: Any, device: jax.Device, previous: Lowerings | None
 ) -> tuple[UserStep, Lowerings]:
     """Return the step with its convolutions and products computed as is fastest on the device.
 
-    `chosen` are the lowerings of the run so far, which stay. Only a CPU has a choice. Raises
+    `previous` are the lowerings of the run so far, which stay. Only a CPU has a choice. Raises
     RunError if lowerings that were chosen before can't be computed here.
     """
     listing = RecordingPolicy()
     traced = with_lowerings(step.function, listing, differentiated=True)
     jax.eval_shape(traced, state, step.batch.spec)
-    tuning = Tuning("bank", "exhaustive", _bank_folder(), chosen)
+    tuning = Tuning("bank", "exhaustive", _bank_folder(), previous)
     choice = choose_lowerings(listing.problems, device, tuning, _no_clock)
     if not platform_of(device.platform).chooses_lowerings:
         return step, choice.lowerings
@@ -210,8 +210,8 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution that no lowering computes would be slow inside a loop."""
     if not platform_of(device.platform).has_slow_loops:
         return False
-    kept = list_kept(step.function, state, step.batch.spec, differentiated=True)
-    return any(operation.is_convolution for operation in kept)
+    unchanged = list_kept(step.function, state, step.batch.spec, differentiated=True)
+    return any(operation.is_convolution for operation in unchanged)
 
 
 class SinkProgram:
@@ -226,8 +226,10 @@ class SinkProgram:
         *,
         single_steps: bool,
     ) -> None:
-        self._names, self._batch = step.traced.metrics, step.batch
-        self._feed, self._placement = feed, placement
+        self._names = step.traced.metrics
+        self._batch = step.batch
+        self._feed = feed
+        self._placement = placement
         self.single_steps = single_steps
         self._window_steps = feed.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
@@ -235,7 +237,8 @@ class SinkProgram:
         """The window and the position in it of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
-        inputs, bound = feed.window(int(state.step)).inputs, placement.put(np.int32(0))
+        inputs = feed.window(int(state.step)).inputs
+        bound = placement.put(np.int32(0))
         carry = LoopCarry(state, *self._buffers)
         args = carry, inputs, self._rates, bound, bound
         shapes = jax.tree.map(
@@ -254,7 +257,8 @@ class SinkProgram:
         self, state: CustomState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[CustomState, UserTelemetry]:
         """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
-        carry, rows = LoopCarry(state, *self._buffers), list[np.ndarray]()
+        carry = LoopCarry(state, *self._buffers)
+        rows: list[np.ndarray] = []
         for inputs, first, count in split_at_windows(self._feed, start, stop):
             stride = 1 if self.single_steps else count
             for position in range(first, first + count, stride):

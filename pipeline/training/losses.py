@@ -1,4 +1,4 @@
-"""Losses: one number per sample, and their reduction to that of a batch.
+"""Losses: one number per sample, and their reduction to the loss of a batch.
 
 A network may predict one of C classes at every position of a sample, of tokens or of pixels. Its
 logits are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample

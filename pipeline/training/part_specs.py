@@ -41,7 +41,7 @@ class MetricSpec(Spec):
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """The sums over a batch, like those of `zero`; they are added over all batches.
+        """The sums over a batch, in the form of `zero`; they are added over all batches.
 
         Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`,
         bool (B,), of the valid samples: the others, which pad the batch, must add 0. With

@@ -354,7 +354,7 @@ def _microbatch_gradients(
 
 
 def norm_of(gradients: Any, unscale: Array) -> Array:
-    """The norm of the gradients of the loss itself, float32 (), from those of the scaled loss."""
+    """The norm of the gradients of the loss, float32 (), from gradients of the scaled loss."""
     return optax.tree.norm(gradients) * unscale
 
 

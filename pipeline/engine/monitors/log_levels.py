@@ -1,6 +1,6 @@
 """Log levels: the messages that are shown besides a run's lines, and their destination.
 
-The levels are those of MindSpore's `GLOG_v`, which is read, as is `GLOG_logtostderr`. Messages come
+The levels are MindSpore's, of `GLOG_v`, which is read, as is `GLOG_logtostderr`. Messages come
 from this package and from jax, by Python's `logging`, and from a run's warnings.
 """
 

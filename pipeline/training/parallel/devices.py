@@ -32,7 +32,7 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 
 
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
-    """Return the devices of a run; one run of one device has that of number `index`.
+    """Return the devices of a run; a run of one device has number `index`.
 
     If the recipe has several, each process has the same number. Raises RunError.
     """
