@@ -34,7 +34,7 @@ def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> 
 class MetricsLog(Monitor):
     """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
-    `marks` are the marks of the files in the checkpoint at `first`, None if the run begins there. With
+    `marks` are from the checkpoint at `first`, by file, None if the run begins there. With
     `scalars`, of callbacks, there is a scalars.jsonl; if boundary `first` is `unfinished`, they are
     logged there once more. Lines that the marks hold and the files lack are restored; `findings`
     reports all. Without `run_schedule` lines have neither `pass` nor `sink`.

@@ -102,7 +102,7 @@ def open_observers(
 ) -> Observers:
     """Open the observers of a run that continues from boundary `first`.
 
-    `marks` are the marks of the logs in the checkpoint there, None if the run begins there. A log of
+    `marks` of the logs are from the checkpoint there, None if the run begins there. A log of
     steps that can't be written ends the run; TensorBoard and the progress bar are best effort.
     """
     log = MetricsLog(
