@@ -28,9 +28,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
-from pipeline.engine.loop import exhaust, train
+from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.observers import open_observers
-from pipeline.engine.program import Program
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

@@ -29,11 +29,11 @@ from pipeline import load_recipe
 from pipeline.config.observer_settings import observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import WARNING, Reporter
+from pipeline.engine.loop import SinkClock
 from pipeline.engine.monitors.event_file import PREFIX
 from pipeline.engine.monitors.log_lines import METRICS, last_step
 from pipeline.engine.monitors.observers import open_observers
 from pipeline.engine.schedule import RunSchedule
-from pipeline.engine.sink_clock import SinkClock
 from pipeline.training.telemetry import Telemetry
 
 PACKAGES = ("numpy", "tensorboardX")

@@ -16,7 +16,7 @@ from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path, draft_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
-from pipeline.engine.monitors import kept_log
+from pipeline.engine.monitors import verified_log
 from pipeline.stages.runner import initial_state
 from tests import outcome
 from tests.conftest import TINY
@@ -91,7 +91,7 @@ def test_lines_that_nobody_knows_are_named_to_the_end(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that ends done, or is done again, says what its logs lack."""
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", 1000)
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", 1000)
     run_dir = tmp_path / "run"
     run(tiny("train.steps=24", *EVENTS), run_dir)
     file = run_dir / "metrics.jsonl"

@@ -16,7 +16,7 @@ from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
 from pipeline.data.targets import Targets
 from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.callback_spec import CallbackSpec
+from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import Initializer, InitializerSpec, LayerSpec, ModelSpec
 from pipeline.training.losses import LabelLoss

@@ -8,8 +8,8 @@ from pipeline.backends.devices.xla import Gpu
 from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
-from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.microbatches import batch_multiple
+from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.shards import num_shards
 
 COMPILING = ("data", "build", "compile")

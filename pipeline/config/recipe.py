@@ -24,14 +24,13 @@ from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import tree_without_secrets
 from pipeline.core.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.engine.callbacks.callback_spec import CallbackSpec
+from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.training.bad_steps import OnNan
 from pipeline.training.loss_scales import LossScale
-from pipeline.training.optimizers.clipping import ClipSpec
-from pipeline.training.parallel.launch_spec import LaunchSpec
-from pipeline.training.parallel.parallel_spec import ParallelSpec
+from pipeline.training.optimizers.first_order import ClipSpec
+from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import default_shards
 from pipeline.training.part_specs import (
     AverageSpec,

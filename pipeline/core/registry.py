@@ -46,8 +46,6 @@ PART_MODULES = (
     "pipeline.models.networks",
     "pipeline.models.layers.tokens",
     "pipeline.training.bad_steps",
-    "pipeline.training.calibration_metrics",
-    "pipeline.training.class_metrics",
     "pipeline.training.gradient_rules",
     "pipeline.training.loss_scales",
     "pipeline.training.optimizers.adaptive",

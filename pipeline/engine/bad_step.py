@@ -14,14 +14,16 @@ WINDOW_STEPS = 20
 """Newest steps among which an explosion is looked for."""
 GROWTH = 100.0
 """Factor by which a loss or gradient norm explodes; from batch to batch they vary by less."""
-LEAST_LOSS, LEAST_NORM, LEAST_WEIGHT = 10.0, 1e3, 1e3
+LEAST_LOSS = 10.0
+LEAST_NORM = 1e3
+LEAST_WEIGHT = 1e3
 """Magnitudes below which nothing has exploded: small losses vary by any factor."""
 
 
 class BadStepError(RunError):
     """A step whose loss or gradient is not finite ends the run.
 
-    `advice` is what to change where the same run would fail again; empty where resuming may help.
+    `advice` is what to change if the same run would fail again; empty if resuming may help.
     """
 
     def __init__(self, message: str, advice: str) -> None:
@@ -48,7 +50,7 @@ class RecentSteps:
         self._parts: deque[np.ndarray] = deque(maxlen=WINDOW_STEPS)
 
     def add(self, telemetry: Telemetry) -> None:
-        """Take note of steps."""
+        """Add steps."""
         columns = (telemetry.loss, telemetry.grad_norm, telemetry.learning_rate)
         rows = np.stack([np.asarray(column[-WINDOW_STEPS:], np.float64) for column in columns], 1)
         last = telemetry.start + len(telemetry)
@@ -68,7 +70,8 @@ class RecentSteps:
         )
         if not symptom:
             return ""
-        step, rate = int(rows[-1, 0]), rows[-1, 3]
+        step = int(rows[-1, 0])
+        rate = rows[-1, 3]
         return (
             f"{symptom}; the learning rate of step {step} is {rate:g}, which is the likely cause: "
             "try a smaller train.optimizer.lr"
@@ -97,7 +100,7 @@ def _growth_of_weights(steps: np.ndarray, largest: float) -> str:
 
 
 def advise(examined: Examined, cause: str, step: int, policy: str) -> str:
-    """Say what to change for a run that would come to the same bad step; "" if it may not."""
+    """Return what to change for a run that would come to the same bad step; "" if it may not."""
     if not examined.repeats:
         return ""
     if cause:

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -44,22 +45,26 @@ class BatchLayout:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-class BatchSource(Protocol):
+class BatchSource(ABC):
     """The batches of a run by step."""
 
     layout: BatchLayout
-    steps_per_epoch: int | None
+    steps_per_epoch: int | None = None
     """None if the source has no end that is known."""
 
+    @abstractmethod
     def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
         """Return the feed of steps `start + 1 .. stop`."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the data, as JSON."""
+        """Return what identifies the data, as JSON; nothing if that isn't known before."""
+        return {}
 
     def position(self, step: int) -> dict[str, Any]:
         """Return what a resumed run needs to go on after `step`, as JSON."""
+        return {}
 
+    @abstractmethod
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Go to the batch after `step`, from a position that was saved there. Raises DataError."""
 
@@ -103,7 +108,7 @@ def _arrays_of(data: Any) -> Any:
 
 
 def _is_iterable(node: Any) -> bool:
-    """Return whether a node is no container of jax but something to iterate over."""
+    """Return whether a node isn't a container of jax but can be iterated over."""
     return hasattr(node, "__iter__") and not isinstance(node, tuple | list | Mapping)
 
 
@@ -120,16 +125,17 @@ def _names(tree: Any, root: str) -> list[str]:
     return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
 
 
-class ArrayBatches:
+class ArrayBatches(BatchSource):
     """Batches of examples in the project's order: a function of seed, epoch and position.
 
-    What is left of an epoch after its last whole batch is dropped: a step has one shape. Without a
-    seed the examples are read as they lie. Raises DataError for arrays of different lengths, and if
-    no batch can be filled.
+    The examples after the last whole batch of an epoch are dropped: a step has one shape. Without a
+    seed the examples keep the order of the arrays. Raises DataError for arrays of different
+    lengths, and if no batch can be filled.
     """
 
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
-        names, leaves = _names(arrays, "data"), jax.tree.leaves(arrays)
+        names = _names(arrays, "data")
+        leaves = jax.tree.leaves(arrays)
         for name, leaf in zip(names, leaves, strict=True):
             if leaf.ndim == 0 or leaf.shape[:1] != leaves[0].shape[:1]:
                 raise DataError(
@@ -153,7 +159,7 @@ class ArrayBatches:
         structure = jax.tree.structure(arrays)
         shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
         self.layout = BatchLayout(structure, jax.tree.unflatten(structure, shapes))
-        self.steps_per_epoch: int | None = self._order.steps_per_pass
+        self.steps_per_epoch = self._order.steps_per_pass
 
     def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
         """Return a feed that is on the device whole, or streamed if it doesn't fit."""
@@ -170,12 +176,8 @@ class ArrayBatches:
         seed = order.seed if order.shuffle else None
         return {"examples": samples, "seed": seed, "sha256": digest.hexdigest()}
 
-    def position(self, step: int) -> dict[str, Any]:
-        """Return nothing: the order is a function of the step."""
-        return {}
-
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Do nothing: the order is a function of the step."""
 
 
 @dataclass(frozen=True)
@@ -194,20 +196,15 @@ class _ReadWindow:
         return len(self.columns[0]) if self.columns else 0
 
 
-@dataclass
-class IteratorBatches:
+class IteratorBatches(BatchSource):
     """Batches of an iterable, in its order, all of the shapes of the first.
 
     An iterator with `get_state` and `set_state`, as grain's are, continues from its state. Any
     other is read again from its start by a resumed run, which compares the last batch.
     """
 
-    data: Any
-    steps_per_epoch: int | None = None
-    layout: BatchLayout = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._iterator: Iterator[Any] = iter(self.data)
+    def __init__(self, data: Any) -> None:
+        self._iterator: Iterator[Any] = iter(data)
         self._has_state = all(hasattr(self._iterator, name) for name in ("get_state", "set_state"))
         self._state_before = self._read_state()
         self._origin: Mapping[str, Any] = {"state": self._state_before, "skip": 0}
@@ -227,10 +224,6 @@ class IteratorBatches:
         self._windows = IteratorWindows(self, placement, start, stop)
         return Feed(self._windows, None)
 
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: batches that aren't read yet are unknown."""
-        return {}
-
     def position(self, step: int) -> dict[str, Any]:
         """Return the iterator's state before some batch and how many follow, or a digest."""
         assert self._windows is not None, "the feed is open"
@@ -244,7 +237,8 @@ class IteratorBatches:
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Set the iterator's state, and pass over batches that were trained on."""
         self._origin = position
-        skip, state = position.get("skip", step), position.get("state")
+        skip = position.get("skip", step)
+        state = position.get("state")
         if state is not None and not self._has_state:
             raise DataError(
                 "data: the run was saved with an iterator that has get_state; this has none"
@@ -275,7 +269,8 @@ class IteratorBatches:
     def read(self, number: int) -> list[np.ndarray]:
         """Return the leaves of the next batch. Raises StopIteration at the end."""
         if self._pending is not None:
-            leaves, self._pending = self._pending, None
+            leaves = self._pending
+            self._pending = None
             return leaves
         return self._leaves(next(self._iterator), number, self.layout)
 
@@ -310,7 +305,9 @@ class IteratorWindows:
     def __init__(
         self, source: IteratorBatches, placement: DevicePlacement, start: int, stop: int
     ) -> None:
-        self._source, self._placement, self._stop = source, placement, stop
+        self._source = source
+        self._placement = placement
+        self._stop = stop
         shapes = jax.tree.leaves(source.layout.spec)
         batch_bytes = max(1, sum(shape.size * shape.dtype.itemsize for shape in shapes))
         self._steps = max(1, min(ITERATOR_WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
@@ -320,7 +317,7 @@ class IteratorWindows:
         self._taken: list[_ReadWindow] = []
 
     def ready_steps(self, step: int) -> int:
-        """All of a window or nothing."""
+        """Return all steps of the next window once it is read, else 0."""
         return self._steps if self._ahead is not None and self._ahead[1].done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
@@ -334,9 +331,11 @@ class IteratorWindows:
         if window.failure is not None and not window.steps:
             raise window.failure
         end = step + window.steps
-        failed = window.failure
-        self._ahead = (end, _failed(end, failed)) if failed is not None else None
-        if failed is None and end < self._stop:
+        self._ahead = None
+        if window.failure is not None:
+            self._ahead = end, Future()
+            self._ahead[1].set_result(_ReadWindow(end, [], None, window.failure))
+        elif end < self._stop:
             self._ahead = end, self._thread.submit(self._read, end)
         self._taken = [*self._taken[-1:], window]
         return Window(step, end, self._on_device(window)), PrepareTime(
@@ -352,7 +351,8 @@ class IteratorWindows:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, start: int) -> _ReadWindow:
-        count, batches = min(self._steps, self._stop - start), list[list[np.ndarray]]()
+        count = min(self._steps, self._stop - start)
+        batches = list[list[np.ndarray]]()
         state: Any = None
         failure: Exception | None = None
         try:
@@ -369,23 +369,14 @@ class IteratorWindows:
 
     def _on_device(self, window: _ReadWindow) -> Any:
         missing = self._steps - window.steps
-        columns = {
-            str(number): self._placement.put_batches(_padded(column, missing))
-            for number, column in enumerate(window.columns)
-        }
+        columns = {}
+        for number, column in enumerate(window.columns):
+            if missing:
+                column = np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)])
+            columns[str(number)] = self._placement.put_batches(column)
         numbers = np.zeros(self._steps, np.int32)
         batches = Batches(numbers[:, None], numbers, numbers + 1)
         return put_inputs(columns, batches, 0, self._placement, resident=False)
-
-
-def _failed(start: int, failure: Exception) -> Future[_ReadWindow]:
-    future: Future[_ReadWindow] = Future()
-    future.set_result(_ReadWindow(start, [], None, failure))
-    return future
-
-
-def _padded(column: np.ndarray, missing: int) -> np.ndarray:
-    return np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)]) if missing else column
 
 
 def _digest(columns: list[np.ndarray], row: int) -> str:

@@ -1,4 +1,4 @@
-"""Calls of a run's callbacks, and what they ask of the run, kept until a boundary."""
+"""Calls of a run's callbacks, and what they request of the run until a boundary."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.checkpoint.host_state import MAX_RATE, CallbackState, RateChange, Requests
 from pipeline.core.errors import RunError, first_line, printable
 from pipeline.core.files.value_text import show
-from pipeline.engine.callbacks.callback import Callback
+from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
-from pipeline.engine.rate_changes import changed_rates, combined_changes, with_parameters
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree
-from pipeline.training.step_outcome import updates_so_far
+from pipeline.training.telemetry import updates_so_far
 
 if TYPE_CHECKING:
+    from pipeline.training.part_specs import RateRule
     from pipeline.training.state import TrainState
 
 BOUNDARY = ("on_begin", "on_sink", "on_eval")
@@ -35,8 +36,8 @@ class CallbackError(RunError):
     """A callback that failed, and that ends the run."""
 
 
-class RunView:
-    """A run as its callbacks see it: `RunControl`."""
+class RunView(RunControl):
+    """The run that callbacks get, with the requests that they have made."""
 
     def __init__(
         self,
@@ -47,8 +48,11 @@ class RunView:
         resumed: bool = False,
         processes: int = 1,
     ) -> None:
-        self.run_dir, self.resumed, self._processes = run_dir, resumed, processes
-        self.total, self.steps_per_pass = run_schedule.total, run_schedule.steps_per_pass
+        self.run_dir = run_dir
+        self.resumed = resumed
+        self._processes = processes
+        self.total = run_schedule.total
+        self.steps_per_pass = run_schedule.steps_per_pass
         self.step = 0
         self.asked = Requests()
         """Requests since the last boundary."""
@@ -57,13 +61,13 @@ class RunView:
         self.event = "on_begin"
         """The newest event that callbacks were notified of."""
         self.changed: Any = None
-        """Parameters that replace those of the state, as a tree; None where none do."""
+        """Parameters that replace the state's, as a tree, if any."""
         self.rates = np.zeros(0, np.float32)
         """The learning rates of the recipe, a row for each update."""
         self.granted_rates: tuple[RateChange, ...] = ()
-        """Changes of them that are in effect."""
+        """Changes of the rates that are in effect."""
         self.flush: Callable[[], None] = lambda: None
-        """Write the logs as far as training has come."""
+        """Write the logs up to the newest step."""
         self._evaluate_state = evaluate_state
 
     @property
@@ -71,34 +75,31 @@ class RunView:
         """The learning rate of the next update, as far as it is known."""
         done = 0 if self.state is None else int(updates_so_far(self.state))
         update = min(done, len(self.rates) - 1)
-        changes = combined_changes((*self.granted_rates, *self.asked.rates))
-        return float(np.ravel(changed_rates(self.rates[update : update + 1], changes))[0])
+        changes = combine_changes((*self.granted_rates, *self.asked.rates))
+        return float(np.ravel(change_rates(self.rates[update : update + 1], changes))[0])
 
     def stop(self, reason: str) -> None:
-        """End training at the next boundary."""
         reason = printable(str(reason))[:1000] or "it gave no reason"
         self.asked = replace(self.asked, stop=self.asked.stop or reason)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate from the next boundary on."""
-        change = RateChange(rate=_not_negative("learning rate", rate))
-        self._ask(rates=(*self.asked.rates, change))
+        change = RateChange(rate=_require_rate("learning rate", rate))
+        self._request(rates=(*self.asked.rates, change))
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the schedule from the next boundary on."""
-        change = RateChange(factor=_not_negative("factor", factor))
-        self._ask(rates=(*self.asked.rates, change))
+        change = RateChange(factor=_require_rate("factor", factor))
+        self._request(rates=(*self.asked.rates, change))
 
     def evaluate_at(self, step: int) -> None:
-        """Evaluate after a later step."""
-        self._ask(evaluate_at=(*self.asked.evaluate_at, self._later(step, self.step + 1)))
+        self._request(
+            evaluate_at=(*self.asked.evaluate_at, self._require_step(step, self.step + 1))
+        )
 
     def save_at(self, step: int) -> None:
-        """Save after a later step, or this one."""
         least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
-        self._ask(save_at=(*self.asked.save_at, self._later(step, least)))
+        self._request(save_at=(*self.asked.save_at, self._require_step(step, least)))
 
-    def _ask(self, **changes: Any) -> None:
+    def _request(self, **changes: Any) -> None:
         self._require_training()
         self.asked = replace(self.asked, **changes)
 
@@ -106,7 +107,7 @@ class RunView:
         if self.event == "on_end":
             raise ValueError("training has ended; nothing of it can be changed")
 
-    def _later(self, step: int, least: int) -> int:
+    def _require_step(self, step: int, least: int) -> int:
         self._require_training()
         try:
             number = operator.index(step)
@@ -120,7 +121,6 @@ class RunView:
         return number
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the state as it is now."""
         if self._processes > 1:
             raise ValueError("can't evaluate here in a run of several processes; use evaluate_at")
         if self.state is None:
@@ -133,19 +133,16 @@ class RunView:
         return evaluation
 
     def log(self, name: str, value: float) -> None:
-        """Add a scalar at this step."""
         if not isinstance(name, str) or not name or name == "step":
             raise ValueError(f"{name!r} must be the name of a scalar, and not step")
         number = float(value)
         self.scalars[name] = number if math.isfinite(number) else None
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters by path."""
         flat = flatten_dict(self._params(), sep="/")
         return {path: np.array(array) for path, array in flat.items()}
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
-        """Replace parameters by path."""
         if self.event not in BOUNDARY:
             raise ValueError("parameters can be set at the end of a sink or after an evaluation")
         if self._processes > 1:
@@ -154,7 +151,8 @@ class RunView:
         for path, array in changed.items():
             if path not in flat:
                 raise ValueError(f"there is no parameter {path!r}; there is {', '.join(flat)}")
-            new, old = np.asarray(array), flat[path]
+            new = np.asarray(array)
+            old = flat[path]
             if new.shape != old.shape:
                 raise ValueError(f"{path}: has shape {new.shape}, must have {old.shape}")
             flat[path] = new.astype(old.dtype)
@@ -166,7 +164,7 @@ class RunView:
         return self.state.params if self.changed is None else self.changed
 
 
-def _not_negative(what: str, value: float) -> float:
+def _require_rate(what: str, value: float) -> float:
     value = float(value)
     if not 0 <= value <= MAX_RATE:
         raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, the most of float32")
@@ -174,7 +172,7 @@ def _not_negative(what: str, value: float) -> float:
 
 
 class NoCallbacks:
-    """The callbacks of a run without any. What an earlier process granted stays in effect."""
+    """The callbacks of a run without any. Requests of earlier processes stay in effect."""
 
     failure: CallbackError | None = None
     """The first failure that ends the run."""
@@ -183,7 +181,7 @@ class NoCallbacks:
         """Do nothing."""
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return what a checkpoint keeps: the requests that were granted."""
+        """Return the content of a checkpoint: the requests that were granted."""
         return CallbackState(granted=granted)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
@@ -218,7 +216,8 @@ class Callbacks(NoCallbacks):
         add_scalars: Callable[[int, Mapping[str, float | None]], None],
     ) -> None:
         self.view = view
-        self._warn, self._add_scalars = warn, add_scalars
+        self._warn = warn
+        self._add_scalars = add_scalars
         counts: dict[str, int] = {}
         self._active: list[tuple[str, Callback]] = []
         """The callbacks that are called, each with its key in checkpoints."""
@@ -227,17 +226,18 @@ class Callbacks(NoCallbacks):
             self._active.append((f"{callback.label}-{number}", callback))
 
     def restore(self, state: CallbackState) -> None:
-        """Let callbacks continue with what a checkpoint kept of them. Raises CallbackError."""
+        """Restore callbacks from a checkpoint. Raises CallbackError."""
         for key, callback in list(self._active):
             value = state.states.get(key)
             if value is not None:
                 self._attempt(callback, "restore", partial(callback.restore, value))
         if self.failure is not None:
             raise self.failure
-        self.view.asked, self.view.scalars = state.asked, dict(state.scalars)
+        self.view.asked = state.asked
+        self.view.scalars = dict(state.scalars)
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return what a checkpoint keeps, with the requests that were granted.
+        """Return the content of a checkpoint, with the requests that were granted.
 
         A callback that fails at this has no state there.
         """
@@ -249,8 +249,10 @@ class Callbacks(NoCallbacks):
         return CallbackState(states, granted, self.view.asked, self.view.scalars)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
-        """Notify all callbacks of an event. One that fails, and ends the run, is in `failure`."""
-        self.view.state, self.view.step, self.view.event = state, step, event
+        """Notify all callbacks of an event. `failure` holds the error of one that ends the run."""
+        self.view.state = state
+        self.view.step = step
+        self.view.event = event
         for _, callback in list(self._active):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
@@ -260,7 +262,8 @@ class Callbacks(NoCallbacks):
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
         """Let callbacks see the learning rates and the changes that are in effect."""
-        self.view.rates, self.view.granted_rates = rates, changes
+        self.view.rates = rates
+        self.view.granted_rates = changes
 
     def take_requests(self, agree: Agree) -> Requests | None:
         """Return the first process's requests since the last call; None without any."""
@@ -268,22 +271,25 @@ class Callbacks(NoCallbacks):
         return None if tree is None else Requests.from_json(tree)
 
     def _take_tree(self) -> dict[str, Any] | None:
-        asked, self.view.asked = self.view.asked, Requests()
-        return None if asked == Requests() else asdict(asked)
+        requests = self.view.asked
+        self.view.asked = Requests()
+        return None if requests == Requests() else asdict(requests)
 
     def take_parameters(self) -> Any:
-        """Return the parameters that replace those of the state; None if none do."""
-        changed, self.view.changed = self.view.changed, None
+        """Return the parameters that replace the state's; None without any."""
+        changed = self.view.changed
+        self.view.changed = None
         return changed
 
     def write_scalars(self) -> None:
         """Pass on the scalars of this boundary."""
-        scalars, self.view.scalars = self.view.scalars, {}
+        scalars = self.view.scalars
+        self.view.scalars = {}
         if scalars:
             self._add_scalars(self.view.step, scalars)
 
     def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
-        """Call a callback; note its failure, or warn and call it no more, as it asks."""
+        """Call a callback; record its failure, or warn and never call it again, as it is set."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -299,7 +305,7 @@ class Callbacks(NoCallbacks):
 
 
 def _state_of(callback: Callback) -> Any:
-    """The state of a callback as JSON. Raises ValueError for what is none."""
+    """Return the state of a callback as JSON. Raises ValueError if it isn't JSON."""
     state = callback.state()
     try:
         _require_names(state)
@@ -309,7 +315,7 @@ def _state_of(callback: Callback) -> Any:
 
 
 def _require_names(state: Any) -> None:
-    """Require that keys are texts: JSON would make them such, and `restore` get others."""
+    """Require that keys are texts: JSON would convert others, and `restore` would get texts."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
@@ -318,3 +324,43 @@ def _require_names(state: Any) -> None:
     elif isinstance(state, list | tuple):
         for value in state:
             _require_names(value)
+
+
+def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
+    """Combine changes into one rate, one factor, or one of each in this order."""
+    combined: list[RateChange] = []
+    for change in changes:
+        if change.factor is None:
+            combined = [change]
+        elif combined and combined[-1].factor is not None:
+            combined[-1] = RateChange(factor=min(combined[-1].factor * change.factor, MAX_RATE))
+        else:
+            combined.append(change)
+    return tuple(combined)
+
+
+def change_rates(
+    rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
+) -> np.ndarray:
+    """Return a table of learning rates, a row for each update, with changes in their order.
+
+    They apply to rows of past updates too, which a rollback may repeat. A rate that is set is the
+    main schedule's; the columns of rules without a schedule are the rate times their factors.
+    """
+    for change in changes:
+        if change.factor is None:
+            rates = rates.copy()
+            columns = rates.reshape(len(rates), -1)
+            columns[:, 0] = change.rate
+            for column, rule in enumerate(rules, start=1):
+                if rule.schedule is None:
+                    columns[:, column] = columns[:, 0] * np.float32(rule.factor)
+        else:
+            with np.errstate(over="ignore"):
+                rates = rates * np.float32(change.factor)
+    return rates
+
+
+def with_parameters(state: TrainState, params: Any) -> TrainState:
+    """Return the state on the host with other parameters; a moving average stays as it is."""
+    return replace(jax.tree.map(np.asarray, state), params=params)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class EarlyStop:
-    """Patience with a metric: the only monitor that decides something. None: training never stops
-    early."""
+    """Patience with a metric: the only monitor that decides something. Without a metric it never
+    stops."""
 
     metric: str | None = None
     better: Direction = "min"
@@ -26,17 +26,18 @@ class EarlyStop:
     progress: EarlyStopState = field(default_factory=EarlyStopState)
 
     def restore(self, progress: EarlyStopState) -> None:
-        """Continue with what a checkpoint kept."""
+        """Continue from a checkpoint."""
         self.progress = progress
 
     def add(self, evaluation: Evaluation) -> None:
-        """Record an evaluation; `is_over` says whether patience has run out with it.
+        """Record an evaluation, after which `is_over` may become true.
 
-        NaN, of a network that has diverged, is no improvement and nothing to compare with.
+        NaN, of a network that has diverged, isn't an improvement.
         """
         if self.metric is None:
             return
-        value, best = evaluation.scalars()[self.metric], self.progress.best
+        value = evaluation.scalars()[self.metric]
+        best = self.progress.best
         sign = 1 if self.better == "max" else -1
         is_first = best is None and value == value
         if is_first or (best is not None and sign * (value - best) > self.min_delta):
@@ -51,11 +52,11 @@ class EarlyStop:
 
     @property
     def reason(self) -> str:
-        """Why it is over."""
+        """The reason of the stop."""
         if self.progress.best is None:
             return f"{self.metric} is no number in {self.progress.waited} evaluations"
         return f"{self.metric} no better than {self.progress.best}"
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as JSON."""
+        """Return the content of a checkpoint, as JSON."""
         return asdict(self.progress)

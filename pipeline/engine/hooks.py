@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.host_state import CallbackState
 from pipeline.core.host.signals import Signals
@@ -12,83 +12,51 @@ from pipeline.engine.bad_step import Examined
 from pipeline.engine.callback_calls import NoCallbacks
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.early_stop import EarlyStop
-from pipeline.engine.progress import Progress
-from pipeline.engine.rollback import NoRollbacks
+from pipeline.engine.history import Progress
+from pipeline.engine.rollback import Rollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 
 if TYPE_CHECKING:
+    from pipeline.checkpoint.checkpointer import Checkpoints, NoCheckpoints
     from pipeline.training.state import TrainState
 
 UNFINISHED = "unfinished_boundary"
-"""Key under which a checkpoint keeps that the evaluation of its step was interrupted."""
+"""Key of a checkpoint for an interrupted evaluation of its step."""
 CALLBACKS = "callbacks"
-"""Key under which a checkpoint keeps the states of callbacks and their requests."""
-
-
-class CheckpointWriter(Protocol):
-    """Writer of checkpoints, such as `Checkpoints`."""
-
-    def prepare(self) -> None:
-        """Have the first save find what it needs imported."""
-
-    def save(
-        self,
-        step: int,
-        state: TrainState,
-        host_state: Mapping[str, Any],
-        metrics: Mapping[str, float] | None,
-    ) -> None:
-        """Save once per step; if the step is saved already, only the metrics are added."""
-
-
-def no_marks(step: int) -> Mapping[str, Any]:
-    """Return no marks of logs."""
-    return {}
-
-
-class NoSaves:
-    """A run that saves nothing."""
-
-    writes = False
-    """Whether states are saved."""
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due by the seconds since the last one."""
-        return False
-
-    def save(
-        self, hooks: Hooks, progress: Progress, metrics: Mapping[str, float] | None = None
-    ) -> None:
-        """Do nothing."""
+"""Key of a checkpoint for the states of callbacks and their requests."""
 
 
 @dataclass(frozen=True)
-class Saves(NoSaves):
+class Saves:
     """The checkpoints of a run, each with everything that a resumed run continues with."""
 
-    writes = True
-    writer: CheckpointWriter
+    writer: Checkpoints | NoCheckpoints | None = None
+    """None: the run saves nothing."""
     every_seconds: float | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that every checkpoint keeps for a resumed run, besides the state of the hooks."""
-    log_marks: Callable[[int], Mapping[str, Any]] = no_marks
+    """JSON that every checkpoint holds for a resumed run, besides the state of the hooks."""
+    log_marks: Callable[[int], Mapping[str, Any]] | None = None
     """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
 
     def prepare(self) -> None:
-        """Have the first save find what it needs imported."""
-        self.writer.prepare()
+        """Import what the first save needs."""
+        if self.writer is not None:
+            self.writer.prepare()
 
     def is_due(self, seconds: float) -> bool:
         """Return whether a checkpoint is due by the seconds since the last one."""
-        return self.every_seconds is not None and seconds >= self.every_seconds
+        return (
+            self.writer is not None
+            and self.every_seconds is not None
+            and seconds >= self.every_seconds
+        )
 
     def save(
         self, hooks: Hooks, progress: Progress, metrics: Mapping[str, float] | None = None
     ) -> None:
         """Save the state as it is now, after callbacks are notified and the logs are written."""
+        if self.writer is None:
+            return
         step = progress.history.step
         if progress.saved_step != step:
             progress.saved_step = step
@@ -97,8 +65,10 @@ class Saves(NoSaves):
         for monitor in hooks.monitors:
             monitor.flush()
         host_state = {**self.host, "early_stop": hooks.early_stop.state()}
-        host_state |= self.log_marks(step)
-        host_state |= hooks.rollbacks.state()
+        if self.log_marks is not None:
+            host_state |= self.log_marks(step)
+        if hooks.rollbacks is not None:
+            host_state |= hooks.rollbacks.state()
         if progress.pending is not None:
             host_state[UNFINISHED] = asdict(progress.pending)
         callbacks = hooks.callbacks.state(progress.granted)
@@ -107,48 +77,30 @@ class Saves(NoSaves):
         self.writer.save(step, progress.state, host_state, metrics)
 
 
-def evaluate_nothing(state: TrainState) -> Evaluation | None:
-    """Refuse to evaluate. Raises ValueError."""
-    raise ValueError("an evaluation is due, and no evaluation is set")
-
-
-def never_prune(verdict: str | None) -> str | None:
-    """Return None: the run goes on."""
-    return None
-
-
-def nothing_examined(state: TrainState, step: int) -> Examined:
-    """Return what is assumed of a bad step that is not examined: it would be bad again."""
-    return Examined()
-
-
-def do_nothing(state: TrainState, step: int) -> None:
-    """Do nothing at a step."""
-
-
 @dataclass(frozen=True)
 class Hooks:
     """Functions and objects that a run calls between steps."""
 
     monitors: Sequence[Monitor] = ()
-    evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
+    evaluate: Callable[[TrainState], Evaluation | None] | None = None
     """Evaluate a state; returns None if a signal to stop has interrupted it."""
-    saves: NoSaves = field(default_factory=NoSaves)
+    saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
-    prune: Callable[[str | None], str | None] = never_prune
+    prune: Callable[[str | None], str | None] | None = None
     """Returns why the run should end at this boundary, as not worth continuing; None while it
-    should go on. `verdict` is what was decided before an evaluation was interrupted."""
-    rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
+    should continue. `verdict` is the decision before an evaluation was interrupted."""
+    rollbacks: Rollbacks | None = None
+    """None: a bad step ends the run, if the device does not skip it."""
     on_bad_step: str = "stop"
     """The name of the policy for steps that are not finite, which the advice depends on."""
-    examine: Callable[[TrainState, int], Examined] = nothing_examined
+    examine: Callable[[TrainState, int], Examined] | None = None
     """Examine a step that ended the run, from the state before it."""
-    dump: Callable[[TrainState, int], None] = do_nothing
+    dump: Callable[[TrainState, int], None] | None = None
     """Dump the step that follows a number of steps; the state stays as it is."""
-    collect: Callable[[TrainState, int], None] = do_nothing
-    """Show the weights and gradients of a state after a number of steps, and leave it as it is."""
+    collect: Callable[[TrainState, int], None] | None = None
+    """Show the weights and gradients of a state after a number of steps."""
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process; training looks at them after every dispatch."""
     agree: Agree = decide_alone
-    """Of several processes, returns the first one's decision about what depends on time."""
+    """Returns the decision of the first of several processes, for what depends on time."""

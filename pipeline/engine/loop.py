@@ -1,39 +1,76 @@
 """Train: run the schedule segment by segment, with each event at exactly its step.
 
-A signal to stop is answered between dispatches, also those of an evaluation: the events that are
-left at its boundary are saved with the state, and a resumed run begins there.
+A signal to stop takes effect between dispatches, also of an evaluation: the events that remain at
+its boundary are saved with the state, and a resumed run begins there.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pipeline.checkpoint.host_state import HostState, PendingBoundary
-from pipeline.engine.answer_bad_step import answer_bad_step
+from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
+from pipeline.core.errors import RunError
+from pipeline.engine.bad_step import BadStepError, Examined, advise
+from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.dispatch_size import DispatchSize
-from pipeline.engine.grant import grant, raise_failure, set_rates
-from pipeline.engine.history import History
+from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
-from pipeline.engine.program import Program
-from pipeline.engine.progress import Progress
-from pipeline.engine.schedule import Event, Schedule, Segment
-from pipeline.engine.sink_clock import SinkClock
-from pipeline.training.step_outcome import num_skipped
-from pipeline.training.telemetry import Telemetry
+from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
+from pipeline.training.telemetry import Telemetry, num_skipped
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.backends.base import Executable, Mechanism
+    from pipeline.training.part_specs import RateRule
     from pipeline.training.state import TrainState
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 RESUMED_EVENTS = frozenset({Event.EVALUATE, Event.CHECKPOINT})
-"""Events that are left at a boundary whose evaluation was interrupted."""
+"""Events that remain at a boundary whose evaluation was interrupted."""
 SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
-"""Events that change nothing: requests take effect where they would without these."""
+"""Events that change nothing: requests take effect as if these weren't there."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled step with its batches, and the learning rates that callbacks may change."""
+
+    executable: Executable
+    mechanism: Mechanism = "loop"
+    learning_rates: np.ndarray | None = None
+    """float32, a row for each update; None if they can't be changed."""
+    rate_rules: Sequence[RateRule] = ()
+    """The rules of the columns after the first."""
+
+
+@dataclass
+class SinkClock:
+    """Sum of the chunks of the current sink."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    last: Telemetry | None = None
+
+    def add(self, telemetry: Telemetry, seconds: float) -> None:
+        """Record that the steps of `telemetry` took `seconds`."""
+        self.seconds += seconds
+        self.steps += len(telemetry)
+        self.last = telemetry
+
+    def report(self, step: int) -> SinkReport:
+        """Return the report of the sink that ends at boundary `step`, and start the next."""
+        last = self.last
+        assert last is not None
+        report = SinkReport(step, last.loss[-1], last.learning_rate[-1], self.seconds, self.steps)
+        self.seconds = 0.0
+        self.steps = 0
+        return report
 
 
 class Decision(NamedTuple):
@@ -55,19 +92,20 @@ def train(
     host: HostState,
     history: History,
 ) -> Generator[SinkReport, None, TrainState]:
-    """Train from `history.step` to the end; `host` is what a checkpoint kept of the host.
+    """Train from `history.step` to the end; `host` is the host's part of a checkpoint.
 
     Yields the report of each sink before what comes after it is saved. The state that is returned
     has been saved; `history` is updated. Raises BadStepError naming the step if a loss or gradient
     is not finite and no policy continues after it, and CallbackError if a callback fails that ends
-    the run. The last state that is good has been saved then, and `history` ends there.
+    the run. The last good state has been saved then, and `history` ends there.
     """
     # Restore.
     started_at = saved_at = time.monotonic()
     num_saves = 0
     callbacks = hooks.callbacks
     hooks.early_stop.restore(host.early_stop)
-    hooks.rollbacks.remember(host.rollbacks)
+    if hooks.rollbacks is not None:
+        hooks.rollbacks.remember(host.rollbacks)
     callbacks.restore(host.callbacks)
     run = Progress.restore(state, host, history)
     set_rates(program, hooks, run.granted)
@@ -76,16 +114,20 @@ def train(
     grant(program, hooks, run)
     if history.step == 0:
         callbacks.write_scalars()
-        hooks.collect(run.state, 0)
-        if hooks.rollbacks.needs_start:
+        if hooks.collect is not None:
+            hooks.collect(run.state, 0)
+        if hooks.rollbacks is not None:
             hooks.saves.save(hooks, run)
-    segment = first_segment(run)
+    # First the events that an earlier process left at this boundary.
+    segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
+    segment = Segment(history.step, history.step, segment_events)
     sink = SinkClock()
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
 
     while True:
         # Step.
-        has_steps, events = segment.start < segment.stop, segment.events
+        has_steps = segment.start < segment.stop
+        events = segment.events
         if has_steps:
             telemetry, seconds = dispatch(program, segment, run)
             dispatch_size.take_note(len(telemetry), seconds)
@@ -102,7 +144,7 @@ def train(
 
             # Callbacks.
             callbacks.notify("on_steps", run.state, history.step, telemetry)
-            if Event.COLLECT in events:
+            if hooks.collect is not None and Event.COLLECT in events:
                 hooks.collect(run.state, history.step)
             if events <= SHOWING_EVENTS:
                 raise_failure(hooks, run)
@@ -119,9 +161,10 @@ def train(
         if Event.EVALUATE in events:
             # Before it: a signal may interrupt it, and parameters that were set would be lost.
             grant(program, hooks, run)
+            assert hooks.evaluate is not None, "an evaluation is due"
             evaluation = hooks.evaluate(run.state)
             if evaluation is None:
-                verdict = hooks.prune(run.verdict) or run.verdict
+                verdict = (hooks.prune and hooks.prune(run.verdict)) or run.verdict
                 run.pending = PendingBoundary(history.loss, verdict)
             else:
                 run.pending = None
@@ -141,12 +184,13 @@ def train(
             if Event.CHECKPOINT in events or history.step in run.granted.save_at:
                 hooks.saves.save(hooks, run, metrics)
             raise_failure(hooks, run)
-        if schedule.dumps_at(history.step):
+        if hooks.dump is not None and schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)
         is_requested = hooks.signals.saves > num_saves
         if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
             hooks.saves.save(hooks, run)
-            saved_at, num_saves = time.monotonic(), hooks.signals.saves
+            saved_at = time.monotonic()
+            num_saves = hooks.signals.saves
 
         # Stop, or continue with the next dispatch.
         is_last = history.step == schedule.run.total
@@ -163,16 +207,10 @@ def train(
     history.train_s = time.monotonic() - started_at
     callbacks.notify("on_end", run.state, history.step, history.status)
     if history.status == "done":
-        # A resumed run would not have it from one that is stopped.
+        # A resumed run would not have it from a run that is stopped.
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state
-
-
-def first_segment(run: Progress) -> Segment:
-    """Return a segment without steps: the events that an earlier process left at this boundary."""
-    step = run.history.step
-    return Segment(step, step, RESUMED_EVENTS if run.pending is not None else frozenset())
 
 
 def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
@@ -187,16 +225,17 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
     stop = segment.start + len(telemetry)
     LOG.debug("steps %d to %d in %.6f s", segment.start + 1, stop, seconds)
     history.add_dispatch(len(telemetry), seconds, ended_at)
-    history.step, history.loss = segment.stop, float(telemetry.loss[-1])
+    history.step = segment.stop
+    history.loss = float(telemetry.loss[-1])
     return telemetry, seconds
 
 
 def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
-    """Take over what the first process decides; a run that is at its end is never pruned."""
+    """Return the decision of the first process; a run at its end is never pruned."""
     may_prune = not is_last and run.pending is None
 
     def decide_here() -> list[Any]:
-        prune = hooks.prune(run.verdict) if may_prune else None
+        prune = hooks.prune(run.verdict) if hooks.prune is not None and may_prune else None
         return [max_steps, hooks.signals.stop, prune]
 
     return Decision._make(hooks.agree(decide_here))
@@ -207,22 +246,118 @@ def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool
     history = run.history
     history.left_out = num_skipped(run.state)
     if run.pending is not None:
-        history.status, history.reason = "stopped", decision.stop
+        history.status = "stopped"
+        history.reason = decision.stop
     elif hooks.early_stop.is_over:
         history.reason = f"early stop: {hooks.early_stop.reason}"
     elif run.granted.stop is not None:
         history.reason = f"a callback stopped it: {run.granted.stop}"
     elif decision.prune:
-        history.status, history.reason = "pruned", decision.prune
+        history.status = "pruned"
+        history.reason = decision.prune
     elif not is_last:
-        history.status, history.reason = "stopped", decision.stop
+        history.status = "stopped"
+        history.reason = decision.stop
 
 
 def exhaust(steps: Generator[Any, None, T]) -> T:
-    """Run a generator to its end, without a look at what it yields, and return its result."""
+    """Run a generator to its end, ignoring what it yields, and return its result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def grant(program: Program, hooks: Hooks, progress: Progress) -> None:
+    """Put requests of callbacks into effect, in all processes of the run."""
+    requests = hooks.callbacks.take_requests(hooks.agree)
+    if requests is not None:
+        progress.granted = add_requests(progress.granted, requests, progress.history.step)
+        if requests.rates:
+            set_rates(program, hooks, progress.granted)
+    parameters = hooks.callbacks.take_parameters()
+    if parameters is not None:
+        progress.state = program.executable.put(with_parameters(progress.state, parameters))
+        hooks.callbacks.show_state(progress.state)
+        progress.history.evaluated = {}
+
+
+def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
+    """Return the requests in effect at a boundary, without earlier steps."""
+    evaluations = {*granted.evaluate_at, *requests.evaluate_at}
+    saves = {*granted.save_at, *requests.save_at}
+    return Requests(
+        stop=granted.stop or requests.stop,
+        rates=combine_changes((*granted.rates, *requests.rates)),
+        evaluate_at=tuple(sorted(later for later in evaluations if later > step)),
+        save_at=tuple(sorted(later for later in saves if later >= step)),
+    )
+
+
+def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
+    """Pass the current learning rates to the device and the callbacks."""
+    rates = program.learning_rates
+    if rates is None:
+        return
+    hooks.callbacks.show_rates(rates, granted.rates)
+    if granted.rates:
+        table = change_rates(rates, granted.rates, program.rate_rules)
+        program.executable.set_learning_rates(table)
+
+
+def raise_failure(hooks: Hooks, progress: Progress) -> None:
+    """Raise the error of a callback that ends the run, once the state is saved."""
+    if hooks.callbacks.failure is not None:
+        if progress.history.step > 0:
+            hooks.saves.save(hooks, progress)
+        raise hooks.callbacks.failure
+
+
+def answer_bad_step(
+    program: Program,
+    run_schedule: RunSchedule,
+    hooks: Hooks,
+    progress: Progress,
+    telemetry: Telemetry,
+) -> None:
+    """Go back if the last step was bad; else do nothing.
+
+    Raises BadStepError if it ends the run; the state before it is saved then.
+    """
+    bad = telemetry.bad_step
+    if bad is None:
+        return
+    history = progress.history
+    history.step = bad
+    why_not = ""
+    try:
+        if hooks.rollbacks is not None:
+            restored = hooks.rollbacks.go_back(bad, progress.state)
+            for monitor in hooks.monitors:
+                monitor.on_rollback(bad, hooks.rollbacks.done[-1].to)
+            progress.state = program.executable.put(restored)
+            return
+    except RunError as error:
+        why_not = f"; {error}"
+    history.step = bad - 1
+    history.left_out = num_skipped(progress.state)
+    # A resumed run does the bad step again: no callback may be notified of it yet.
+    good = telemetry.head(len(telemetry) - 1)
+    if len(good):
+        hooks.callbacks.notify("on_steps", progress.state, history.step, good)
+    hooks.saves.save(hooks, progress)
+    examined = Examined()
+    if hooks.examine is not None:
+        examined = hooks.examine(progress.state, bad)
+    cause = progress.recent.explain(examined)
+    saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writer is not None else ""
+    place = run_schedule.place(bad)
+    text = (  # MindSpore's words first
+        f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
+        f"Step {bad} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
+        f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{saved}"
+    )
+    advice = advise(examined, cause, bad, hooks.on_bad_step)
+    raise BadStepError(f"{text}; {cause}" if cause else text, advice)

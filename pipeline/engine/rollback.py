@@ -2,10 +2,10 @@
 
 Training continues with the batch after the bad one, from weights that have seen neither it nor the
 batches since the checkpoint. Steps keep their numbers, and the learning rate follows the number of
-updates that were kept. Only checkpoints at steps that the recipe names are used
-(`checkpoint.every_steps`, `every_passes`, and the start). One that a signal or a clock has saved is
-not, so that a resumed run goes back to the same step as an unbroken one. None is used twice: where
-training diverges again from the same weights, an older checkpoint is taken.
+updates that remain. Only checkpoints at steps that the recipe names are used
+(`checkpoint.every_steps`, `every_passes`, and the start). A checkpoint that a signal or a clock has
+saved is not, so that a resumed run goes back to the same step as an unbroken one. None is used
+twice: if training diverges again from the same weights, an older checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.engine.schedule import is_due
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
-KEPT = "rollbacks"
-"""Key under which a checkpoint keeps the rollbacks before it."""
+ROLLBACKS = "rollbacks"
+"""Key of a checkpoint for the rollbacks before it."""
 
 
 @dataclass(frozen=True)
@@ -36,34 +36,14 @@ class RollbackRecord:
     to: int
 
 
-class NoRollbacks:
-    """A run that does not go back: a bad step ends it, if the device does not skip it."""
-
-    needs_start = False
-    """Whether the state before the first step is saved, to go back to."""
-    done: Sequence[RollbackRecord] = ()
-
-    def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
-        """Do nothing."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: nothing."""
-        return {}
-
-    def go_back(self, bad: int, state: TrainState) -> TrainState | None:
-        """Return the state to continue with after step `bad`: None, since there is none."""
-        return None
-
-
 @dataclass
-class Rollbacks(NoRollbacks):
+class Rollbacks:
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
     `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
-    the structure of the state that it is given.
+    the structure of a state.
     """
 
-    needs_start = True
     most: int
     """How often a run may go back."""
     periods: Sequence[int]
@@ -73,22 +53,25 @@ class Rollbacks(NoRollbacks):
     done: list[RollbackRecord] = field(default_factory=list)
 
     def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
-        """Restore the rollbacks that a checkpoint kept, as pairs (bad step, boundary)."""
+        """Restore the rollbacks of a checkpoint, pairs (bad step, boundary)."""
         self.done = [RollbackRecord(step, to) for step, to in rollbacks]
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as JSON."""
-        return {KEPT: [[past.step, past.to] for past in self.done]}
+        """Return the content of a checkpoint, as JSON."""
+        return {ROLLBACKS: [[past.step, past.to] for past in self.done]}
 
     def go_back(self, bad: int, state: TrainState) -> TrainState:
         """Return the state to continue with after step `bad`, on the host.
 
-        `state` is the one before that step; it gives the structure. Raises RunError that says why
-        there is nothing to go back to.
+        `state`, from before that step, has the structure. Raises RunError with the reason if there
+        is nothing to go back to.
         """
         if len(self.done) == self.most:
             raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")
-        for step in sorted(self._candidates(bad), reverse=True):
+        used = {past.to for past in self.done}
+        for step in sorted(self.steps(), reverse=True):
+            if step >= bad or step in used or not is_due(step, self.periods):
+                continue
             try:
                 restored = self.read(step, state)
             except DataError:
@@ -98,19 +81,11 @@ class Rollbacks(NoRollbacks):
                 return _as_of(restored, bad)
         raise RunError("train.on_nan: there is no checkpoint left to go back to")
 
-    def _candidates(self, bad: int) -> list[int]:
-        used = {past.to for past in self.done}
-        return [
-            step
-            for step in self.steps()
-            if step < bad and step not in used and is_due(step, self.periods)
-        ]
-
 
 def _is_finite(state: TrainState) -> bool:
     """Whether weights are finite: an update may have spoilt them before a loss showed it."""
-    kept = state.params, state.batch_stats, state.opt_state
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
+    trained = state.params, state.batch_stats, state.opt_state
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
     return all(
         np.isfinite(leaf).all() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)
     )

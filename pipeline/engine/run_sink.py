@@ -20,17 +20,17 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals, heard
+from pipeline.data.columns import SampleUnit
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, NoSaves, Saves, no_marks
-from pipeline.engine.loop import exhaust, train
-from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
-from pipeline.engine.monitors.lock_monitor import LockMonitor
+from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.loop import Program, exhaust, train
+from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
+from pipeline.engine.monitors.metrics_log import MetricsLog
+from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
-from pipeline.engine.program import Program
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.engine.sink_folder import (
     DATA,
@@ -44,7 +44,6 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
-from pipeline.engine.sink_log import STEPS, SinkLog, SinkMetrics
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
@@ -60,16 +59,42 @@ from pipeline.engine.user_step import (
 )
 from pipeline.models.lowerings.tune.tuner import LoweringChoice
 from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 LEFT = "the loop was left"
 DISPATCH_SECONDS = 1.0
-"""The time after which a signal is answered, and the length of a sink of "auto"."""
+"""The longest time until a signal takes effect, and the length of a sink of "auto"."""
 SAVE_SECONDS = 60.0
 """The time between checkpoints if no number of steps is set."""
 KEEP = 5
-"""Checkpoints that are kept."""
+"""Number of checkpoints that stay."""
 MEASURE_SECONDS = 0.2
-"""The time from which on a dispatch shows how long its steps take."""
+"""The least time of a dispatch from which the time of a step is computed."""
+
+STEPS = SampleUnit("steps", "steps")
+"""The speed of a custom loop is counted in steps."""
+
+
+class SinkMetrics(Monitor):
+    """The metrics of the steps since the last report."""
+
+    def __init__(self) -> None:
+        self._parts: list[Telemetry] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Add steps."""
+        self._parts.append(telemetry)
+
+    @property
+    def last(self) -> Telemetry:
+        """The newest steps. Raises IndexError before the first."""
+        return self._parts[-1]
+
+    def take(self) -> dict[str, np.ndarray]:
+        """Return each metric by step, float32 (steps,), and clear them."""
+        parts = self._parts
+        self._parts = []
+        return concatenate_columns(parts) if parts else {}
 
 
 @dataclass(frozen=True)
@@ -109,12 +134,14 @@ def _host_copy(leaf: Any) -> np.ndarray:
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from where its directory left it, and yield a report a sink.
+    """Run a custom loop from its newest checkpoint, and yield a report a sink.
 
     Raises DataError, RunError and Interrupted as `sink` does.
     """
-    settings, source = prepared.settings, prepared.source
-    signals, placement = Signals(), DevicePlacement((_default_device(),))
+    settings = prepared.settings
+    source = prepared.source
+    signals = Signals()
+    placement = DevicePlacement((_default_device(),))
     with heard(signals), ExitStack() as stack:
         before = _open_folder(prepared, stack)
         saved = before.saved
@@ -135,16 +162,14 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and before.record is None:
             write_record(settings.save, SinkRecord(before.identity, choice, size))
-        outputs = _open_outputs(prepared, before, lengths, start, stack)
+        outputs = _open_outputs(prepared, before, start, stack)
         history = History(start)
         limit = _WindowLimit(feed, history, settings.steps)
-        saves: NoSaves = NoSaves()
-        if outputs.checkpoints is not None:
-            period_s = None if settings.save_every else SAVE_SECONDS
-            saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
+        period_s = None if settings.save_every else SAVE_SECONDS
+        saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
         hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
-        every = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
-        schedule = Schedule(lengths, every, dispatch_seconds=DISPATCH_SECONDS)
+        periods = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
+        schedule = Schedule(lengths, periods, dispatch_seconds=DISPATCH_SECONDS)
         executable = Program(cast(Any, program), "soft" if program.single_steps else "loop")
         host = HostState() if saved is None else saved.host
         with signals.held():
@@ -201,7 +226,8 @@ class _Before:
 
 def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
     """Lock the directory and read the run in it. Raises DataError if that is another run."""
-    folder, source = prepared.settings.save, prepared.source
+    folder = prepared.settings.save
+    source = prepared.source
     identity = identify(prepared.step, prepared.state, source.describe())
     if folder is None:
         return _Before(identity)
@@ -246,7 +272,8 @@ def _choose_size(
     start = int(state.step)
     trial = program.put(state)
     window = feed.window(start)
-    count, seconds = 1, 0.0
+    count = 1
+    seconds = 0.0
     while True:
         trial, rows = program.run(trial, start, start + count, "loop")
         if len(rows) < count:
@@ -271,24 +298,25 @@ def _round_down(steps: int) -> int:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Where a run writes."""
+    """The outputs of a run."""
 
     metrics: SinkMetrics
     monitors: tuple[Monitor, ...]
     checkpoints: Checkpoints | None = None
-    marks: Callable[[int], Mapping[str, Any]] = no_marks
+    marks: Callable[[int], Mapping[str, Any]] | None = None
 
 
 def _open_outputs(
-    prepared: PreparedSink, before: _Before, schedule: RunSchedule, start: int, stack: ExitStack
+    prepared: PreparedSink, before: _Before, start: int, stack: ExitStack
 ) -> _Outputs:
     """Open the logs and the checkpoints of a run, if it has a directory."""
-    folder, metrics = prepared.settings.save, SinkMetrics()
+    folder = prepared.settings.save
+    metrics = SinkMetrics()
     if folder is None:
         return _Outputs(metrics, (metrics,))
     marks = None if before.saved is None else before.saved.host.logs
-    log = SinkLog(folder, schedule, start, marks)
-    for findings in log.found:
+    log = MetricsLog(folder, None, start, marks)
+    for findings in log.findings:
         tell_user(str(findings))
     board = BestEffortMonitor(
         TensorBoard(folder, start, batch_size=1, unit=STEPS), "TensorBoard", tell_user
@@ -324,13 +352,14 @@ class _WindowLimit:
             try:
                 steps = min(steps, self.feed.window(step).stop - step)
             except Exception as error:  # of the user's iterator, raised once the state is saved
-                self.failure, stop = error, "the data ended"
+                self.failure = error
+                stop = "the data ended"
         return [steps, stop, pruned]
 
 
 @dataclass
 class _SinkStateReader:
-    """Copies the newest state of a program, as long as it is that after a step."""
+    """Copies the newest state of a program, as long as it is the state after a step."""
 
     prepared: PreparedSink
     program: SinkProgram

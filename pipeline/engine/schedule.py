@@ -1,8 +1,8 @@
-"""Schedule of a run: the position of every step, and where a sink is cut for an event.
+"""Schedule of a run: the position of every step, and the events that cut a sink.
 
-Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary*
-is the number of steps done. Everything here is known before the run starts, so an event happens
-at its exact step whatever the sink size.
+Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary* is the
+number of steps done. Everything here is known before the run starts, so an event happens at its
+exact step at any sink size.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+
+LEAST_S = 1e-9
+"""Least time of a step, in seconds: a clock may stand still for a short dispatch."""
 
 
 class Event(Enum):
@@ -73,34 +76,25 @@ class RunSchedule:
     ) -> Iterator[Segment]:
         """Cut the steps after boundary `first` at each event.
 
-        `every` gives the periods in steps at which an event is due, `at` further steps; the ends of
-        sinks are added here, the last one at the end. Without sinks every step is a segment of its
-        own.
+        `every` has the periods in steps at which an event is due, `at` further steps; the ends of
+        sinks are added here, the last one at the end. Without sinks every step is a segment.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
-        further = {event: frozenset(steps) for event, steps in at.items() if steps}
-        ahead = sorted({step for steps in further.values() for step in steps if step > first})
-        start, position = first, 0
-        while start < self.total:
-            stop = min(_next_multiple(start, n) for due in periods.values() for n in due)
-            if position < len(ahead) and ahead[position] <= stop:
-                stop, position = ahead[position], position + 1
-            stop = min(stop, self.total)
-            events = {event for event, due in periods.items() if any(stop % n == 0 for n in due)}
-            events |= {event for event, steps in further.items() if stop in steps}
+        while first < self.total:
+            ends = [(first // n + 1) * n for due in periods.values() for n in due]
+            ends += [step for steps in at.values() for step in steps if step > first]
+            stop = min(self.total, *ends)
+            events = {event for event, due in periods.items() if is_due(stop, due)}
+            events |= {event for event, steps in at.items() if stop in steps}
             if stop == self.total:
                 events.add(Event.SINK_END)
-            yield Segment(start, stop, frozenset(events))
-            start = stop
-
-
-def _next_multiple(boundary: int, period: int) -> int:
-    return (boundary // period + 1) * period
+            yield Segment(first, stop, frozenset(events))
+            first = stop
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run and its events: plain numbers, whatever they come from."""
+    """A run and its events, as plain numbers."""
 
     run: RunSchedule
     every: Mapping[Event, tuple[int, ...]] = field(default_factory=dict)
@@ -117,10 +111,10 @@ class Schedule:
     def next_segment(
         self, first: int, max_steps: int, further: Mapping[Event, Collection[int]]
     ) -> Segment:
-        """Return the steps after boundary `first` up to the next event, which may also be at
-        `further` steps.
+        """Return the steps after boundary `first` up to the next event, or the next of `further`
+        steps.
 
-        If they are more than `max_steps`, only as many of them, which no event follows.
+        If they are more than `max_steps`, only the first of them, which no event follows.
         """
         segment = next(self.run.segments(first, self.every, {**self.at, **further}))
         if segment.stop - first > max_steps:
@@ -131,3 +125,26 @@ class Schedule:
 def is_due(step: int, periods: Iterable[int]) -> bool:
     """Whether an event of one of these periods is due at a boundary; all are due at 0."""
     return any(step % period == 0 for period in periods)
+
+
+@dataclass
+class DispatchSize:
+    """The largest number of steps (or batches of an evaluation) that fit into `dispatch_s` seconds.
+
+    The host looks for signals between dispatches, so none may take much longer.
+    """
+
+    dispatch_s: float
+    step_s: float | None = None
+    """Seconds per step of the newest dispatch."""
+
+    def take_note(self, steps: int, seconds: float) -> None:
+        """Record that a dispatch of `steps` steps took `seconds`."""
+        self.step_s = seconds / steps
+
+    @property
+    def max_steps(self) -> int:
+        """Steps that fit into a dispatch; 1 before the first, whose time is not known yet."""
+        if self.step_s is None:
+            return 1
+        return max(1, int(self.dispatch_s / max(self.step_s, LEAST_S)))

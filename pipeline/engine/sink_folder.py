@@ -48,7 +48,7 @@ class SinkIdentity:
 
 @dataclass(frozen=True)
 class SinkRecord:
-    """A run as its directory holds it."""
+    """The content of the record in a directory."""
 
     identity: SinkIdentity
     choice: LoweringChoice

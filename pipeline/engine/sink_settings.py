@@ -32,9 +32,9 @@ class SinkSettings:
                 raise ValueError(f"save_every = {self.save_every}: needs save, a directory")
 
 
-def _require_count(name: str, value: object, others: str = "") -> None:
+def _require_count(name: str, value: object, alternatives: str = "") -> None:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} = {value!r}: must be a whole number from 1 on{others}")
+        raise ValueError(f"{name} = {value!r}: must be a whole number from 1 on{alternatives}")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def _describe(origin: Origin, batch_size: int) -> str:
     layer = layer_named(origin.scope)
     place = ", ".join(filter(None, (layer, origin.line)))
     operation = f"{origin.primitive} ({place})" if place else origin.primitive
-    operands = [f"{each.source}: {each.range}" for each in origin.operands[:MAX_OPERANDS]]
+    listed = origin.operands[:MAX_OPERANDS]
+    operands = [f"{operand.source}: {operand.range}" for operand in listed]
     read = f"; it read {'; '.join(operands)}" if operands else ""
     return f"{operation} returned {origin.result}{examples}{read}"
 

@@ -18,7 +18,7 @@ from pipeline.core.host.jaxpr import equations_in, source_line
 LOSS = "loss"
 """The metric that must be finite, in a step that returns it."""
 RESERVED = ("step",)
-"""Keys of a line of metrics.jsonl that are no metrics."""
+"""Keys of a line of metrics.jsonl that are not metrics."""
 CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 """Primitives that call the host."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -55,7 +55,7 @@ def check_state(state: Any) -> None:
 def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignature:
     """Trace a step on shapes and check its results.
 
-    Raises ValueError if it returns anything but a state like the one it takes and a dictionary of
+    Raises ValueError if it returns anything but a state like its argument and a dictionary of
     scalars, or calls the host. Errors of the step itself are raised as they are.
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)

@@ -45,7 +45,7 @@ Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 class CustomState:
     """The state of a custom loop: the number of steps done, and the leaves of its state by path.
 
-    Checkpoints hold them by these names.
+    Checkpoints have them by these names.
     """
 
     step: Any
@@ -57,7 +57,7 @@ class CustomState:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The structure of a custom state, whose leaves have a path each. Random keys are kept as the
+    """The structure of a custom state, whose leaves have a path each. Random keys are stored as the
     numbers that they are made of."""
 
     structure: Any
@@ -70,7 +70,7 @@ class StateLayout:
         """Return the layout of a checked state."""
         flat, structure = jax.tree.flatten_with_path(state)
         paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
-        # Two spellings of a path may be equal, and an empty one is the name of no array.
+        # Two spellings of a path may be equal, and an array needs a name that isn't empty.
         names = [
             path if path and paths.count(path) == 1 else f"{number}:{path}"
             for number, path in enumerate(paths)
@@ -221,8 +221,8 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution that no lowering computes would be slow inside a loop."""
     if not platform_of(device.platform).has_slow_loops:
         return False
-    kept = list_kept(step.function, state, step.batch.spec, differentiated=True)
-    return any(operation.is_convolution for operation in kept)
+    unchanged = list_kept(step.function, state, step.batch.spec, differentiated=True)
+    return any(operation.is_convolution for operation in unchanged)
 
 
 class SinkProgram:
@@ -237,8 +237,10 @@ class SinkProgram:
         *,
         single_steps: bool,
     ) -> None:
-        self._names, self._batch = step.traced.metrics, step.batch
-        self._feed, self._placement = feed, placement
+        self._names = step.traced.metrics
+        self._batch = step.batch
+        self._feed = feed
+        self._placement = placement
         self.single_steps = single_steps
         self._window_steps = feed.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
@@ -246,7 +248,8 @@ class SinkProgram:
         """The window and the position in it of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
-        inputs, bound = feed.window(int(state.step)).inputs, placement.put(np.int32(0))
+        inputs = feed.window(int(state.step)).inputs
+        bound = placement.put(np.int32(0))
         carry = LoopCarry(state, *self._buffers)
         args = carry, inputs, self._rates, bound, bound
         shapes = jax.tree.map(
@@ -265,7 +268,8 @@ class SinkProgram:
         self, state: CustomState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[CustomState, UserTelemetry]:
         """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
-        carry, rows = LoopCarry(state, *self._buffers), list[np.ndarray]()
+        carry = LoopCarry(state, *self._buffers)
+        rows: list[np.ndarray] = []
         for inputs, first, count in split_at_windows(self._feed, start, stop):
             stride = 1 if self.single_steps else count
             for position in range(first, first + count, stride):
@@ -294,7 +298,7 @@ class SinkProgram:
         return self._batch.arrange(batch_at(inputs, jnp.int32(position)).columns)
 
     def put(self, state: CustomState) -> CustomState:
-        """Copy a state to the device, apart from any array that others hold."""
+        """Copy a state to the device, into new arrays."""
         return copy_state(state, self._placement)
 
 

@@ -31,13 +31,13 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages.blame import blaming_key
 from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
 from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
-from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
 from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import initial_variables
+from pipeline.training.target_metrics import ClassCountMetric
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1

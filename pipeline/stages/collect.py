@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import batch_at
 from pipeline.data.batch import Batch
-from pipeline.engine.monitors.histograms import Histogram, histogram_of
+from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
 from pipeline.training.bucketing import in_its_bucket
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState

@@ -14,7 +14,7 @@ from pipeline.backends.base import Executable
 from pipeline.core.errors import RunError
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import TRAINED, Evaluation
-from pipeline.engine.dispatch_size import DispatchSize
+from pipeline.engine.schedule import DispatchSize
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.part_specs import MetricSpec

@@ -21,8 +21,7 @@ from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.stages.blame import blaming_key
 from pipeline.training.freezing import by_phase
-from pipeline.training.parameters import paths_of, require_trainable
-from pipeline.training.state import FreezePhase, StepConfig, split
+from pipeline.training.state import FreezePhase, StepConfig, paths_of, require_trainable, split
 from pipeline.training.step import initial_variables
 
 _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.core.host.jaxpr import called_jaxpr, scope_of, walk
-from pipeline.engine.monitors.board_graph import BoardNode
+from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape

@@ -27,7 +27,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN
 from pipeline.stages.record.run_folder import RunFolder
-from pipeline.training.parallel.devices import num_devices, num_processes
+from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardRule
 from pipeline.training.step import image_shape
 
@@ -40,7 +40,7 @@ def plan_devices(
     A plan that is in the run directory, or that the recipe names, is taken instead of searching.
     Raises RecipeError where no plan fits, or the file's does not.
     """
-    devices = num_devices(recipe.parallel, num_processes())
+    devices = num_devices(recipe.parallel)
     file = folder.path / PLAN
     given = file if file.exists() else recipe.parallel.plan
     if given == file and _mesh_size(file) != devices:
@@ -63,7 +63,7 @@ def find_plan(
         found = search_plans(recipe, dataset, built)
         reporter.say(plan_table(found))
         return found.best
-    devices = num_devices(recipe.parallel, num_processes())
+    devices = num_devices(recipe.parallel)
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
     plan = load_plan(given, devices, shapes)
     reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {given}")
@@ -86,7 +86,7 @@ def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlan
     memory_bytes = rates.memory_bytes
     if recipe.parallel.memory_gib is not None:
         memory_bytes = recipe.parallel.memory_gib * GIB
-    return search(step, num_devices(recipe.parallel, num_processes()), rates, memory_bytes)
+    return search(step, num_devices(recipe.parallel), rates, memory_bytes)
 
 
 def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
@@ -105,7 +105,7 @@ def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     Both are priced by the planner's rates of the recipe's devices.
     """
     parallel = recipe.parallel
-    devices = num_devices(parallel, num_processes())
+    devices = num_devices(parallel)
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
     mesh, rates = Mesh(sizes.data, sizes.model), _rates_of(recipe)
     specs, constraints = (

@@ -1,9 +1,8 @@
-"""Policies for bad steps: steps whose loss or gradient is not finite, and no overflow that the loss
-scale skips."""
+"""Policies for bad steps: steps whose loss or gradient is not finite, without skipped overflows."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -13,17 +12,14 @@ from pipeline.core.registry import PartOf, Spec, part
 class BadStepPolicy(Spec):
     """The policy for bad steps: the part of kind "on_nan"."""
 
+    counts_steps: ClassVar[bool] = False
+    """Whether a run may have steps without an update, which must be counted."""
     name: str
 
     @property
     def skips_in_a_row(self) -> int:
         """The number of consecutive bad steps that the device skips before the loop ends."""
         return 0
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether a run may have steps without an update, which must be counted."""
-        return False
 
 
 @part("on_nan")
@@ -40,16 +36,13 @@ class Skip(BadStepPolicy):
     At most `most_in_a_row` consecutive bad steps are skipped; the next one ends the run.
     """
 
+    counts_steps: ClassVar[bool] = True
     name: Literal["skip"] = "skip"
     most_in_a_row: PositiveInt = 10
 
     @property
     def skips_in_a_row(self) -> int:
         return self.most_in_a_row
-
-    @property
-    def counts_steps(self) -> bool:
-        return True
 
 
 @part("on_nan")
@@ -60,12 +53,9 @@ class Rollback(BadStepPolicy):
     `most` times a run; the next bad step ends it.
     """
 
+    counts_steps: ClassVar[bool] = True
     name: Literal["rollback"] = "rollback"
     most: PositiveInt = 3
-
-    @property
-    def counts_steps(self) -> bool:
-        return True
 
 
 STOP = Stop()

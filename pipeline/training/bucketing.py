@@ -23,24 +23,24 @@ def in_its_bucket(
     """Apply `compute` to a batch whose images are cut to the smallest bucket that holds them.
 
     Images come padded to a size that holds all buckets, and are cut to the first bucket that covers
-    every image of the batch. Where an image was larger, the crop is at a random place, or central.
-    `compute` is traced once for each bucket, and a program has a branch for each: a sink runs over
-    batches of any bucket without asking the host.
+    every image of the batch. If an image was larger, it is cropped at a random place, or centrally
+    if not `drawn`. `compute` is traced once for each bucket, and a program has a branch for each: a
+    sink runs over batches of any bucket without asking the host.
     """
     if not buckets:
         return compute(batch)
+
+    def compute_in(bucket: Bucket, batch: Batch) -> T:
+        return compute(cut_to(jnp, bucket, batch, drawn=drawn))
+
     largest = batch.columns[SIZE].max(axis=0)
     covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)
-    branches = [partial(_compute_in, bucket, compute, drawn) for bucket in buckets]
+    branches = [partial(compute_in, bucket) for bucket in buckets]
     return jax.lax.switch(jnp.argmax(covers), branches, batch)
 
 
-def _compute_in(bucket: Bucket, compute: Callable[[Batch], T], drawn: bool, batch: Batch) -> T:
-    return compute(cut_to(jnp, bucket, batch, drawn=drawn))
-
-
 def with_padding_mask(images: Array, sizes: Array) -> Array:
-    """Add a channel to images (B, H, W, C): 1 inside of sizes (B, 1 or 2), 0 where padded."""
+    """Add a channel to images (B, H, W, C): 1 inside of sizes (B, 1 or 2), 0 on padding."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):
         positions = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1 + axis)

@@ -1,7 +1,7 @@
 """Sums over a batch from which a second-order optimizer computes the curvature of each layer.
 
 They are sums over samples, so microbatches, shards and devices add theirs. They are computed at the
-updates that refresh the curvature; between those the optimizer uses what it kept.
+updates that refresh the curvature; between those the optimizer reuses its state.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Curvature:
     """The sums of all layers, by the path of the layer's scope such as `stage_0/conv_1`.
 
     `count` (int32 scalar) is the number of samples. `scale` (float32 scalar) times the captured
-    cotangents are the gradients of each sample's own loss: the inverse of the loss scale and, where
-    the loss is a mean, times the number of samples. `due` (bool scalar) says whether this update
-    refreshes.
+    cotangents are the gradients of each sample's loss: the inverse of the loss scale, times the
+    number of samples if the loss is a mean. `due` (bool scalar) is whether this update refreshes.
     """
 
     layers: Mapping[str, LayerSums]
@@ -61,25 +60,25 @@ class CurvatureRule:
     """The sums of each layer that an optimizer needs, and when.
 
     `moments(capture, mask)` are sums over the samples for which mask, bool (B,), holds. They are
-    needed at updates 1, 1 + every, 1 + 2 * every, ... `groups` holds the number of the last layer
+    needed at updates 1, 1 + period, 1 + 2 * period, ... `groups` holds the number of the last layer
     of each group whose sums devices exchange together; empty: all layers are one group.
     """
 
     moments: Callable[[LayerCapture, Array], Moments]
     positions: Callable[[LayerCapture], int]
-    every: int
+    period: int
     groups: tuple[int, ...] = ()
 
     def due(self, updates: Array) -> Array:
         """Whether the update after this number of them refreshes, bool ()."""
-        return updates % self.every == 0
+        return updates % self.period == 0
 
 
 @jax.named_scope(UPDATE)
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """The sums of one backward pass. Raises RecipeError where a group ends beyond the layers."""
+    """The sums of one backward pass. Raises RecipeError if a group ends beyond the layers."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [
@@ -88,10 +87,13 @@ def sum_layers(
             ]
         )
 
-    def computed() -> dict[str, Moments]:
+    def sum_moments() -> dict[str, Moments]:
         return {path: rule.moments(capture, mask) for path, capture in captures.items()}
 
-    moments = _computed_or_zeros(due, computed)
+    def zeros() -> dict[str, Moments]:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sum_moments))
+
+    moments = where_due(due, sum_moments, zeros)
     count = jnp.sum(mask, dtype=jnp.int32)
     return {
         path: LayerSums(moments[path], count * rule.positions(capture), capture.number)
@@ -111,36 +113,27 @@ def exchange_moments(
 
     Nothing is exchanged at an update that does not refresh.
     """
-    groups = grouped(rule.groups, {path: layer.number for path, layer in layers.items()})
+    groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
+    for path in sorted(layers, key=lambda path: layers[path].number):
+        groups[sum(end < layers[path].number for end in rule.groups)].append(path)
 
-    def added() -> dict[str, Moments]:
+    def exchange() -> dict[str, Moments]:
         total: dict[str, Moments] = {}
-        for paths in groups:
+        for paths in filter(None, groups):
             sums = add([layers[path].moments for path in paths])
             total |= dict(zip(paths, sums, strict=True))
         return total
 
-    own = {path: layer.moments for path, layer in layers.items()}
-    moments = where_due(due, added, lambda: own)
+    local = {path: layer.moments for path, layer in layers.items()}
+    moments = where_due(due, exchange, lambda: local)
     return {
         path: replace(layer, moments=moments[path], rows=rows[path])
         for path, layer in layers.items()
     }
 
 
-def grouped(ends: tuple[int, ...], numbers: Mapping[str, int]) -> list[list[str]]:
-    """The paths of each group, in the order of the network, by the number of each layer.
-
-    `ends` are the numbers of the last layers of the groups; layers after the last are one more.
-    """
-    groups: list[list[str]] = [[] for _ in range(len(ends) + 1)]
-    for path in sorted(numbers, key=numbers.__getitem__):
-        groups[sum(end < numbers[path] for end in ends)].append(path)
-    return [group for group in groups if group]
-
-
 def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Return what `compute` does where `due` holds, else what `otherwise` does.
+    """Return `compute()` if `due` holds, else `otherwise()`.
 
     In eager mode Python chooses: jax would compile a branch again in every step.
     """
@@ -148,10 +141,3 @@ def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) 
         return compute() if due else otherwise()
     result: T = jax.lax.cond(due, compute, otherwise)
     return result
-
-
-def _computed_or_zeros(due: Array, compute: Callable[[], T]) -> T:
-    def zeros() -> T:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))
-
-    return where_due(due, compute, zeros)

@@ -1,7 +1,7 @@
 """Phases of training in which more and more parameters are trained, within one program.
 
 The program has a branch for each phase, and the number of steps done chooses it: a sink may begin
-in one phase and end in another, and a resumed run needs to remember nothing.
+in one phase and end in another, and a resumed run needs no further state.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pipeline.training.state import StepConfig, split
 T = TypeVar("T")
 
 
-def in_its_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of the phase that a step, int32 (), is in.
+def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
+    """Apply `compute` to the configuration of the phase of a step, int32 ().
 
-    `step` counts the steps done. All phases must give results of the same shapes. In eager mode
+    `step` counts the steps done. The results of all phases must have the same shapes. In eager mode
     Python chooses: jax would compile the branches again in every step.
     """
     starts = [phase.start for phase in config.phases]
@@ -37,52 +37,47 @@ def in_its_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig]
 
 
 def config_at(config: StepConfig, step: int) -> StepConfig:
-    """Return the configuration of the phase that a step is in, without other phases."""
+    """Return the configuration of the phase of a step, without other phases."""
     begun = [phase for phase in config.phases if phase.start <= step]
     if not begun:
         return replace(config, phases=())
-    frozen, network = begun[-1].frozen, config.network
+    frozen = begun[-1].frozen
+    network = config.network
     if config.fix_statistics:
         network = network.clone(fixed_statistics=frozen)
     return replace(config, phases=(), frozen=frozen, network=network)
-
-
-def last_phase(config: StepConfig) -> StepConfig:
-    """Return the configuration of the last phase, which trains most parameters."""
-    return config_at(config, config.phases[-1].start if config.phases else 0)
 
 
 def by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Give the parameters that begin to be trained in each phase an optimizer of their own.
+    """Use another optimizer for the parameters that begin to be trained in each phase.
 
-    `phases` are the patterns of what each leaves frozen, and the optimizer of what is new in it,
-    the first one included. Until a phase begins its state
-    stays as `init` made it, the count of updates too: parameters that join later start as those of
-    a new run do. Gradients are clipped all together.
+    `phases` are the frozen patterns of each phase, the first one included, and the optimizer of its
+    new parameters. Until a phase begins its state stays as `init` made it, the count of updates
+    too: parameters that join later start as in a new run. Gradients are clipped all together.
     """
 
     def groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:
-            own, tree = split(tree, patterns)
-            yield own
+            group, tree = split(tree, patterns)
+            yield group
 
     def init(params: Any) -> tuple[Any, ...]:
         pairs = zip(phases, groups(params), strict=True)
-        return tuple(optimizer.init(own) for (_, optimizer), own in pairs)
+        return tuple(optimizer.init(group) for (_, optimizer), group in pairs)
 
     def update(gradients: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, Any]:
         clipped, _ = clip.update(gradients, clip.init(params), params)
         directions: dict[Any, Any] = {}
         after = []
         pairs = zip(phases, groups(clipped), state, groups(params), strict=True)
-        for (_, optimizer), own, kept, trained in pairs:
-            if not own:
-                after.append(kept)
+        for (_, optimizer), group, before, trained in pairs:
+            if not group:
+                after.append(before)
                 continue
-            direction, new = optimizer.update(own, kept, trained)
+            direction, new = optimizer.update(group, before, trained)
             directions |= flatten_dict(dict(direction))
             after.append(new)
         return unflatten_dict(directions), tuple(after)

@@ -26,10 +26,10 @@ class PlainGradients(GradientSpec):
 
 @part("gradients")
 class SharpnessAware(GradientSpec):
-    """Gradients where the loss is highest within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
+    """Gradients at the highest loss within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
 
-    That point is estimated by one step along the gradients, of the length `rho`. The loss that is
-    recorded is that of the parameters themselves; running statistics are those of the first pass.
+    That point is estimated by one step along the gradients, of the length `rho`. The recorded loss
+    is at the parameters themselves; running statistics are from the first pass.
     """
 
     name: Literal["sam"] = "sam"

@@ -1,7 +1,7 @@
 """Loss scales: factors on the loss, so that small gradients survive float16.
 
-An *overflow* is a step whose loss is finite and whose gradients are not; the criterion is the
-norm of all scaled gradients, float32, which is not finite either where it is above 1.8e19.
+An *overflow* is a step whose loss is finite and whose gradients are not; the criterion is the norm
+of all scaled gradients, float32, which isn't finite above 1.8e19 either.
 """
 
 from __future__ import annotations

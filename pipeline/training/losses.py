@@ -1,4 +1,4 @@
-"""Losses: one number per sample, and their reduction to that of a batch.
+"""Losses: one number per sample, and their reduction to the loss of a batch.
 
 A network may predict one of C classes at every position of a sample, of tokens or of pixels. Its
 logits are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample
@@ -38,21 +38,22 @@ class LabelLoss(LossSpec):
         """The loss function (logits, labels, where=None) -> (B,) float32.
 
         `where` is bool (B, ...) like integer labels and marks the valid ones. A sample without a
-        valid label has loss 0, and logits of labels that are not valid get no gradient, whatever
-        they are. The function raises ValueError on labels whose shape does not fit the logits.
+        valid label has loss 0, and logits of invalid labels get no gradient, whatever they are. The
+        function raises ValueError on labels whose shape does not fit the logits.
         """
         import jax.numpy as jnp
 
         from pipeline.training.masks import masked_mean
 
-        each = self.build_each()
+        label_loss = self.build_each()
 
         def loss(logits: jax.Array, labels: jax.Array, where: jax.Array | None = None) -> jax.Array:
-            logits, targets = _as_float32(logits, labels)
+            logits, targets = _cast_to_float32(logits, labels)
             if where is None:
-                return _mean_over_positions(each(logits, targets))
+                losses = label_loss(logits, targets)
+                return losses if losses.ndim == 1 else losses.reshape(len(losses), -1).mean(axis=1)
             logits = jnp.where(where[..., None], logits, 0)
-            return masked_mean(each(logits, targets), where, tuple(range(1, where.ndim)))
+            return masked_mean(label_loss(logits, targets), where, tuple(range(1, where.ndim)))
 
         return loss
 
@@ -61,10 +62,10 @@ class LabelLoss(LossSpec):
 class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
-    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1); under
-    `uniform`, which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights
-    multiply the loss of each label by the weight of its class; the mean is over labels all the
-    same, as in Keras, where PyTorch divides by the sum of the weights of a batch.
+    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1); under `uniform`,
+    which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights multiply the loss
+    of each label by the weight of its class; the mean is over labels all the same, as in Keras.
+    PyTorch divides by the sum of the weights of a batch.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
@@ -85,8 +86,7 @@ class CrossEntropy(LabelLoss):
     def fitted(self, targets: Targets) -> Self:
         """The loss with one weight for each class.
 
-        Raises ValueError for another number of weights, and where a class that is to be balanced
-        has no training label.
+        Raises ValueError for another number of weights, and if a class to be balanced has no label.
         """
         weights = self.class_weights
         if weights is None:
@@ -106,7 +106,15 @@ class CrossEntropy(LabelLoss):
         import optax
 
         def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-            smoothed = optax.smooth_labels(targets, self._uniform_share(logits.shape[-1]))
+            classes = logits.shape[-1]
+            uniform = self.smoothing
+            if uniform and self.smoothing_convention == "mindspore":
+                if classes < 2:
+                    raise ValueError(
+                        f"label smoothing {self.smoothing} needs 2 classes or more: {classes}"
+                    )
+                uniform = self.smoothing * classes / (classes - 1)
+            smoothed = optax.smooth_labels(targets, uniform)
             return optax.softmax_cross_entropy(logits, smoothed)
 
         if self.class_weights is None:
@@ -118,59 +126,56 @@ class CrossEntropy(LabelLoss):
         weights = np.array(self.class_weights, np.float32)
         return lambda logits, targets: cross_entropy(logits, targets) * (targets * weights).sum(-1)
 
-    def _uniform_share(self, classes: int) -> float:
-        """The weight of the uniform distribution in the smoothed targets."""
-        if self.smoothing_convention == "uniform" or self.smoothing == 0:
-            return self.smoothing
-        if classes < 2:
-            raise ValueError(f"label smoothing {self.smoothing} needs 2 classes or more: {classes}")
-        return self.smoothing * classes / (classes - 1)
+
+class OutputLoss(LabelLoss):
+    """Base of the losses that are a mean over the C outputs of a sample."""
+
+    @abstractmethod
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """Return the loss of each output, (B, ..., C) float32 like both arguments."""
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        return lambda outputs, targets: self.compare(outputs, targets).mean(axis=-1)
 
 
 @part("loss")
-class L1(LabelLoss):
+class L1(OutputLoss):
     """Mean absolute error over the C outputs of a sample."""
 
     name: Literal["l1"] = "l1"
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
-
-        return lambda outputs, targets: jnp.mean(jnp.abs(outputs - targets), axis=-1)
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+        return abs(outputs - targets)
 
 
 @part("loss")
-class Mse(LabelLoss):
+class Mse(OutputLoss):
     """Mean squared error over the C outputs of a sample."""
 
     name: Literal["mse"] = "mse"
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import optax
 
-        return lambda outputs, targets: jnp.mean(optax.squared_error(outputs, targets), axis=-1)
+        return optax.squared_error(outputs, targets)
 
 
 @part("loss")
-class Huber(LabelLoss):
+class Huber(OutputLoss):
     """Squared errors up to `delta`, absolute ones beyond (Huber 1964): e^2 / 2, delta |e| -
     delta^2 / 2; the mean over the outputs of a sample."""
 
     name: Literal["huber"] = "huber"
     delta: PositiveFloat = 1.0
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import optax
 
-        return lambda outputs, targets: jnp.mean(
-            optax.huber_loss(outputs, targets, delta=self.delta), axis=-1
-        )
+        return optax.huber_loss(outputs, targets, delta=self.delta)
 
 
 @part("loss")
-class Quantile(LabelLoss):
+class Quantile(OutputLoss):
     """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978): q e for a
     target e above the output, (q - 1) e below; the mean over the outputs of a sample."""
 
@@ -178,39 +183,28 @@ class Quantile(LabelLoss):
     name: Literal["quantile"] = "quantile"
     q: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import jax.numpy as jnp
 
-        def quantile(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-            errors = targets - outputs
-            return jnp.mean(jnp.maximum(self.q * errors, (self.q - 1) * errors), axis=-1)
-
-        return quantile
+        errors = targets - outputs
+        return jnp.maximum(self.q * errors, (self.q - 1) * errors)
 
 
 @part("loss")
-class BinaryCrossEntropy(LabelLoss):
-    """Cross-entropy of the sigmoid of each output, of labels that a sample has or has not; the mean
-    over the outputs of a sample."""
+class BinaryCrossEntropy(OutputLoss):
+    """Cross-entropy of the sigmoid of each output, for labels that a sample has or has not; the
+    mean over the outputs of a sample."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
     name: Literal["binary_cross_entropy"] = "binary_cross_entropy"
 
-    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        import jax.numpy as jnp
+    def compare(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
         import optax
 
-        return lambda logits, targets: jnp.mean(
-            optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1
-        )
+        return optax.sigmoid_binary_cross_entropy(outputs, targets)
 
 
-def _mean_over_positions(losses: jax.Array) -> jax.Array:
-    """The loss of every sample (B,) from that of its positions, (B, ...)."""
-    return losses if losses.ndim == 1 else losses.reshape(losses.shape[0], -1).mean(axis=1)
-
-
-def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits and targets, both (B, ..., C) float32; a class outside 0..C-1 has a target of 0s."""
     import jax
     import jax.numpy as jnp
@@ -229,7 +223,7 @@ def _as_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Mask of the valid labels, bool like the labels (B, ...); None where all are."""
+    """Mask of the valid labels, bool like the labels (B, ...); None if all are valid."""
     import jax.numpy as jnp
 
     if config.ignore_index is None:
@@ -248,9 +242,8 @@ def normalizer(
 ) -> jax.Array | int:
     """The divisor of the mean over a batch: its `count` valid samples, or their valid labels.
 
-    With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`,
-    whatever their number in a sample. Where none is valid it is 1, which makes the loss 0;
-    PyTorch's is NaN then.
+    With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`, for
+    any number in a sample. If none is valid it is 1, which makes the loss 0; PyTorch's is NaN then.
     """
     import jax.numpy as jnp
 
@@ -260,12 +253,12 @@ def normalizer(
 
 def divides_by_labels(config: StepConfig) -> bool:
     """Whether a mean is over valid labels. With reduction `none` it is over samples: MindSpore's
-    array has an entry for each, 0 where the label is ignored."""
+    array has an entry for each, 0 if the label is ignored."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
 def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
-    """The number of valid labels of the valid samples, float32 (); None where all labels are."""
+    """The number of valid labels of the valid samples, float32 (); None if all labels are valid."""
     import jax.numpy as jnp
 
     weights = _weights(config, labels)
@@ -278,7 +271,7 @@ class BatchLoss(NamedTuple):
     minimised: jax.Array
     """The value that the gradients are of."""
     reported: jax.Array
-    """The loss of the step; another one with reduction `none` alone."""
+    """The loss of the step; it differs with reduction `none` alone."""
 
 
 def reduce_losses(
@@ -290,9 +283,9 @@ def reduce_losses(
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    The losses of padding, and of samples without a valid label, may be anything. Gradients are
-    another matter: a value that is not finite in the network's pass over a sample reaches the
-    weights also times 0, so padding repeats a valid sample.
+    The losses of padding, and of samples without a valid label, may be anything. Gradients may not:
+    a value that is not finite in the network's pass over a sample reaches the weights also times 0,
+    so padding repeats a valid sample.
     """
     import jax.numpy as jnp
 
@@ -321,7 +314,7 @@ def reduce_losses(
 
 
 def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """The number of valid labels of each sample, float32 (B,); None where all are valid."""
+    """The number of valid labels of each sample, float32 (B,); None if all are valid."""
     import jax.numpy as jnp
 
     where = label_mask(config, labels)

@@ -1,10 +1,10 @@
 """Masked arrays, in place of shapes that depend on values, under jit.
 
-Positives alone, the tokens of a text, the hardest 70 % of a batch: how many there are is known only
-when the step runs, and a compiled program has one shape for each array. So the array stays whole
-and a mask says which entries are valid. Arrays derived from it keep the mask.
+Positives alone, the tokens of a text, the hardest 70 % of a batch: their number is known only when
+the step runs, and a compiled program has one shape for each array. So the array stays whole and a
+mask marks the valid entries. Arrays derived from it have the same mask.
 
-A mask chooses (`jnp.where`); a product with it would keep what is not finite: 0 * inf is NaN.
+A mask chooses (`jnp.where`); a product with it would let infinity through: 0 * inf is NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def masked_sum(values: Array, where: Array, axis: Axis = None) -> Array:
 
 
 def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The mean of the valid entries; 0 where none is. No gradient reaches the others.
+    """The mean of the valid entries; 0 if none is valid. No gradient reaches the others.
 
     `where` is bool, of the shape of the values or one that broadcasts to it.
     """
@@ -45,23 +45,22 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
     """Mask of the largest `share` of the valid losses, bool like the losses.
 
     Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
-    and NaN is as large as infinity. `where` may broadcast. `share` is
-    read as the decimal that it is written as: 0.29 of 100 are 29. Raises ValueError for a share
-    outside of (0, 1].
+    and NaN is as large as infinity. `where` may broadcast. `share` is exact in decimal: 0.29 of 100
+    are 29. Raises ValueError for a share outside of (0, 1].
     """
     valid = jnp.broadcast_to(True if where is None else where, losses.shape)
     losses = jax.lax.stop_gradient(losses)
     key = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     key = key.ravel()
-    wanted = jnp.asarray(_shares_of(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
+    num_selected = jnp.asarray(_count_shares(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
     # Entries that are not valid come last, also after a loss of minus infinity.
     order = jnp.lexsort((-key, ~valid.ravel()))
-    first = jnp.arange(key.size) < wanted
+    first = jnp.arange(key.size) < num_selected
     return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & valid
 
 
 hardest = top_share_mask
-"""The name that docs/losses.md gives users."""
+"""The name in docs/losses.md."""
 
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
@@ -69,8 +68,8 @@ def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> 
     return masked_mean(losses, top_share_mask(losses, share, where))
 
 
-def _shares_of(share: float, most: int) -> np.ndarray:
-    """The number of losses that a share of 0 to `most` losses is, int32 (most + 1,)."""
+def _count_shares(share: float, most: int) -> np.ndarray:
+    """Return the number of losses in a share of 0 to `most` losses, int32 (most + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and not above 1")
     top, bottom = Fraction(repr(float(share))).as_integer_ratio()
@@ -80,7 +79,7 @@ def _shares_of(share: float, most: int) -> np.ndarray:
 @register_dataclass
 @dataclass(frozen=True)
 class Masked:
-    """An array and the mask of its valid entries, kept through all operations on it.
+    """An array and the mask of its valid entries, through all operations on it.
 
     `values[values > 0]`, whose length no compiled program knows, is `masked.select(values > 0)`.
     """
@@ -99,8 +98,7 @@ class Masked:
         return Masked(self.values, self.where & condition)
 
     def map(self, function: Callable[[Array], Array]) -> Masked:
-        """Apply a function to each entry. Entries that are not valid are 0 in it and get no
-        gradient."""
+        """Apply a function to each entry. Invalid entries are 0 in it and get no gradient."""
         entries = jnp.where(self.where, self.values, jnp.zeros((), self.values.dtype))
         return Masked(function(entries), self.where)
 
@@ -109,7 +107,7 @@ class Masked:
         return masked_sum(self.values, self.where)
 
     def mean(self) -> Array:
-        """The mean of the valid entries, (); 0 where none is."""
+        """The mean of the valid entries, (); 0 if none is valid."""
         return masked_mean(self.values, self.where)
 
     def hardest(self, share: float) -> Masked:

@@ -16,7 +16,6 @@ METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
         "f1": "max",
     }
 )
-"""Evaluation metrics that a recipe can name, and the better direction; the last three are macro
-averages."""
+"""Standard metrics, and the better direction; the last three are macro averages."""
 
 Direction = Literal["max", "min"]

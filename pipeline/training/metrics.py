@@ -18,13 +18,13 @@ from pipeline.training.part_specs import MetricSpec
 MAX_CONFUSION_CLASSES = 10_000
 """The most classes with a confusion matrix, which then has 400 MB."""
 ALL_IN_TOP5 = 5
-"""The most classes of which every one is among the highest five, so that top5 says nothing."""
+"""The most classes of which each is among the highest five, so that top5 is meaningless."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums over labels of which each is one of C classes.
+    """Sums over labels, each one of C classes.
 
     Up to MAX_CONFUSION_CLASSES classes have `confusion`, more have `by_class`; the other is None.
     """
@@ -34,8 +34,7 @@ class ClassSums:
     confusion: jax.Array | None
     """int32 (C, C): labels by true class (row) and predicted class (column)."""
     by_class: jax.Array | None
-    """int32 (3, C): by class the labels that were predicted right, those there are, and those
-    predicted as it."""
+    """int32 (3, C): by class the labels predicted right, the labels, and the predictions."""
 
 
 @register_dataclass
@@ -55,8 +54,8 @@ class EvalSums:
     count: jax.Array
     """int32 (): valid labels."""
     classes: ClassSums | None
-    """None where labels are no classes."""
-    own: tuple[Any, ...] = ()
+    """None if labels are not classes."""
+    part_sums: tuple[Any, ...] = ()
     """The sums of each metric part, in their order."""
 
 
@@ -64,22 +63,19 @@ def zero_sums(
     outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
 ) -> EvalSums:
     """The sums of no samples, for a network with this number of outputs."""
+    confused = outputs <= MAX_CONFUSION_CLASSES
+    classes = ClassSums(
+        top5=jnp.zeros((), jnp.int32),
+        confusion=jnp.zeros((outputs, outputs), jnp.int32) if confused and of_classes else None,
+        by_class=None if confused else jnp.zeros((3, outputs), jnp.int32),
+    )
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
-        classes=_zero_class_sums(outputs) if of_classes else None,
-        own=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
-    )
-
-
-def _zero_class_sums(classes: int) -> ClassSums:
-    confused = classes <= MAX_CONFUSION_CLASSES
-    return ClassSums(
-        top5=jnp.zeros((), jnp.int32),
-        confusion=jnp.zeros((classes, classes), jnp.int32) if confused else None,
-        by_class=None if confused else jnp.zeros((3, classes), jnp.int32),
+        classes=classes if of_classes else None,
+        part_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
     )
 
 
@@ -94,13 +90,13 @@ def add_batch(
     """Add the samples that `mask` (B,) bool marks as valid; the others pad the batch.
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
-    mean over the valid labels of its sample. Of integer labels only those that `where`, bool
-    (B, ...), marks are valid. Labels that are classes are read as the class of their maximum where
-    they are floats; among equal logits the lower class ranks first.
+    mean over the valid labels of its sample. Of integer labels only those that `where`, bool (B,
+    ...), marks are valid. Float labels have the class of their maximum; of equal logits the lower
+    class is first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
-        logits, labels, losses, mask = _every_label(logits, labels, losses, mask)
+        logits, labels, losses, mask = _flatten_labels(logits, labels, losses, mask)
     if where is not None:
         mask = mask & where.reshape(-1)
     loss_sum, loss_carry = _compensated_add(
@@ -123,11 +119,18 @@ def _add_classes(
     true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
     true = jnp.where(mask, true, 0)
     predicted = jnp.argmax(logits, axis=-1)
-    return ClassSums(
-        top5=sums.top5 + jnp.sum(mask & _in_top(5, logits, true), dtype=jnp.int32),
-        confusion=_add_to_confusion(sums.confusion, true, predicted, mask),
-        by_class=_add_to_classes(sums.by_class, true, predicted, mask),
-    )
+    counted = mask.astype(jnp.int32)
+    confusion = by_class = None
+    if sums.confusion is not None:
+        confusion = sums.confusion.at[true, predicted].add(counted)
+    if sums.by_class is not None:
+        hits, actual, guessed = sums.by_class
+        hits = hits.at[true].add(counted * (true == predicted))
+        by_class = jnp.stack(
+            [hits, actual.at[true].add(counted), guessed.at[predicted].add(counted)]
+        )
+    top5 = sums.top5 + jnp.sum(mask & _is_in_top(5, logits, true), dtype=jnp.int32)
+    return ClassSums(top5, confusion, by_class)
 
 
 def add_own(
@@ -138,67 +141,44 @@ def add_own(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add a batch to the sums of the metric parts, in their own types.
+    """Add a batch to the sums of the metric parts, in their dtypes.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). Where
-    some labels are ignored, `where`, bool (B, ...), marks the others; the metrics then see every
-    label as a sample of its own. Raises ValueError for sums of other shapes than the metric's
-    `zero`.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). If some
+    labels are ignored, `where`, bool (B, ...), marks the others; every label is a sample for the
+    metrics then. Raises ValueError for sums of other shapes than the metric's `zero`.
     """
     logits = logits.astype(jnp.float32)
     if where is not None:
         if logits.ndim > 2:
-            logits, labels, _, mask = _every_label(logits, labels, mask, mask)
+            logits, labels, _, mask = _flatten_labels(logits, labels, mask, mask)
         mask = mask & where.reshape(-1)
-    own = []
-    for metric, before in zip(metrics, sums.own, strict=True):
+    part_sums = []
+    for metric, before in zip(metrics, sums.part_sums, strict=True):
         added = metric.sums(logits, labels, mask)
         if jax.tree.map(jnp.shape, added) != jax.tree.map(jnp.shape, before):
             raise ValueError(
                 f"eval.metrics {metric.name}: sums has shapes {jax.tree.map(jnp.shape, added)}, "
                 f"zero has {jax.tree.map(jnp.shape, before)}; must be the same"
             )
-        own.append(jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), before, added))
-    return replace(sums, own=tuple(own))
+        part_sums.append(
+            jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), before, added)
+        )
+    return replace(sums, part_sums=tuple(part_sums))
 
 
 def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
-    """Add the sums of a batch, made of none before it."""
+    """Add the sums of a batch, which began at zero."""
     loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, more.loss_sum)
     total = jax.tree.map(jnp.add, sums, more)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
 
-def _add_to_confusion(
-    confusion: jax.Array | None, true: jax.Array, predicted: jax.Array, mask: jax.Array
-) -> jax.Array | None:
-    if confusion is None:
-        return None
-    return confusion.at[true, predicted].add(mask.astype(jnp.int32))
-
-
-def _add_to_classes(
-    by_class: jax.Array | None, true: jax.Array, predicted: jax.Array, mask: jax.Array
-) -> jax.Array | None:
-    if by_class is None:
-        return None
-    hits, actual, guessed = by_class
-    counted = mask.astype(jnp.int32)
-    return jnp.stack(
-        [
-            hits.at[true].add(counted * (true == predicted)),
-            actual.at[true].add(counted),
-            guessed.at[predicted].add(counted),
-        ]
-    )
-
-
-def _every_label(
+def _flatten_labels(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all samples.
 
-    The loss of a sample is the mean over its positions, and so stands for each of them.
+    The loss of a sample is the mean over its positions, so it is repeated for each of them.
     """
     positions = math.prod(logits.shape[1:-1])
     flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
@@ -215,12 +195,12 @@ def _compensated_add(
     return new_total, exact - (new_total - total)
 
 
-def _in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
+def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
     """Whether fewer than k logits rank before the true class's, (B,) bool."""
     classes = jnp.arange(logits.shape[-1])
-    own = jnp.take_along_axis(logits, true[:, None], axis=-1)
+    true_logit = jnp.take_along_axis(logits, true[:, None], axis=-1)
     # Counted from below, where NaN never is: a network that diverged gets no hits.
-    lower = (logits < own) | ((logits == own) & (classes > true[:, None]))
+    lower = (logits < true_logit) | ((logits == true_logit) & (classes > true[:, None]))
     return logits.shape[-1] - 1 - jnp.sum(lower, axis=-1) < k
 
 
@@ -228,26 +208,26 @@ def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
     """Mean loss, count and the metric parts of `sums`; of classes also accuracy, precision, recall
-    and f1, and top5 where there are more than ALL_IN_TOP5 of them.
+    and f1, and top5 if there are more than ALL_IN_TOP5 of them.
 
     Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
-    over all classes. With one label per sample each micro mean equals the accuracy.
-    More than MAX_CONFUSION_CLASSES classes have no "per_class".
-    Raises ValueError when there are no samples or the names do not fit the classes, RunError where
-    a metric part fails.
+    over all classes. With one label per sample each micro mean equals the accuracy. More than
+    MAX_CONFUSION_CLASSES classes have no "per_class". Raises ValueError if there are no samples or
+    the names do not fit the classes, RunError if a metric part fails.
     """
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
     classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
     shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
-    own = {m.name: _own_value(m, added) for m, added in zip(metrics, sums.own, strict=True)}
-    return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **own}
+    parts = zip(metrics, sums.part_sums, strict=True)
+    values = {metric.name: _part_value(metric, added) for metric, added in parts}
+    return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **values}
 
 
 def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
-    hits, actual, predicted = _by_class(sums)
+    hits, actual, predicted = _count_by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
             f"{len(hits)} classes need as many different names; given: {list(class_names)}"
@@ -261,7 +241,7 @@ def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> d
     }
 
 
-def _own_value(metric: MetricSpec, sums: Any) -> float:
+def _part_value(metric: MetricSpec, sums: Any) -> float:
     try:
         return float(metric.value(sums))
     except Exception as error:
@@ -269,8 +249,8 @@ def _own_value(metric: MetricSpec, sums: Any) -> float:
         raise RunError(f"eval.metrics {metric.name}: value: {problem}") from error
 
 
-def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By class, int64 (C,) each: labels predicted right, labels there are, labels predicted."""
+def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By class, int64 (C,) each: labels predicted right, labels, predictions."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)
         return hits, actual, predicted
@@ -279,7 +259,7 @@ def _by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
-    """Ratios part / whole, 0 where the whole is 0: per class, their mean, and of the totals."""
+    """Ratios part / whole, 0 if the whole is 0: per class, their mean, and of the totals."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

@@ -32,8 +32,7 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """The metric where `dataset.ignore_index` is this label; one without labels of its own is
-        the same."""
+        """The metric if `dataset.ignore_index` is this label; without labels it is the same."""
         return self
 
     @abstractmethod
@@ -42,7 +41,7 @@ class MetricSpec(Spec):
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """The sums over a batch, like those of `zero`; they are added over all batches.
+        """The sums over a batch, in the form of `zero`; they are added over all batches.
 
         Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`,
         bool (B,), of the valid samples: the others, which pad the batch, must add 0. With
@@ -56,16 +55,16 @@ class MetricSpec(Spec):
 
 def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
     """The better direction by metric: of the standard ones, and of the metric parts named."""
-    own = [name for name in names if name not in METRICS]
-    return {**METRICS, **{n: cast(type[MetricSpec], parts("metric")[n]).better for n in own}}
+    part_names = [name for name in names if name not in METRICS]
+    return {**METRICS, **{n: cast(type[MetricSpec], parts("metric")[n]).better for n in part_names}}
 
 
 Backward = Callable[[Any], tuple[Any, Any]]
-"""(parameters) -> gradients of the loss like them, and what else the backward pass gives."""
+"""(parameters) -> gradients of the loss like them, and auxiliary outputs."""
 
 
 class GradientSpec(Spec):
-    """How a step gets its gradients: the part of kind "gradients", a training step of one's own."""
+    """How a step gets its gradients: the part of kind "gradients", a custom training step."""
 
     name: str
 
@@ -75,14 +74,14 @@ class GradientSpec(Spec):
 
         It may call `backward` several times, at other parameters, and change the gradients. The
         gradients are of the loss times the loss scale; with `train.accumulate_steps` and in shards
-        the function is called for each part of the batch, whose gradients are added. `key` is a
-        JAX key of its own for each step and part.
+        the function is called for each part of the batch, whose gradients are added. `key` is a JAX
+        key, another one for each step and part.
         """
 
 
 Reduction = Literal["mean", "sum", "none"]
-"""The loss of a batch: the mean or the sum over its samples; or none of both, as in MindSpore: the
-gradient is that of the sum, and the loss of a step is reported as the mean."""
+"""The loss of a batch: the mean or the sum over its samples; or neither, as in MindSpore: the
+gradient is the sum's, and the reported loss of a step is the mean."""
 
 
 class LossSpec(Spec):
@@ -105,7 +104,7 @@ class LossSpec(Spec):
         return False
 
     def fitted(self, targets: Targets) -> Self:
-        """The loss for these targets. Raises ValueError where it does not fit them."""
+        """The loss for these targets. Raises ValueError if it does not fit them."""
         return self
 
     @abstractmethod
@@ -116,8 +115,8 @@ class LossSpec(Spec):
 
 def losses_for(task: Task) -> list[str]:
     """The names of the losses for what is predicted."""
-    known = cast(Mapping[str, type[LossSpec]], parts("loss"))
-    return [name for name, loss in known.items() if task in loss.tasks]
+    losses = cast(Mapping[str, type[LossSpec]], parts("loss"))
+    return [name for name, loss in losses.items() if task in loss.tasks]
 
 
 class DecayRule(Spec):
@@ -156,7 +155,7 @@ class OptimizerSpec(Spec):
         """
 
     def curvature(self) -> CurvatureRule | None:
-        """Return the sums of layers that `update` needs; None where `observes_layers` is false."""
+        """Return the sums of layers that `update` needs; None if `observes_layers` is false."""
         return None
 
 
@@ -173,7 +172,7 @@ class ScheduleSpec(Spec):
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32.
 
-        Raises ValueError where there is no such table.
+        Raises ValueError if there is no such table.
         """
 
 
@@ -209,7 +208,7 @@ class RateRule(Spec):
     pattern: str
     factor: NonNegativeFloat = 1.0
     schedule: Annotated[ScheduleSpec, PartOf("schedule")] | None = None
-    """A schedule for these parameters, of the same `train.optimizer.lr`; null: that of all."""
+    """A schedule for these parameters, of the same `train.optimizer.lr`; null: the main one."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

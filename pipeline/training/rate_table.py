@@ -31,18 +31,18 @@ class RateFile:
     rates: np.ndarray
     """One for each update, float64 (updates,), finite and not negative."""
     dtype: str
-    """Type of the numbers in the file; `text` where it is one."""
+    """Type of the numbers in the file; `text` for a text."""
     sha256: str
     """Of the file's bytes."""
 
 
 @part("schedule")
 class TableSchedule(ScheduleSpec):
-    """The learning rates in a file: row i is that of update i, as in MindSpore's lists of rates.
+    """The learning rates in a file: row i is the rate of update i, as in MindSpore.
 
-    They are the rates themselves: `train.optimizer.lr` does not multiply them. A file may have
-    more than training needs. MindSpore 2.10 stops in the middle of training where a list ends; here
-    a shorter file is refused before anything is compiled.
+    `train.optimizer.lr` does not multiply them. A file may have more rows than training needs.
+    MindSpore 2.10 stops in the middle of training if a list ends; here a shorter file is refused
+    before anything is compiled.
     """
 
     name: Literal["table"] = "table"
@@ -57,12 +57,12 @@ class TableSchedule(ScheduleSpec):
         return self
 
     def read(self) -> RateFile:
-        """Read the file. Raises ValueError that names it and says what is wrong."""
+        """Read the file. Raises ValueError with its name and the problem."""
         assert self.file is not None, "it was checked"
         return read_rates(self.file)
 
     def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
-        """The first `steps` rates of the file, float32. Raises ValueError for what is wrong."""
+        """The first `steps` rates of the file, float32. Raises ValueError for any problem."""
         rates = self.read().rates
         if len(rates) < steps:
             raise ValueError(
@@ -73,7 +73,7 @@ class TableSchedule(ScheduleSpec):
 
 
 def read_rates(file: Path) -> RateFile:
-    """Read a file of learning rates. Raises ValueError that names it and says what is wrong."""
+    """Read a file of learning rates. Raises ValueError with its name and the problem."""
     try:
         read = _READERS.get(file.suffix)
         if read is None:
@@ -88,7 +88,7 @@ def read_rates(file: Path) -> RateFile:
     return RateFile(rates, dtype, hashlib.sha256(content).hexdigest())
 
 
-def _of_array(content: bytes) -> tuple[np.ndarray, str]:
+def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
     if not content.startswith(MAGIC_PREFIX):
         raise ValueError("is no file that numpy.save writes")
     array = parse_npy("its array", content)
@@ -99,21 +99,19 @@ def _of_array(content: bytes) -> tuple[np.ndarray, str]:
     return array.astype(np.float64), array.dtype.name
 
 
-def _of_text(content: bytes) -> tuple[np.ndarray, str]:
+def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
     try:
-        lines = enumerate(content.decode("utf-8").splitlines(), 1)
+        lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError("is no text in UTF-8; must have one number a line") from None
-    told = ((number, line.strip()) for number, line in lines)
-    rates = [_number(number, line) for number, line in told if line and not line.startswith("#")]
+    rates = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            try:
+                rates.append(float(line))
+            except ValueError:
+                raise ValueError(f"line {number} is {show(line)}; must be one number") from None
     return np.array(rates, np.float64), "text"
-
-
-def _number(number: int, line: str) -> float:
-    try:
-        return float(line)
-    except ValueError:
-        raise ValueError(f"line {number} is {show(line)}; must be one number") from None
 
 
 def _require_rates(rates: np.ndarray) -> None:
@@ -130,5 +128,5 @@ def _require_rates(rates: np.ndarray) -> None:
 
 
 _READERS: Mapping[str, Callable[[bytes], tuple[np.ndarray, str]]] = MappingProxyType(
-    {".npy": _of_array, ".csv": _of_text, ".txt": _of_text}
+    {".npy": _parse_array, ".csv": _parse_text, ".txt": _parse_text}
 )

@@ -1,12 +1,14 @@
-"""The types of a training step: its configuration, the state that it changes, its gradients."""
+"""The types of a training step: configuration, state and gradients; parameters by path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -18,7 +20,7 @@ from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
 from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 from pipeline.models.layers.model_spec import InitRule
-from pipeline.models.layers.path_patterns import is_frozen
+from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.bad_steps import STOP, BadStepPolicy
 from pipeline.training.curvature import CurvatureRule, LayerSums
@@ -55,48 +57,46 @@ class StepConfig:
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
     ignore_index: int | None = None
-    """The label of entries without a class, which neither losses nor metrics count; the loss takes
-    `where` then."""
+    """The label of entries that neither losses nor metrics count; the loss takes `where` then."""
     hardest_share: float = 1.0
     """Share of the samples of a batch that is reduced, those with the largest losses."""
     curvature: CurvatureRule | None = None
     """Sums of each layer that the optimizer needs: its `update` then takes `curvature`."""
     buckets: tuple[Bucket, ...] = ()
-    """Sizes that images are padded to, the smallest first; empty where all have one size."""
+    """Sizes that images are padded to, the smallest first; empty if all have one size."""
     padding_mask: bool = False
     """Whether images get one more channel, 1 inside of the image and 0 on padding."""
     init_rules: tuple[InitRule, ...] = ()
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that are not trained, or not before the first of `phases`."""
     phases: tuple[FreezePhase, ...] = ()
-    """Later phases, in each of which more parameters are trained; the optimizer keeps a state of
-    its own for those of each (`freezing.by_phase`)."""
+    """Later phases, in each of which more parameters are trained; the optimizer has a separate
+    state for the new parameters of each (`freezing.by_phase`)."""
     fix_statistics: bool = False
     """Whether batch norm whose parameters are frozen normalises by its running statistics, which
-    then stay: in the first phase the network itself says so."""
+    then stay; in the first phase the network itself has that setting."""
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
-    """Patterns over parameters with learning rates of their own; of those that cover a parameter
-    the last decides."""
+    """Patterns over parameters with separate learning rates; the last that covers one decides."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
     on_nan: BadStepPolicy = STOP
     gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
-    """How the gradients are got from backward passes; None: from one."""
+    """How gradients are computed from backward passes; None: from one."""
     metrics: tuple[MetricSpec, ...] = ()
-    """Metrics of evaluations beside those of classes."""
+    """Metrics of evaluations besides the metrics of classes."""
     task: Task = "classification"
     class_counts: tuple[int, ...] = ()
-    """Training labels of each class, where the loss depends on them."""
+    """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, where an op draws their size for each step; empty
-    where all are like `image`."""
+    """Training images after the map ops, if an op draws their size; empty if all are like
+    `image`."""
     shards: Shards | None = None
-    """Shards of a batch, on several devices; None where one device takes a batch as a whole."""
+    """Shards of a batch, on several devices; None if one device takes a batch as a whole."""
     lowerings: LoweringPolicy | None = None
-    """Chooses how a network is computed whose layers ask no policy; None: as it was written."""
+    """Chooses the lowerings of a network whose layers ask no policy; None: as it was written."""
 
     def lower(self, function: Lowered) -> Lowered:
         """Return a function that applies the network, with its computations as chosen."""
@@ -142,9 +142,9 @@ class BadStepCounts:
 class TrainState:
     """All that training changes; the content of a checkpoint.
 
-    `step` (int32 scalar) counts steps, including those without an update. Random draws are keyed
-    by (seed, step), so the state of the random generator is the seed and this counter. `loss_scale`
-    is a float32 scalar. Fields of features that a recipe does not use are None.
+    `step` (int32 scalar) counts steps, including those without an update. Random draws are keyed by
+    (seed, step), so the state of the random generator is the seed and this counter. `loss_scale` is
+    a float32 scalar. Fields of features that a recipe does not use are None.
     """
 
     step: Array
@@ -167,14 +167,14 @@ class Gradients(NamedTuple):
     """float32 ()."""
     batch_stats: Any
     layers: Mapping[str, LayerSums]
-    """Sums of each layer, where the optimizer needs them, else empty."""
+    """Sums of each layer, if the optimizer needs them, else empty."""
 
 
 def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     """Split parameters into the trained ones and those that a pattern freezes.
 
-    A gradient by the trained ones has no backward pass below the first of them, where
-    `stop_gradient` would cut it; it still passes through a frozen layer above a trained one.
+    A gradient by the trained ones has no backward pass below the first of them, which
+    `stop_gradient` would leave; it still passes through a frozen layer above a trained one.
     """
     if not frozen:
         return params, {}
@@ -191,3 +191,45 @@ def merge(trained: Any, frozen: Any) -> Any:
     if not frozen:
         return trained
     return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})
+
+
+def paths_of(params: Mapping[str, Any]) -> list[Path]:
+    """The paths of all parameters."""
+    return list(flatten_dict(dict(params)))
+
+
+def require_trainable(params: Any, frozen: Sequence[str]) -> None:
+    """Raise ValueError for a pattern that freezes nothing, and if all is frozen."""
+    paths = paths_of(params)
+    require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
+    if not jax.tree.leaves(split(params, frozen)[0]):
+        raise ValueError(
+            f"{', '.join(frozen)} freezes all {len(paths)} parameters; nothing is left to train"
+        )
+
+
+def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
+    """Draw the parameters that a rule covers by the last such rule; the others stay.
+
+    Each has a key derived from its path. Raises ValueError if an initialiser does not suit the
+    shape, and for a rule that covers nothing.
+    """
+    if not rules:
+        return params
+    flat = flatten_dict(dict(params))
+    patterns = [rule.pattern for rule in rules]
+    require_covered(patterns, list(flat), "parameters", key="init.rules: ")
+    for path, leaf in flat.items():
+        covering = [rule for rule in rules if covers(rule.pattern, path)]
+        if covering:
+            param_key = jax.random.fold_in(key, crc32("/".join(path).encode()))
+            flat[path] = covering[-1].init.build()(param_key, leaf.shape, jnp.float32)
+    return unflatten_dict(flat)
+
+
+def restart_average(average: Any, params: Any) -> Any:
+    """Restart the average at loaded parameters: a copy of those that it covers."""
+    if average is None:
+        return None
+    flat = flatten_dict(dict(params))
+    return unflatten_dict({path: flat[path] for path in paths_of(average)})

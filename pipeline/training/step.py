@@ -1,8 +1,8 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
 A step reads top to bottom: `_step` maps the batch, computes gradients (here), the loss (losses.py)
-and its outcome, and updates the state (update.py); the types are in state.py. Nothing here knows
-how often, where or in what order the functions are called: sink and backend decide that.
+and its outcome, and updates the state (update.py); the types are in state.py. Sink and backend
+decide how often, on which device and in what order the functions are called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import in_its_bucket, with_padding_mask
 from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
-from pipeline.training.freezing import in_its_phase, last_phase
+from pipeline.training.freezing import apply_phase, config_at
 from pipeline.training.losses import (
     divides_by_labels,
     label_mask,
@@ -36,27 +36,33 @@ from pipeline.training.losses import (
     sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
+from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, sum_shards
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
-from pipeline.training.parameters import reinitialize
-from pipeline.training.sharded import sum_devices, sum_own_shards, sum_shards
-from pipeline.training.state import Gradients, StepConfig, TrainState, merge, split
-from pipeline.training.step_outcome import updates_so_far
+from pipeline.training.state import (
+    BadStepCounts,
+    Gradients,
+    OverflowCounts,
+    StepConfig,
+    TrainState,
+    merge,
+    reinitialize,
+    split,
+)
 from pipeline.training.step_record import Record, record_step
+from pipeline.training.telemetry import updates_so_far
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
     count_bad_step,
     count_overflow,
     decide_outcome,
-    init_bad_step_counts,
-    init_overflow_counts,
 )
 
 T = TypeVar("T")
 
 GRADIENTS_DRAW = 2**31 - 1
-"""Number of the key for gradients of one's own, which no microbatch and no shard has."""
+"""Number of the key for custom gradients, which no microbatch and no shard has."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,10 @@ class TrainStep:
 
     `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
     does one update; the table is float32 (total steps,), a row for each update, and with rate
-    groups (total steps, 1 + groups). A step whose loss or gradient is not finite leaves the state
-    as it was, but for the counts of such steps.
-    `evaluate(state, batch, sums)` adds a batch to the sums. A step that several runs share takes
-    the values of the constants that they differ in as well, each as one more argument of both.
+    groups (total steps, 1 + groups). A step whose loss or gradient is not finite changes nothing
+    but the counts of such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If
+    several runs share a step, both also take the values of the constants that differ between runs,
+    each as one more argument.
     """
 
     init: Callable[[Array], TrainState]
@@ -97,41 +103,41 @@ def make_train_step(config: StepConfig) -> TrainStep:
         return initial_state(config, initial_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        def compute(own: StepConfig) -> tuple[TrainState, Record]:
-            if own.shards is not None:
-                return _step(own, state, batch, learning_rates)
-            return _in_bucket(own, batch, lambda cut: _step(own, state, cut, learning_rates))
+        def compute(phase: StepConfig) -> tuple[TrainState, Record]:
+            if phase.shards is not None or not phase.buckets:
+                return _step(phase, state, batch, learning_rates)
+            return in_its_bucket(
+                phase.buckets, batch, lambda cut: _step(phase, state, cut, learning_rates)
+            )
 
-        return in_its_phase(config, state.step, compute) if config.phases else compute(config)
+        return apply_phase(config, state.step, compute) if config.phases else compute(config)
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-        if config.shards is not None:
-            return _evaluate_shards(config, config.shards, state, batch, sums)
-        return _in_bucket(
-            config, batch, lambda cut: _evaluate(config, state, cut, sums), drawn=False
-        )
+        def add(sums: EvalSums, batch: Batch) -> EvalSums:
+            return in_its_bucket(
+                config.buckets,
+                batch,
+                lambda cut: _evaluate(config, state, cut, sums),
+                drawn=False,
+            )
+
+        if config.shards is None:
+            return add(sums, batch)
+        added = sum_shards(config.shards, batch, lambda shard, _: add(no_sums(config), shard))
+        return add_sums(sums, added)
 
     return TrainStep(init, step, evaluate, lambda: no_sums(config))
-
-
-def _in_bucket(
-    config: StepConfig, batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
-) -> T:
-    """Apply `compute` to a batch, cut to its bucket where images are padded to several sizes."""
-    if not config.buckets:
-        return compute(batch)
-    return in_its_bucket(config.buckets, batch, compute, drawn=drawn)
 
 
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
     gradients = gradients_of(config, state, batch)
-    return _updated(config, state, gradients, batch.count, learning_rates)
+    return _update_state(config, state, gradients, batch.count, learning_rates)
 
 
 @jax.named_scope(UPDATE)
-def _updated(
+def _update_state(
     config: StepConfig,
     state: TrainState,
     gradients: Gradients,
@@ -139,28 +145,29 @@ def _updated(
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
     """The state after a step with these gradients, over `count` samples, and its record."""
-    # Times the inverse, which XLA computes where a gradient is read: a quotient it would store, a
-    # pass over all parameters more. The norm is that of the scaled gradients for the same reason.
+    # Times the inverse, which XLA computes at each use of a gradient: a quotient it would store, a
+    # pass over all parameters more. The norm is the scaled gradients' for the same reason.
     unscale = 1 / state.loss_scale
     rates = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
-    loss, norm = gradients.loss, norm_of(gradients.values, unscale)
+    loss = gradients.loss
+    norm = norm_of(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
     record = record_step(state, gradients, rate, norm, outcome)
 
-    def updated(state: TrainState) -> TrainState:
+    def update(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)
         unscaled = gradients._replace(values=values)
         return apply_update(config, state, unscaled, count, unscale, rates)
 
-    after = apply_if_finite(outcome.applied, updated, state)
+    after = apply_if_finite(outcome.applied, update, state)
     after = count_overflow(config.loss_scale, after, outcome)
     return count_bad_step(config.on_nan, after, outcome), record
 
 
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Gradients of the loss times its scale: of a batch that is cut to its bucket, or, in shards,
-    of one that is not yet."""
+    """Gradients of the loss times its scale, of a batch that is cut to its bucket. With shards the
+    batch is not cut yet."""
     dropout = dropout_key(batch, state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
@@ -175,7 +182,7 @@ def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradien
 
 
 def dropout_key(batch: Batch, step: Array | int) -> Array:
-    """The key of the dropout of a step; `step` counts those done before it."""
+    """The key of the dropout of a step; `step` counts the steps before it."""
     return jax.random.fold_in(_key(batch.seed, 1), step)
 
 
@@ -184,8 +191,8 @@ def _with_drawn_ops(
 ) -> T:
     """Apply `compute` to the map ops of a training step.
 
-    Where an op is drawn for each step, `compute` is traced once for each choice, and a program has
-    a branch for each: a sink runs over steps of any size without asking the host.
+    If an op is drawn for each step, `compute` is traced once for each choice, and a program has a
+    branch for each: a sink runs over steps of any size without asking the host.
     """
     choices = choices_among(config.train_ops)
     if choices == 1:
@@ -198,55 +205,48 @@ def _with_drawn_ops(
 def _shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
 ) -> Gradients:
-    """Gradients of a batch as the sum of those of its shards.
+    """Gradients of a batch as the sum over its shards.
 
-    Batch norm sees one shard at a time; the running statistics are the mean of those that each
-    shard leaves. Dropout draws by the number of the shard.
+    Batch norm sees one shard at a time; the running statistics are the mean over shards. Dropout
+    draws by the number of the shard.
     """
-    by_labels, step = divides_by_labels(config), state.step
-    divisor = _valid_labels(config, shards, batch, step) if by_labels else batch.count
 
-    def of_shard(shard: Batch, number: Array) -> Gradients:
-        def compute(cut: Batch, ops: Ops) -> Gradients:
-            images, labels = mapped_batch(config, ops, cut)
-            key = jax.random.fold_in(dropout, number)
-            mapped = mask_batch(images, labels, cut.count, key)
-            return compute_gradients(config, state, mapped, divisor, state.loss_scale)
+    def count_labels(cut: Batch, ops: Ops, number: Array) -> Array:
+        _, labels = mapped_batch(config, ops, cut)
+        weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
+        assert weight is not None, "there is a label to ignore"
+        return weight
 
-        return _in_bucket(
-            config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
-        )
+    def compute(cut: Batch, ops: Ops, number: Array) -> Gradients:
+        images, labels = mapped_batch(config, ops, cut)
+        key = jax.random.fold_in(dropout, number)
+        mapped = mask_batch(images, labels, cut.count, key)
+        return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
-    own = sum_own_shards(shards, batch, of_shard)
-    rows = {path: layer.rows for path, layer in own.layers.items()}
-    total, rows = sum_devices(shards, (own._replace(layers={}), rows))
+    def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
+        """Apply `compute` to a shard that is cut to its bucket, and the map ops of the step."""
+
+        def with_ops(cut: Batch) -> T:
+            return _with_drawn_ops(config, cut, state.step, lambda ops: compute(cut, ops, number))
+
+        return in_its_bucket(config.buckets, shard, with_ops)
+
+    divisor = batch.count
+    if divides_by_labels(config):
+        divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
+    local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
+    rows = {path: layer.rows for path, layer in local.layers.items()}
+    total, rows = sum_devices(shards, (local._replace(layers={}), rows))
     layers: Mapping[str, LayerSums] = {}
     if config.curvature is not None:
         due = config.curvature.due(updates_so_far(state))
         add = partial(sum_devices, shards)
-        layers = exchange_moments(config.curvature, own.layers, rows, due, add)
+        layers = exchange_moments(config.curvature, local.layers, rows, due, add)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
     values = total.values
     if shards.factor != 1:
         values = jax.tree.map(lambda g: g * shards.factor, values)
     return total._replace(values=values, batch_stats=batch_stats, layers=layers)
-
-
-def _valid_labels(config: StepConfig, shards: Shards, batch: Batch, step: Array) -> Array:
-    """The number of valid labels of a batch on all devices, float32 (); at least 1."""
-
-    def of_shard(shard: Batch, number: Array) -> Array:
-        def compute(cut: Batch, ops: Ops) -> Array:
-            _, labels = mapped_batch(config, ops, cut)
-            weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
-            assert weight is not None, "there is a label to ignore"
-            return weight
-
-        return _in_bucket(
-            config, shard, lambda cut: _with_drawn_ops(config, cut, step, partial(compute, cut))
-        )
-
-    return jnp.maximum(sum_shards(shards, batch, of_shard), 1.0)
 
 
 @jax.named_scope(DATA)
@@ -270,8 +270,7 @@ def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout: Array) -> MappedBatch:
     """Return a mapped batch whose first `count` samples are valid.
 
-    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a key for
-    dropout.
+    Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a dropout key.
     """
     return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout)
 
@@ -285,9 +284,8 @@ def compute_gradients(
 ) -> Gradients:
     """Gradients of `scale` times the loss of the valid samples of a mapped batch.
 
-    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one
-    after the other, which is the same sum but for batch norm, which sees one microbatch at a time,
-    and dropout's draws.
+    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one after
+    the other: the same sum except for batch norm, which sees one at a time, and dropout's draws.
     """
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
@@ -300,11 +298,13 @@ def compute_gradients(
         return _microbatch_gradients(config, state, batch_stats, mapped, divisor, scale)
 
     def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
-        own = compute(total.batch_stats, microbatch)
+        added = compute(total.batch_stats, microbatch)
         values, loss, layers = jax.tree.map(
-            jnp.add, (total.values, total.loss, total.layers), (own.values, own.loss, own.layers)
+            jnp.add,
+            (total.values, total.loss, total.layers),
+            (added.values, added.loss, added.layers),
         )
-        return Gradients(values, loss, own.batch_stats, layers), None
+        return Gradients(values, loss, added.batch_stats, layers), None
 
     shapes = jax.eval_shape(
         lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
@@ -354,7 +354,7 @@ def _microbatch_gradients(
 
 
 def norm_of(gradients: Any, unscale: Array) -> Array:
-    """The norm of the gradients of the loss itself, float32 (), from those of the scaled loss."""
+    """The norm of the gradients of the loss, float32 (), from gradients of the scaled loss."""
     return optax.tree.norm(gradients) * unscale
 
 
@@ -363,18 +363,19 @@ def make_update_only_step(
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
     """Make the update alone, on mapped images (B, H, W, C) float32 and labels, to be priced.
 
-    Of several phases of training it is that of the last, which trains most. It has neither the map
-    ops, which run on the host there, nor the loss scale, nor the gradient's
-    norm and the guard against values that are not finite, which are this pipeline's telemetry.
+    Of several phases of training it is the last, which trains most. It leaves out the map ops,
+    which run on the host there, the loss scale, the gradient's norm and the guard against values
+    that are not finite: these are this pipeline's telemetry.
     """
 
-    config = last_phase(config)
+    config = config_at(config, config.phases[-1].start if config.phases else 0)
     groups = len(config.rate_groups)
     rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
 
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
-        count, dropout = images.shape[0], jax.random.fold_in(jax.random.key(0), state.step)
+        count = images.shape[0]
+        dropout = jax.random.fold_in(jax.random.key(0), state.step)
         mapped = mask_batch(images, labels, count, dropout)
         divisor = normalizer(config, labels, mapped.mask, count)
         gradients = compute_gradients(config, state, mapped, divisor, 1.0)
@@ -387,20 +388,6 @@ def no_sums(config: StepConfig) -> EvalSums:
     """The sums of no samples."""
     of_classes = config.task == "classification"
     return zero_sums(config.classes, config.metrics, of_classes=of_classes)
-
-
-def _evaluate_shards(
-    config: StepConfig, shards: Shards, state: TrainState, batch: Batch, sums: EvalSums
-) -> EvalSums:
-    """Add a batch as the sum over its shards."""
-
-    def of_shard(shard: Batch, number: Array) -> EvalSums:
-        none = no_sums(config)
-        return _in_bucket(
-            config, shard, lambda cut: _evaluate(config, state, cut, none), drawn=False
-        )
-
-    return add_sums(sums, sum_shards(shards, batch, of_shard))
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
@@ -420,7 +407,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
 def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
     """Logits of one blank image, and fresh parameters and batch statistics.
 
-    Raises ValueError where layers don't fit, or a rule for initialisation does not.
+    Raises ValueError if layers, or a rule for initialisation, don't fit.
     """
     image = jnp.zeros((1, *image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_key(seed, 0), image, train=False)
@@ -432,15 +419,16 @@ def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainStat
     """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
     trained, _ = split(params, config.never_trained)
+    zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         batch_stats=variables.get("batch_stats", {}),
         opt_state=config.optimizer.init(trained),
         loss_scale=jnp.asarray(config.loss_scale.initial, jnp.float32),
-        overflows=init_overflow_counts(config.loss_scale),
+        overflows=OverflowCounts(zero, zero, zero) if config.loss_scale.skips_overflow else None,
         average=None if config.average is None else jax.tree.map(jnp.copy, trained),
-        bad_steps=init_bad_step_counts(config.on_nan),
+        bad_steps=BadStepCounts(zero, zero) if config.on_nan.counts_steps else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Record of a step: the one place that names the metrics of every step and computes them.
+"""Record of a step: the names of the metrics of every step, and their values.
 
 The columns of the telemetry, the keys of metrics.jsonl, and the tags of TensorBoard and trackers
 are the fields of `Record`, in this order.
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.training.state import Gradients, TrainState
-from pipeline.training.step_outcome import StepOutcome
+from pipeline.training.telemetry import StepOutcome
 
 
 class Record(NamedTuple):

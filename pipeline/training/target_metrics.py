@@ -1,12 +1,13 @@
-"""Metrics of numbers, of labels of which a sample may have several, and of next tokens."""
+"""Metrics of numbers, of classes, of several labels a sample, of next tokens, of probabilities."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import PositiveInt
 
 from pipeline.core.registry import Seq, part
 from pipeline.data.targets import Targets
@@ -15,14 +16,15 @@ from pipeline.training.part_specs import Direction, MetricSpec
 if TYPE_CHECKING:
     import jax
 
-
-OF_NUMBERS, OF_LABELS = ("mae", "rmse", "r2"), ("exact_match", "micro_f1", "macro_f1")
+OF_NUMBERS = ("mae", "rmse", "r2")
+OF_LABELS = ("exact_match", "micro_f1", "macro_f1")
 OF_TOKENS = ("token_accuracy", "perplexity")
 
 
 class NumberMetric(MetricSpec):
     """Base of the metrics of K numbers, which networks predict standardised."""
 
+    better: ClassVar[Direction] = "min"
     std: Seq[float] = ()
     """By number the unit of the data in standardised ones; empty: they are not standardised."""
 
@@ -30,71 +32,68 @@ class NumberMetric(MetricSpec):
         """By number the sum of errors, absolute or squared; and the samples."""
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
-    def _units(self, sums: Any) -> np.ndarray:
-        """By number what an error of 1 is in the units of the data, float64 (K,)."""
-        return np.asarray(self.std, np.float64) if self.std else np.ones(len(sums["errors"]))
+    def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        import jax.numpy as jnp
 
-    def _mean_errors(self, sums: Any) -> np.ndarray:
-        return np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+        valid = jnp.where(mask[:, None], errors, 0)
+        return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+
+    def _mean_in_units(self, errors: np.ndarray) -> float:
+        """The mean over numbers of standardised errors, float64 (K,), in the units of the data."""
+        units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
+        return float((errors * units).mean())
 
 
 @part("metric")
 class MeanAbsoluteError(NumberMetric):
-    """Mean absolute error, in the units of the data; of several numbers the mean of theirs."""
+    """Mean absolute error, in the units of the data; the mean over several numbers."""
 
-    better: ClassVar[Direction] = "min"
     name: Literal["mae"] = "mae"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        import jax.numpy as jnp
-
-        errors = jnp.where(mask[:, None], jnp.abs(logits - labels), 0)
-        return {"errors": errors.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+        return self._sum_errors(abs(logits - labels), mask)
 
     def value(self, sums: Any) -> float:
-        return float((self._mean_errors(sums) * self._units(sums)).mean())
+        return self._mean_in_units(np.asarray(sums["errors"], np.float64) / float(sums["samples"]))
 
 
 @part("metric")
 class RootMeanSquareError(NumberMetric):
-    """Root of the mean squared error, in the units of the data; of several the mean of theirs."""
+    """Root of the mean squared error, in the units of the data; the mean over several numbers."""
 
-    better: ClassVar[Direction] = "min"
     name: Literal["rmse"] = "rmse"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        errors = jnp.where(mask[:, None], jnp.square(logits - labels), 0)
-        return {"errors": errors.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
+        return self._sum_errors(jnp.square(logits - labels), mask)
 
     def value(self, sums: Any) -> float:
-        return float((np.sqrt(self._mean_errors(sums)) * self._units(sums)).mean())
+        squares = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+        return self._mean_in_units(np.sqrt(squares))
 
 
 @part("metric")
 class ExplainedShare(NumberMetric):
-    """R squared: 1 - the squared error over that of the mean of the evaluated samples; of several
-    numbers the mean of theirs. A number that is constant there has 0."""
+    """R squared: 1 - the squared error over the spread around the mean of the evaluated samples;
+    the mean over several numbers. A constant number has 0."""
 
+    better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"
 
     def zero(self, classes: int) -> Any:
         """By number the sums of squared errors, of the numbers and of their squares."""
         none = np.zeros(classes, np.float32)
-        sums = {"errors": none, "total": none, "squares": none}
-        return {**sums, "samples": np.zeros((), np.float32)}
+        return {**super().zero(classes), "total": none, "squares": none}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
         valid = jnp.where(mask[:, None], labels, 0)
-        errors = jnp.where(mask[:, None], jnp.square(logits - labels), 0)
         return {
-            "errors": errors.sum(axis=0),
+            **self._sum_errors(jnp.square(logits - labels), mask),
             "total": valid.sum(axis=0),
             "squares": jnp.square(valid).sum(axis=0),
-            "samples": mask.sum().astype(jnp.float32),
         }
 
     def value(self, sums: Any) -> float:
@@ -106,12 +105,12 @@ class ExplainedShare(NumberMetric):
         return float(shares.mean())
 
 
-class LabelsMetric(MetricSpec):
+class MultiLabelMetric(MetricSpec):
     """Base of the metrics of K labels, each of which a sample has or has not."""
 
     def zero(self, classes: int) -> Any:
-        """By label the hits, the samples that have it and those predicted to; and samples whose
-        labels are all right, and all samples."""
+        """By label the hits, the labels and the predictions; and samples whose labels are all
+        right, and all samples."""
         none = np.zeros(classes, np.int32)
         counts = {"hits": none, "actual": none, "predicted": none}
         return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
@@ -119,19 +118,16 @@ class LabelsMetric(MetricSpec):
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        predicted, actual = (logits > 0) & mask[:, None], (labels > 0.5) & mask[:, None]
+        predicted = (logits > 0) & mask[:, None]
+        actual = (labels > 0.5) & mask[:, None]
         exact = (predicted == actual).all(axis=-1) & mask
-        counts = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
-        by_label = {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counts.items()}
-        return {
-            **by_label,
-            "exact": exact.sum(dtype=jnp.int32),
-            "samples": mask.sum(dtype=jnp.int32),
-        }
+        counted = {"hits": predicted & actual, "actual": actual, "predicted": predicted}
+        counted |= {"exact": exact, "samples": mask}
+        return {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counted.items()}
 
 
 @part("metric")
-class ExactMatch(LabelsMetric):
+class ExactMatch(MultiLabelMetric):
     """The share of samples all of whose labels are predicted right."""
 
     name: Literal["exact_match"] = "exact_match"
@@ -141,7 +137,7 @@ class ExactMatch(LabelsMetric):
 
 
 @part("metric")
-class MicroF1(LabelsMetric):
+class MicroF1(MultiLabelMetric):
     """F1 of the labels of all samples together."""
 
     name: Literal["micro_f1"] = "micro_f1"
@@ -152,8 +148,8 @@ class MicroF1(LabelsMetric):
 
 
 @part("metric")
-class MacroF1(LabelsMetric):
-    """The mean of the F1 of each label; 0 for one that no sample has and none is predicted to."""
+class MacroF1(MultiLabelMetric):
+    """The mean of the F1 of each label; 0 for a label without samples and predictions."""
 
     name: Literal["macro_f1"] = "macro_f1"
 
@@ -200,8 +196,8 @@ class TokenAccuracy(TokenMetric):
 
 @part("metric")
 class Perplexity(TokenMetric):
-    """The exponential of the mean cross-entropy of the tokens, whatever the loss is; infinite where
-    that is above 700."""
+    """Exponential of the mean cross-entropy of the tokens, for any loss; infinite if that is above
+    700."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["perplexity"] = "perplexity"
@@ -211,8 +207,8 @@ class Perplexity(TokenMetric):
         import jax.numpy as jnp
 
         places = labels.astype(jnp.int32).clip(0, logits.shape[-1] - 1)[..., None]
-        own = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
-        return self._sums(jax.nn.logsumexp(logits, axis=-1) - own, labels, mask)
+        true_logits = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
+        return self._sums(jax.nn.logsumexp(logits, axis=-1) - true_logits, labels, mask)
 
     def value(self, sums: Any) -> float:
         mean = float(sums["total"]) / int(sums["tokens"])
@@ -220,7 +216,7 @@ class Perplexity(TokenMetric):
 
 
 def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
-    """The metrics that every evaluation of such targets has; those of classes are apart.
+    """The metrics of every evaluation of such targets, except the metrics of classes.
 
     Labels that are `ignore_index` are not counted.
     """
@@ -233,3 +229,164 @@ def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[Me
         case "next_token":
             return TokenAccuracy(ignore_index=ignore_index), Perplexity(ignore_index=ignore_index)
     return ()
+
+
+class ClassCountMetric(MetricSpec):
+    """Base of the metrics of class labels, one for a sample or one for each of its positions.
+
+    Labels outside of the classes, and `ignore_index`, don't count.
+    """
+
+    ignore_index: int | None = None
+    """null: dataset.ignore_index."""
+
+    def ignoring(self, label: int | None) -> Self:
+        if self.ignore_index is not None:
+            return self
+        return self.model_copy(update={"ignore_index": label})
+
+    def zero(self, classes: int) -> Any:
+        """By class the labels predicted right, the labels, and the predictions."""
+        none = np.zeros(classes, np.int32)
+        return {"hits": none, "actual": none, "predicted": none}
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax.numpy as jnp
+
+        classes = logits.shape[-1]
+        if not jnp.issubdtype(labels.dtype, jnp.integer):
+            labels = jnp.argmax(labels, axis=-1)
+        labels = labels.astype(jnp.int32)
+        predicted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        valid = (labels >= 0) & (labels < classes)
+        valid &= mask.reshape(-1, *(1,) * (labels.ndim - 1))
+        if self.ignore_index is not None:
+            valid &= labels != self.ignore_index
+
+        def count(indices: jax.Array, where: jax.Array) -> jax.Array:
+            # One more entry takes what is not counted.
+            place = jnp.where(where, indices, classes).ravel()
+            return jnp.zeros(classes + 1, jnp.int32).at[place].add(1)[:classes]
+
+        return {
+            "hits": count(labels, valid & (labels == predicted)),
+            "actual": count(labels, valid),
+            "predicted": count(predicted, valid),
+        }
+
+
+@part("metric")
+class MeanIou(ClassCountMetric):
+    """The mean over classes of intersection over union: of the labels that are of a class or
+    predicted as it, the share that is both. Classes that are neither don't count."""
+
+    name: Literal["mean_iou"] = "mean_iou"
+
+    def value(self, sums: Any) -> float:
+        hits, actual, predicted = (
+            np.asarray(sums[key], np.float64) for key in ("hits", "actual", "predicted")
+        )
+        union = actual + predicted - hits
+        there = union > 0
+        return float((hits[there] / union[there]).mean()) if there.any() else 0.0
+
+
+@part("metric")
+class PixelAccuracy(ClassCountMetric):
+    """The share of labels that are predicted right; of masks, of their pixels."""
+
+    name: Literal["pixel_accuracy"] = "pixel_accuracy"
+
+    def value(self, sums: Any) -> float:
+        count = int(np.asarray(sums["actual"], np.int64).sum())
+        return int(np.asarray(sums["hits"], np.int64).sum()) / count if count else 0.0
+
+
+@part("metric")
+class BalancedAccuracy(ClassCountMetric):
+    """The mean recall of the classes that have labels: accuracy if all were equally frequent."""
+
+    name: Literal["balanced_accuracy"] = "balanced_accuracy"
+
+    def value(self, sums: Any) -> float:
+        hits, actual = (np.asarray(sums[key], np.float64) for key in ("hits", "actual"))
+        there = actual > 0
+        return float((hits[there] / actual[there]).mean()) if there.any() else 0.0
+
+
+@part("metric")
+class CalibrationError(MetricSpec):
+    """Expected calibration error (Guo et al. 2017, arXiv 1706.04599, eq. 3), in `bins` equal bins.
+
+    The mean distance between the probability of the predicted class and the share of right
+    predictions, over bins of that probability. For one label a sample.
+    """
+
+    better: ClassVar[Direction] = "min"
+    name: Literal["calibration_error"] = "calibration_error"
+    bins: PositiveInt = 15
+
+    def zero(self, classes: int) -> Any:
+        """By bin the samples, the right predictions, and the sum of probabilities: (3, bins)."""
+        return np.zeros((3, self.bins), np.float32)
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        true = true_classes(logits, labels)
+        probability = jax.nn.softmax(logits).max(axis=-1)
+        # Bins are open below: 1 belongs to the last one.
+        which = jnp.clip(jnp.ceil(probability * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
+        right = logits.argmax(axis=-1) == true
+        values = jnp.stack([jnp.ones_like(probability), right, probability])
+        return jnp.zeros((3, self.bins)).at[:, which].add(jnp.where(mask, values, 0))
+
+    def value(self, sums: Any) -> float:
+        samples, right, probability = np.asarray(sums, np.float64)
+        return float(np.abs(right - probability).sum() / samples.sum())
+
+
+@part("metric")
+class BrierScore(MetricSpec):
+    """Brier score (Brier 1950): the squared distance of all probabilities from the true class.
+
+    For one label a sample, or probabilities as labels; 0 is best, 2 is worst.
+    """
+
+    better: ClassVar[Direction] = "min"
+    name: Literal["brier"] = "brier"
+
+    def zero(self, classes: int) -> Any:
+        """The sum of squared distances, and the samples."""
+        return np.zeros(2, np.float32)
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        _require_one_label(logits)
+        targets = labels
+        if jnp.issubdtype(labels.dtype, jnp.integer):
+            targets = jax.nn.one_hot(labels, logits.shape[-1])
+        squares = jnp.square(jax.nn.softmax(logits) - targets).sum(axis=-1)
+        return jnp.stack([jnp.where(mask, squares, 0).sum(), mask.sum().astype(jnp.float32)])
+
+    def value(self, sums: Any) -> float:
+        return float(sums[0] / sums[1])
+
+
+def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The true class of every sample, int (B,), of integer labels or of one value for each class.
+
+    Raises ValueError if samples have several labels.
+    """
+    import jax.numpy as jnp
+
+    _require_one_label(logits)
+    return labels if jnp.issubdtype(labels.dtype, jnp.integer) else labels.argmax(axis=-1)
+
+
+def _require_one_label(logits: jax.Array) -> None:
+    if logits.ndim != 2:
+        raise ValueError(f"takes logits (batch, classes); these have shape {logits.shape}")

@@ -1,14 +1,18 @@
-"""Telemetry of a sink: the record of every step that ran, not only of the last."""
+"""Telemetry of a sink: the record of every step that ran, and the outcome of each."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.training.step_outcome import StepOutcome
+if TYPE_CHECKING:
+    from jax import Array
+
+    from pipeline.training.state import TrainState
 
 PLACES = ("step", "pass", "sink")
 """Keys of a step's place in the run; its other keys in metrics.jsonl are its numbers."""
@@ -29,7 +33,7 @@ class Telemetry:
     def from_rows(
         start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
     ) -> Telemetry:
-        """Make it of rows of the device's buffer, (steps, columns); columns in `flags` become bool.
+        """Make telemetry of rows of the device's buffer, (steps, columns); `flags` become bool.
 
         Raises ValueError if there isn't one name for each column.
         """
@@ -60,16 +64,6 @@ class Telemetry:
         """The norm of the gradients of each step."""
         return self.columns["grad_norm"]
 
-    @property
-    def loss_scale(self) -> np.ndarray:
-        """The loss scale of each step."""
-        return self.columns["loss_scale"]
-
-    @property
-    def skipped(self) -> np.ndarray:
-        """Whether the update of each step was skipped."""
-        return self.columns["skipped"]
-
     def head(self, steps: int) -> Telemetry:
         """The first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}
@@ -81,8 +75,8 @@ class Telemetry:
         return sum(column.nbytes for column in self.columns.values())
 
     def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
-        """The outcome of each step, masks (steps,); whether the loss scale skips overflows tells
-        the two kinds of skipped steps apart."""
+        """The outcome of each step, masks (steps,); `skips_overflow` of the loss scale separates
+        the two kinds of skipped steps."""
         zeros = np.zeros(len(self), np.float32)
         names = ("loss", "grad_norm", "skipped")
         loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)
@@ -95,8 +89,8 @@ class Telemetry:
 
     @cached_property
     def bad_step(self) -> int | None:
-        """The first step, counted from 1, that was neither finite nor skipped; training stopped
-        there. None without one."""
+        """The first step, counted from 1, that ended training: neither finite nor skipped. None
+        without one."""
         good = self.outcome().should_continue
         first = int(good.argmin())
         return None if good[first] else self.start + first + 1
@@ -106,3 +100,55 @@ def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
     """Return the columns of parts that have the same names, one after the other."""
     names = parts[0].columns
     return {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+
+
+class StepOutcome(NamedTuple):
+    """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
+
+    At most one holds for a step; if none does, the step is bad and ends the run.
+    """
+
+    applied: Any
+    """Loss and gradient are finite, so the update was applied."""
+    overflow: Any
+    """The update was skipped by the loss scale: the loss is finite, the gradient is not."""
+    skipped_bad: Any
+    """The step is bad, no overflow, and its update was skipped by `on_nan: skip`."""
+
+    @property
+    def skipped(self) -> Any:
+        """Whether there was no update, and training continues."""
+        return self.overflow | self.skipped_bad
+
+    @property
+    def should_continue(self) -> Any:
+        """Whether training continues after the step."""
+        return self.applied | self.skipped
+
+    @staticmethod
+    def from_columns(
+        xp: Any, loss: Any, grad_norm: Any, skipped: Any, *, skips_overflow: bool = True
+    ) -> StepOutcome:
+        """Read the outcome back from columns of `Record`; `xp` is numpy or jax.numpy.
+
+        `skips_overflow` is whether the loss scale skips overflows.
+        """
+        applied = xp.isfinite(loss) & xp.isfinite(grad_norm)
+        was_skipped = xp.asarray(skipped) > 0
+        overflow = was_skipped & (xp.isfinite(loss) if skips_overflow else False)
+        return StepOutcome(applied, overflow, was_skipped & ~overflow)
+
+
+def updates_so_far(state: TrainState) -> Array:
+    """The number of updates applied, int32 (), which selects the learning rate."""
+    updates = state.step
+    if state.overflows is not None:
+        updates = updates - state.overflows.skipped_steps
+    if state.bad_steps is not None:
+        updates = updates - state.bad_steps.left_out
+    return updates
+
+
+def num_skipped(state: TrainState) -> int:
+    """The number of steps without an update because of a bad step."""
+    return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.training.bad_steps import BadStepPolicy
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.parameters import restart_average
 from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
     BadStepCounts,
@@ -25,13 +23,13 @@ from pipeline.training.state import (
     StepConfig,
     TrainState,
     merge,
+    restart_average,
     split,
 )
-from pipeline.training.step_outcome import StepOutcome, updates_so_far
+from pipeline.training.telemetry import StepOutcome, updates_so_far
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
-"""An overflow after this number of consecutive ones ends a run: DynamicLossScaleManager's
-`bad_step_max`."""
+"""Consecutive overflows that a run survives: DynamicLossScaleManager's `bad_step_max`."""
 
 
 def decide_outcome(
@@ -39,7 +37,7 @@ def decide_outcome(
 ) -> StepOutcome:
     """Decide whether a step is applied, skipped or ends the run; masks are bool ().
 
-    A loss that is not finite is no overflow: no scale would have changed it.
+    A loss that is not finite isn't an overflow: no scale would have changed it.
     """
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     overflow = skipped_bad = jnp.zeros((), bool)
@@ -54,10 +52,10 @@ def decide_outcome(
 def apply_if_finite(
     finite: Array, updated: Callable[[TrainState], TrainState], state: TrainState
 ) -> TrainState:
-    """Return the updated state where `finite`, bool (), holds, else the state as it was.
+    """Return `update(state)` if `finite`, bool (), holds, else the state as it was.
 
-    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere
-    a branch would wait for the host to read the condition. In eager mode Python chooses: jax would
+    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere a
+    branch would wait for the host to read the condition. In eager mode Python chooses: jax would
     compile a branch again in every step.
     """
     if not isinstance(finite, jax.core.Tracer):
@@ -84,18 +82,23 @@ def apply_update(
 ) -> TrainState:
     """The state after an update: p <- p - rate * direction, for trained parameters p.
 
-    `rates` is one rate, (), or that of all parameters and those of the groups, (1 + groups,).
-    The gradients are those of the loss itself, over `count` samples; `unscale`, the inverse of the
-    loss scale, is still to be applied to the sums of layers.
+    `rates` is one rate, (), or one of all parameters and one of each group, (1 + groups,). The
+    gradients are of the loss itself, over `count` samples; the sums of layers are still to be
+    multiplied by `unscale`, the inverse of the loss scale.
     """
-    curvature = _curvature(config, state, gradients, count, unscale)
+    curvature = {}
+    if config.curvature is not None:
+        scale = unscale * count if config.reduction == "mean" else unscale
+        due = config.curvature.due(updates_so_far(state))
+        curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
     trained, frozen = split(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **curvature
     )
     by_layer = dict(config.layer_rates)
     updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
-    params, average = merge(updated, frozen), state.average
+    params = merge(updated, frozen)
+    average = state.average
     if config.average is not None:
         followed = restart_average(average, params)
         average = update_ema(average, followed, config.average, updates_so_far(state))
@@ -109,69 +112,38 @@ def apply_update(
     )
 
 
-def _curvature(
-    config: StepConfig,
-    state: TrainState,
-    gradients: Gradients,
-    count: Array | int,
-    unscale: Array | float,
-) -> dict[str, Curvature]:
-    """Keyword arguments of the optimizer besides the gradients."""
-    if config.curvature is None:
-        return {}
-    scale = unscale * count if config.reduction == "mean" else unscale
-    due = config.curvature.due(updates_so_far(state))
-    return {"curvature": Curvature(gradients.layers, count, scale, due)}
-
-
 def apply_directions(
     params: Any,
     directions: Any,
     rates: Array | float,
     groups: Sequence[str],
-    by_layer: Mapping[str, float] = MappingProxyType({}),
+    by_layer: Mapping[str, float],
 ) -> Any:
     """p - rate * direction, with the rate of the last group that covers p, else the first.
 
-    It is multiplied by the factor of p's outermost scope, where `by_layer` has one.
+    It is multiplied by the factor of p's outermost scope, if `by_layer` has one.
     """
     if not groups and not by_layer:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     by_group = jnp.asarray(rates)
-    flat, down = flatten_dict(dict(params)), flatten_dict(dict(directions))
+    flat = flatten_dict(dict(params))
+    down = flatten_dict(dict(directions))
 
     def rate_of(path: Path) -> Array:
-        rate = by_group[_column(groups, path)] if groups else by_group
+        covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
+        rate = by_group[covering[-1] if covering else 0] if groups else by_group
         return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
 
     return unflatten_dict({path: p - rate_of(path) * down[path] for path, p in flat.items()})
 
 
-def _column(groups: Sequence[str], path: Path) -> int:
-    """The position of a parameter's rate among those of an update."""
-    covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
-    return covering[-1] if covering else 0
-
-
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
     """The moving average after update number `updates` (int32 (), counted from 0)."""
-    assert spec.decay is not None, "there is an average where there is a decay"
+    assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)
     decay = jnp.minimum(spec.decay, ramp) if spec.warmup else jnp.float32(spec.decay)
     return jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), average, params)
-
-
-def init_overflow_counts(loss_scale: LossScaling) -> OverflowCounts | None:
-    """The counts at step 0; None where an overflow ends the run."""
-    zero = jnp.zeros((), jnp.int32)
-    return OverflowCounts(zero, zero, zero) if loss_scale.skips_overflow else None
-
-
-def init_bad_step_counts(policy: BadStepPolicy) -> BadStepCounts | None:
-    """The counts at step 0; None where the first bad step ends the run."""
-    zero = jnp.zeros((), jnp.int32)
-    return BadStepCounts(zero, zero) if policy.counts_steps else None
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
@@ -188,9 +160,9 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
         good_steps, jnp.where(overflow, before.bad_steps + 1, 0), before.skipped_steps + overflow
     )
     after = (state.step + overflow, scale, counts)
-    kept = (state.step, state.loss_scale, before)
+    unchanged = (state.step, state.loss_scale, before)
     step, scale, counts = jax.tree.map(
-        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, kept
+        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, unchanged
     )
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 

@@ -29,15 +29,15 @@ from pipeline.engine.callback_calls import (
     Callbacks,
     NoCallbacks,
     RunView,
+    change_rates,
+    combine_changes,
 )
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
-from pipeline.engine.loop import exhaust, train
-from pipeline.engine.program import Program
-from pipeline.engine.rate_changes import changed_rates, combined_changes
-from pipeline.engine.rollback import NoRollbacks, Rollbacks
+from pipeline.engine.loop import Program, exhaust, train
+from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.part_specs import RateRule
@@ -197,7 +197,7 @@ class Runner:
             evaluate=world.evaluate,
             saves=Saves(world, composed.checkpoint.every_seconds),
             callbacks=called if callbacks else NoCallbacks(),
-            rollbacks=NoRollbacks() if rollbacks is None else rollbacks,
+            rollbacks=rollbacks,
             on_bad_step=composed.train.on_nan.name,
             signals=world.signals,
             agree=agree,
@@ -773,17 +773,17 @@ changes = st.lists(
 @given(changes)
 def test_many_changes_are_kept_as_one_rate_and_one_factor(changes: list[RateChange]) -> None:
     """Exactly so where factors are powers of two, which round nothing."""
-    combined = combined_changes(changes)
+    combined = combine_changes(changes)
     assert [change.factor is None for change in combined] in ([], [True], [False], [True, False])
     rate = SCHEDULE
     for change in changes:
         rate = SCHEDULE * 0 + change.rate if change.rate is not None else rate * change.factor
-    np.testing.assert_array_equal(changed_rates(SCHEDULE, combined), np.float32(rate))
-    assert changed_rates(SCHEDULE, combined).dtype == np.float32
+    np.testing.assert_array_equal(change_rates(SCHEDULE, combined), np.float32(rate))
+    assert change_rates(SCHEDULE, combined).dtype == np.float32
 
 
 def test_factors_without_end_stay_finite() -> None:
-    combined = combined_changes(100 * [RateChange(factor=1e38)])
+    combined = combine_changes(100 * [RateChange(factor=1e38)])
     assert parse_host_state({"callbacks": {"granted": {"rates": [asdict(combined[0])]}}})
 
 
@@ -825,6 +825,6 @@ def test_a_rate_that_is_set_reaches_rules_without_a_schedule_of_their_own() -> N
     own = RateRule.model_validate({"pattern": "b", "factor": 0.5, "schedule": "cosine"})
     rules = [RateRule(pattern="a", factor=0.5), own]
     rates = np.array([[1.0, 0.5, 7.0], [0.8, 0.4, 7.0]], np.float32)
-    table = changed_rates(rates, [RateChange(rate=0.2), RateChange(factor=0.5)], rules)
+    table = change_rates(rates, [RateChange(rate=0.2), RateChange(factor=0.5)], rules)
     np.testing.assert_allclose(table, [[0.1, 0.05, 3.5]] * 2)
     np.testing.assert_array_equal(rates[0], [1.0, 0.5, 7.0])

@@ -12,10 +12,10 @@ import pytest
 import pipeline
 
 ROOT = Path(pipeline.__file__).parent
-PARTS = {"callback_spec.py", "metric_callbacks.py", "trackers.py"}
+PARTS = {"metric_callbacks.py", "trackers.py"}
 """Files that describe callbacks of a recipe."""
 ENGINE = [file for file in sorted((ROOT / "engine").rglob("*.py")) if file.name not in PARTS]
-LATER = {"batches.py", "run_sink.py", "sink_folder.py", "sink_log.py", "user_step.py"}
+LATER = {"batches.py", "run_sink.py", "sink_folder.py", "user_step.py"}
 """Files that `pipeline.sink` imports when it runs: they read data and checkpoints."""
 LOADED = [
     *(file for file in ENGINE if file.parent.name == "engine" and file.name not in LATER),

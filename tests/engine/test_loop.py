@@ -16,10 +16,9 @@ from pipeline.core.errors import RunError
 from pipeline.core.host.signals import Signals, heard
 from pipeline.engine import loop as stage
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
-from pipeline.engine.history import DISPATCHES_KEPT, History
-from pipeline.engine.hooks import Hooks, NoSaves, Saves, never_prune
-from pipeline.engine.loop import exhaust, train
-from pipeline.engine.program import Program
+from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
+from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.runner.open_training import make_early_stop
 from pipeline.training.state import TrainState
@@ -147,9 +146,9 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         hooks = Hooks(
             monitors=[script],
             evaluate=script.evaluate,
-            saves=_saves(script, recipe) if saves else NoSaves(),
+            saves=_saves(script, recipe) if saves else Saves(),
             early_stop=make_early_stop(recipe.monitor.early_stop),
-            prune=script.prune if script.prune_reasons else never_prune,
+            prune=script.prune if script.prune_reasons else None,
             signals=script.signals,
         )
         program = Program(script)  # type: ignore[arg-type]
@@ -300,8 +299,8 @@ def test_step_time_is_that_of_the_newest_dispatches(
     """Bounded: a run without sinks dispatches as often as it steps."""
     history = play(Script(step_s=0.25), "train.sink=false")
     assert len(history.step_seconds) == 19
-    history.step_seconds.extend(2 * DISPATCHES_KEPT * [0.5])
-    assert len(history.step_seconds) == DISPATCHES_KEPT
+    history.step_seconds.extend(2 * MAX_TIMED_DISPATCHES * [0.5])
+    assert len(history.step_seconds) == MAX_TIMED_DISPATCHES
     assert history.median_step_ms == 500.0
 
 

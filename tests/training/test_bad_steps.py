@@ -15,8 +15,8 @@ from pipeline.training.state import (
     OverflowCounts,
     TrainState,
 )
-from pipeline.training.step_outcome import StepOutcome, updates_so_far
 from pipeline.training.step_record import Record
+from pipeline.training.telemetry import StepOutcome, updates_so_far
 from pipeline.training.update import count_bad_step, decide_outcome
 from tests.step_rows import telemetry_of
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start

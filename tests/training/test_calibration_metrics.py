@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.training.calibration_metrics import BrierScore, CalibrationError
 from pipeline.training.metrics import add_batch, add_own, summarize, zero_sums
 from pipeline.training.part_specs import MetricSpec
+from pipeline.training.target_metrics import BrierScore, CalibrationError
 from tests import outcome
 from tests.whole_run import run
 
@@ -34,7 +34,7 @@ def over_batches(metric: MetricSpec, logits: np.ndarray, labels: np.ndarray, bat
         part = np.concatenate([part, np.full((missing, logits.shape[-1]), np.nan, np.float32)])
         answers = np.concatenate([answers, np.zeros((missing, *labels.shape[1:]), labels.dtype)])
         sums = add_own(sums, (metric,), jnp.asarray(part), jnp.asarray(answers), jnp.asarray(mask))
-    return float(metric.value(jax.tree.map(np.asarray, sums.own[0])))
+    return float(metric.value(jax.tree.map(np.asarray, sums.part_sums[0])))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -120,7 +120,7 @@ def test_ignored_labels_do_not_count(metric: MetricSpec) -> None:
     counted = where & mask[:, None]
     alone = metric.sums(logits[counted], labels[counted], np.ones(counted.sum(), bool))
     assert 0 < counted.sum() < 16
-    np.testing.assert_allclose(sums.own[0], alone, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums.part_sums[0], alone, rtol=1e-5, atol=1e-6)
 
 
 class Sums(MetricSpec):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.class_metrics import BalancedAccuracy, MeanIou, PixelAccuracy
 from pipeline.training.part_specs import MetricSpec
+from pipeline.training.target_metrics import BalancedAccuracy, MeanIou, PixelAccuracy
 
 RNG = np.random.default_rng(4)
 CLASSES = 4

@@ -20,8 +20,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages.fine_tuning import rates_by_depth
 from pipeline.training.freezing import by_phase, config_at
-from pipeline.training.optimizers.clipping import ClipSpec
-from pipeline.training.optimizers.first_order import Adam, Momentum
+from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
 from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import FreezePhase, TrainState, split
 from pipeline.training.step import TrainStep

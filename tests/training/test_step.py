@@ -18,8 +18,7 @@ from pipeline.data.random import seed_words
 from pipeline.training.loss_scales import Dynamic, Fixed, LossScaling
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.metrics import summarize
-from pipeline.training.optimizers.clipping import ClipSpec
-from pipeline.training.optimizers.first_order import Momentum
+from pipeline.training.optimizers.first_order import ClipSpec, Momentum
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep, make_train_step
 from tests.step_rows import NAMES

@@ -60,7 +60,7 @@ def test_a_plain_step_goes_through_at_most_seven_files() -> None:
         "losses.py",
         "update.py",
         "state.py",
-        "step_outcome.py",
+        "telemetry.py",
         "step_record.py",
         "optimizers/first_order.py",
     }

@@ -97,7 +97,7 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
         sums = add_own(sums, metrics, jnp.asarray(logits[rows]), jnp.asarray(labels[rows]), mask)
     found = {
         metric.name: metric.value(jax.tree.map(np.asarray, own))
-        for metric, own in zip(metrics, sums.own, strict=True)
+        for metric, own in zip(metrics, sums.part_sums, strict=True)
     }
 
     wide = logits.astype(np.float64)

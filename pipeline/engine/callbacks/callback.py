@@ -1,4 +1,4 @@
-"""The base of callbacks, and what they may see of a run and ask of it."""
+"""The base of callbacks, and the interface of the run that they get."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    A request takes effect at the boundary of the event, or at the next one where the event is none
-    of a boundary: a sink that is under way is not changed. At the end of a sink it does before the
-    evaluation there. It lasts where the run is resumed, also without the callback.
+    A request takes effect at the boundary of the event, or at the next one if the event is inside a
+    sink: a sink that is under way is not changed. At the end of a sink it takes effect before the
+    evaluation there. A resumed run keeps it, also without the callback.
     """
 
     run_dir: Path
@@ -28,11 +28,9 @@ class RunControl(Protocol):
     """Steps of the whole run."""
     steps_per_pass: int
     resumed: bool
-    """Whether this process goes on from a checkpoint."""
-
-    @property
-    def step(self) -> int:
-        """The number of steps done."""
+    """Whether this process continues from a checkpoint."""
+    step: int
+    """The number of steps done."""
 
     @property
     def learning_rate(self) -> float:
@@ -51,7 +49,7 @@ class RunControl(Protocol):
         """Multiply the schedule by a factor from the next boundary on. Raises ValueError."""
 
     def evaluate_at(self, step: int) -> None:
-        """Evaluate after a later step too. Raises ValueError for one that is no later step."""
+        """Evaluate after a later step too. Raises ValueError if it isn't a later step."""
 
     def save_at(self, step: int) -> None:
         """Save a checkpoint after a later step too, or after this one at the end of a sink or after
@@ -64,11 +62,11 @@ class RunControl(Protocol):
     def log(self, name: str, value: float) -> None:
         """Add a scalar to scalars.jsonl and TensorBoard, at the next boundary or this one.
 
-        The last value of a name counts there; one that is not finite becomes null.
+        The last value of a name is logged there; one that is not finite becomes null.
         """
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters by path, as `conv_0/kernel`, at a boundary."""
+        """Return copies of the parameters by path, as `conv_0/kernel`, at a boundary."""
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
         """Replace parameters by path, as training begins, at the end of a sink or after an
@@ -76,18 +74,18 @@ class RunControl(Protocol):
 
 
 class Callback:
-    """Code that is notified of a run's events; a subclass overrides the events it wants.
+    """Code that is notified of a run's events; a subclass overrides the events it needs.
 
-    It is notified of each step, sink, evaluation and checkpoint once, also where a run is killed
-    and resumed, as long as it keeps in `state` what it needs: a checkpoint holds that, and a
-    resumed run repeats what happened after the checkpoint. The steps of a sink come in chunks whose
-    lengths depend on time; `on_steps` should count steps, not calls. The evaluation of the eval
-    stage, after training, is no event. Of several processes the first one calls its callbacks.
+    It is notified of each step, sink, evaluation and checkpoint once, also if a run is killed and
+    resumed, as long as `state` returns what it needs: a checkpoint holds that, and a resumed run
+    repeats what happened after the checkpoint. The steps of a sink come in chunks whose lengths
+    depend on time; `on_steps` should count steps, not calls. The evaluation of the eval stage,
+    after training, isn't an event. Of several processes the first one calls its callbacks.
     """
 
     on_failure: OnFailure = "end"
-    """end: an exception ends the run, once its state is saved; warn: it is reported, and the
-    callback is called no more in this process."""
+    """end: an exception ends the run, once its state is saved; warn: it is reported, and this
+    process doesn't call the callback again."""
 
     @property
     def label(self) -> str:
@@ -95,7 +93,7 @@ class Callback:
         return type(self).__name__
 
     def on_begin(self, run: RunControl) -> None:
-        """Training begins, or goes on, in this process."""
+        """Training begins, or continues, in this process."""
 
     def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
         """Steps `telemetry.start + 1 ..` were done."""
@@ -109,15 +107,15 @@ class Callback:
     def on_checkpoint(self, run: RunControl, step: int) -> None:
         """A checkpoint of `step` is about to be saved, with the state of this callback.
 
-        Where a run is stopped, that is at other steps than those of the recipe.
+        If a run is stopped, that is at other steps than the recipe's.
         """
 
     def on_end(self, run: RunControl, status: str) -> None:
         """Training ended in this process: done, stopped or pruned. Nothing can be changed."""
 
     def state(self) -> Any:
-        """The JSON that a checkpoint keeps of this callback."""
+        """Return what a checkpoint holds of this callback, as JSON."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Go on with what a checkpoint kept. Raises ValueError where it can't."""
+        """Restore what a checkpoint holds. Raises ValueError if that is impossible."""

@@ -1,9 +1,9 @@
-"""Events of a run, and the interface of who is notified of them."""
+"""Events of a run, and the interface of the objects that are notified of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 TRAINED = "train_"
 """Prefix of the metrics of training samples."""
+
+
+def metric_tag(name: str) -> str:
+    """Return the tag of an evaluation's metric in TensorBoard and trackers, `train/` or `eval/`."""
+    trained = name.startswith(TRAINED)
+    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,8 @@ class SinkReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true
-    and predicted class; None where there are too many classes."""
+    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true and
+    predicted class; None if there are too many classes."""
 
     metrics: Mapping[str, Any]
     confusion: np.ndarray | None
@@ -46,14 +52,14 @@ class Evaluation:
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        unsaid = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
-        unsaid += [f"{TRAINED}{name}" for name in ("top5", *unsaid)]
-        shown = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in unsaid)
-        return f"{shown} over {self.metrics['count']:,} {self.counted}"
+        hidden = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        hidden += [f"{TRAINED}{name}" for name in ("top5", *hidden)]
+        text = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in hidden)
+        return f"{text} over {self.metrics['count']:,} {self.counted}"
 
 
 class Monitor:
-    """Receiver of a run's events, which can't change the run (C-01).
+    """Receiver of a run's events, which can't change the run.
 
     A subclass ignores the events that it doesn't override.
     """
@@ -74,10 +80,33 @@ class Monitor:
         """Bad step `step` rolled the state back to boundary `to`; training goes on after `step`."""
 
     def flush(self) -> None:
-        """Write all events so far to where they outlive the process."""
+        """Write all events so far to files or the system, so that they outlive the process."""
 
     def close(self) -> None:
         """The run ended: write the rest and release everything."""
+
+
+class MonitorRelay(Monitor, ABC):
+    """Monitor that passes every event on to others, by `relay`."""
+
+    @abstractmethod
+    def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
+        """Call `event(monitor)` for each of them; the event holds arrays of `size_bytes`."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        self.relay(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
+
+    def on_sink(self, report: SinkReport) -> None:
+        self.relay(lambda monitor: monitor.on_sink(report))
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        self.relay(lambda monitor: monitor.on_eval(step, evaluation))
+
+    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
+        self.relay(lambda monitor: monitor.on_scalars(step, scalars))
+
+    def on_rollback(self, step: int, to: int) -> None:
+        self.relay(lambda monitor: monitor.on_rollback(step, to))
 
 
 class Pruner(Monitor, ABC):
@@ -86,4 +115,4 @@ class Pruner(Monitor, ABC):
     @property
     @abstractmethod
     def prune_reason(self) -> str | None:
-        """The reason to end the run at this boundary; None while it should go on."""
+        """The reason to end the run at this boundary; None while it should continue."""

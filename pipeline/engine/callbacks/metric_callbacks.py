@@ -1,24 +1,41 @@
-"""Callbacks that many runs want: less learning rate on a plateau, the end at a value."""
+"""The base of callback specs, and common callbacks: reduce_on_plateau and stop_at."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from pipeline.core.registry import part
-from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.callback_spec import CallbackSpec
+from pipeline.core.registry import Spec, part
+from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
 from pipeline.training.part_specs import metric_directions
 
 if TYPE_CHECKING:
     from pipeline.engine.callbacks.events import Evaluation
 
 
+class CallbackSpec(Spec):
+    """A callback in a recipe: the part of kind "callback"."""
+
+    name: str
+    on_failure: OnFailure = "end"
+
+    def require_ready(self) -> None:
+        """Check that the callback can work in this process, before any data is read.
+
+        Raises ValueError with a remedy, such as the package to install.
+        """
+
+    @abstractmethod
+    def build(self) -> Callback:
+        """Return a new callback for a run."""
+
+
 @part("callback")
 class ReduceOnPlateau(CallbackSpec):
-    """Multiply the learning rate by `factor` where a metric has not improved for `patience`
-    evaluations, as often as that happens, and to no less than `min_rate`."""
+    """Multiply the learning rate by `factor` if a metric has not improved for `patience`
+    evaluations, each time that happens, down to `min_rate`."""
 
     name: Literal["reduce_on_plateau"] = "reduce_on_plateau"
     metric: str = "loss"
@@ -28,27 +45,37 @@ class ReduceOnPlateau(CallbackSpec):
     min_rate: NonNegativeFloat = 0.0
 
     def build(self) -> Callback:
-        """A callback that remembers the best value, and the evaluations since."""
+        """Return a callback that remembers the best value, and the evaluations since."""
         return _PlateauWatch(self)
 
 
-class _PlateauWatch(Callback):
-    def __init__(self, spec: ReduceOnPlateau) -> None:
-        self._spec, self.on_failure = spec, spec.on_failure
+class _MetricCallback(Callback):
+    """Base of the callbacks that compare a metric of evaluations."""
+
+    def __init__(self, spec: ReduceOnPlateau | StopAt) -> None:
+        self.on_failure = spec.on_failure
+        self._name = spec.name
         self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
-        self._best: float | None = None
-        self._waited = 0
 
     @property
     def label(self) -> str:
-        return self._spec.name
+        return self._name
+
+
+class _PlateauWatch(_MetricCallback):
+    def __init__(self, spec: ReduceOnPlateau) -> None:
+        super().__init__(spec)
+        self._spec = spec
+        self._best: float | None = None
+        self._waited = 0
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = self._sign * evaluation.scalars()[self._spec.metric]
-        # NaN, of a network that has diverged, is no improvement and nothing to compare with.
+        # NaN, of a network that has diverged, isn't an improvement.
         is_first = self._best is None and value == value
         if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
-            self._best, self._waited = value, 0
+            self._best = value
+            self._waited = 0
             return
         self._waited += 1
         if self._waited < self._spec.patience:
@@ -64,7 +91,8 @@ class _PlateauWatch(Callback):
     def restore(self, state: Any) -> None:
         match state:
             case [int() | float() | None as best, int(waited)]:
-                self._best, self._waited = best, waited
+                self._best = best
+                self._waited = waited
             case _:
                 raise ValueError(f"{state!r} must be a value and a number of evaluations")
 
@@ -78,18 +106,14 @@ class StopAt(CallbackSpec):
     value: float
 
     def build(self) -> Callback:
-        """A callback without a memory."""
+        """Return a callback without a memory."""
         return _StopAtValue(self)
 
 
-class _StopAtValue(Callback):
+class _StopAtValue(_MetricCallback):
     def __init__(self, spec: StopAt) -> None:
-        self._spec, self.on_failure = spec, spec.on_failure
-        self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
-
-    @property
-    def label(self) -> str:
-        return self._spec.name
+        super().__init__(spec)
+        self._spec = spec
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = evaluation.scalars()[self._spec.metric]

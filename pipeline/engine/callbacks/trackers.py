@@ -1,7 +1,7 @@
 """Callbacks that log a run to an experiment tracker: Weights & Biases, MLflow or Trackio.
 
 Each step's numbers and each evaluation's metrics are logged under their step. The run directory
-keeps the identifier of the tracked run, so that a resumed run continues it. A tracker's account and
+holds the identifier of the tracked run, so that a resumed run continues it. A tracker's account and
 storage are set by its environment variables, since a recipe must not hold secrets.
 """
 
@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 import weakref
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, StringConstraints
 
@@ -28,7 +27,8 @@ from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.registry import Seq, part
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
-from pipeline.engine.callbacks.callback_spec import CallbackSpec
+from pipeline.engine.callbacks.events import metric_tag
+from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.training.telemetry import PLACES
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _MAX_PARAMS = 100
 """The most parameters that MLflow accepts in one call."""
 _REPEATED = 1000
 """Steps that a resumed run logs again if the tracker may have lost them."""
-_TRAINED = "train_"
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
 
 Row = tuple[int, Mapping[str, float]]
@@ -84,143 +83,13 @@ class Tracker(Protocol):
         """Add rows, whose steps never decrease."""
 
     def flush(self) -> None:
-        """Return once all rows are where they outlive this process."""
+        """Wait until all rows are stored outside of this process."""
 
     def save_file(self, path: Path) -> None:
         """Add a file or folder as an artifact."""
 
     def finish(self, status: str) -> None:
         """End the session: done, stopped, pruned or failed."""
-
-
-class TrackerSpec(CallbackSpec):
-    """The settings that all trackers share."""
-
-    project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
-    group: str | None = None
-    files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
-    """Files of the run directory that become artifacts when training ends, if they exist."""
-    on_failure: OnFailure = "warn"
-
-    @abstractmethod
-    def open(self) -> Tracker:
-        """Return a session that hasn't started."""
-
-    def require_ready(self) -> None:
-        """Raise ValueError if the tracker's package is missing."""
-        if find_spec(self.name) is None:
-            raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
-
-    def build(self) -> Callback:
-        """Return a callback that logs to the tracker."""
-        return TrackerCallback(self)
-
-
-@part("callback")
-class Wandb(TrackerSpec):
-    """Log to Weights & Biases; WANDB_MODE=offline stores the run in the run directory."""
-
-    name: Literal["wandb"] = "wandb"
-
-    def require_ready(self) -> None:
-        """Raise ValueError if wandb is missing, or is online without a login."""
-        super().require_ready()
-        import wandb
-
-        is_online = wandb.setup().settings.mode not in ("offline", "disabled")
-        if is_online and not wandb.login(prompt=False, verify=False):
-            raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
-
-    def open(self) -> Tracker:
-        """Return a session with Weights & Biases."""
-        return _WandbSession()
-
-
-@part("callback")
-class Mlflow(TrackerSpec):
-    """Log to MLflow: to MLFLOW_TRACKING_URI, or else to ./mlflow.db."""
-
-    name: Literal["mlflow"] = "mlflow"
-
-    def open(self) -> Tracker:
-        """Return a session with MLflow."""
-        return _MlflowSession()
-
-
-@part("callback")
-class Trackio(TrackerSpec):
-    """Log to Trackio: to TRACKIO_DIR, or to the space that TRACKIO_SPACE_ID names."""
-
-    name: Literal["trackio"] = "trackio"
-
-    def open(self) -> Tracker:
-        """Return a session with Trackio."""
-        return _TrackioSession()
-
-
-class TrackerCallback(Callback):
-    """Logs every step and evaluation to a tracker."""
-
-    def __init__(self, spec: TrackerSpec) -> None:
-        self.on_failure = spec.on_failure
-        self._spec = spec
-        self._tracker = spec.open()
-        self._last_step = 0
-        self._finish: Any = None
-
-    @property
-    def label(self) -> str:
-        """The name of the tracker."""
-        return self._spec.name
-
-    def on_begin(self, run: RunControl) -> None:
-        """Create the tracked run, or continue the one that the run directory names."""
-        note = run.run_dir / FOLDER / f"{self._spec.name}.json"
-        run_id = str(read_json(note)["run_id"]) if note.exists() else None
-        config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
-        name = run.run_dir.resolve().name
-        group = self._spec.group
-        tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
-        new_id, self._last_step = self._tracker.start(tracked, run_id)
-        # A run that ends by an exception calls no event.
-        self._finish = weakref.finalize(self, self._tracker.finish, "failed")
-        if new_id != run_id:
-            note.parent.mkdir(exist_ok=True)
-            write_whole(note, json.dumps({"run_id": new_id}) + "\n")
-
-    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
-        """Log the steps that the tracked run doesn't have yet."""
-        columns = {
-            f"train/{name}": column.tolist()
-            for name, column in telemetry.columns.items()
-            if column.dtype != bool
-        }
-        rows = [
-            (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
-            for index, values in enumerate(zip(*columns.values(), strict=True))
-        ]
-        self._log([row for row in rows if row[0] > self._last_step])
-
-    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
-        """Log the metrics of an evaluation."""
-        scalars = evaluation.scalars()
-        self._log([(step, {_metric_name(name): float(scalars[name]) for name in scalars})])
-
-    def on_checkpoint(self, run: RunControl, step: int) -> None:
-        """Flush: a run that is resumed from this checkpoint logs later steps only."""
-        self._tracker.flush()
-
-    def on_end(self, run: RunControl, status: str) -> None:
-        """Add the files of the run, and end the session."""
-        for path in self._spec.files:
-            if (run.run_dir / path).exists():
-                self._tracker.save_file(run.run_dir / path)
-        self._finish.detach()
-        self._tracker.finish(status)
-
-    def _log(self, rows: Sequence[Row]) -> None:
-        if rows:
-            self._tracker.log(rows)
 
 
 class _WandbSession:
@@ -363,18 +232,134 @@ class _TrackioSession:
             )
 
 
+class TrackerSpec(CallbackSpec):
+    """The settings that all trackers share."""
+
+    tracker: ClassVar[type[Tracker]]
+    """The class of a session with the tracker."""
+    project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
+    group: str | None = None
+    files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
+    """Files of the run directory that become artifacts when training ends, if they exist."""
+    on_failure: OnFailure = "warn"
+
+    def require_ready(self) -> None:
+        """Raise ValueError if the tracker's package is missing."""
+        if find_spec(self.name) is None:
+            raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
+
+    def build(self) -> Callback:
+        return TrackerCallback(self)
+
+
+@part("callback")
+class Wandb(TrackerSpec):
+    """Log to Weights & Biases; WANDB_MODE=offline stores the run in the run directory."""
+
+    tracker: ClassVar[type[Tracker]] = _WandbSession
+    name: Literal["wandb"] = "wandb"
+
+    def require_ready(self) -> None:
+        """Raise ValueError if wandb is missing, or is online without a login."""
+        super().require_ready()
+        import wandb
+
+        is_online = wandb.setup().settings.mode not in ("offline", "disabled")
+        if is_online and not wandb.login(prompt=False, verify=False):
+            raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
+
+
+@part("callback")
+class Mlflow(TrackerSpec):
+    """Log to MLflow: to MLFLOW_TRACKING_URI, or else to ./mlflow.db."""
+
+    tracker: ClassVar[type[Tracker]] = _MlflowSession
+    name: Literal["mlflow"] = "mlflow"
+
+
+@part("callback")
+class Trackio(TrackerSpec):
+    """Log to Trackio: to TRACKIO_DIR, or to the space that TRACKIO_SPACE_ID names."""
+
+    tracker: ClassVar[type[Tracker]] = _TrackioSession
+    name: Literal["trackio"] = "trackio"
+
+
+class TrackerCallback(Callback):
+    """Logs every step and evaluation to a tracker."""
+
+    def __init__(self, spec: TrackerSpec) -> None:
+        self.on_failure = spec.on_failure
+        self._spec = spec
+        self._tracker = spec.tracker()
+        self._last_step = 0
+        self._finish: Any = None
+
+    @property
+    def label(self) -> str:
+        return self._spec.name
+
+    def on_begin(self, run: RunControl) -> None:
+        """Create the tracked run, or continue the one that the run directory names."""
+        note = run.run_dir / FOLDER / f"{self._spec.name}.json"
+        run_id = str(read_json(note)["run_id"]) if note.exists() else None
+        config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
+        name = run.run_dir.resolve().name
+        group = self._spec.group
+        tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
+        new_id, self._last_step = self._tracker.start(tracked, run_id)
+        # A run that ends by an exception calls no event.
+        self._finish = weakref.finalize(self, self._tracker.finish, "failed")
+        if new_id != run_id:
+            note.parent.mkdir(exist_ok=True)
+            write_whole(note, json.dumps({"run_id": new_id}) + "\n")
+
+    def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
+        """Log the steps that the tracked run doesn't have yet."""
+        columns = {
+            f"train/{name}": column.tolist()
+            for name, column in telemetry.columns.items()
+            if column.dtype != bool
+        }
+        rows = [
+            (telemetry.start + 1 + index, dict(zip(columns, values, strict=True)))
+            for index, values in enumerate(zip(*columns.values(), strict=True))
+        ]
+        if new_rows := [row for row in rows if row[0] > self._last_step]:
+            self._tracker.log(new_rows)
+
+    def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
+        """Log the metrics of an evaluation."""
+        scalars = evaluation.scalars()
+        self._tracker.log([(step, {metric_tag(name): float(scalars[name]) for name in scalars})])
+
+    def on_checkpoint(self, run: RunControl, step: int) -> None:
+        """Flush: a run that is resumed from this checkpoint logs later steps only."""
+        self._tracker.flush()
+
+    def on_end(self, run: RunControl, status: str) -> None:
+        """Add the files of the run, and end the session."""
+        for path in self._spec.files:
+            if (run.run_dir / path).exists():
+                self._tracker.save_file(run.run_dir / path)
+        self._finish.detach()
+        self._tracker.finish(status)
+
+
 def _read_rows(log: Path, last_step: int) -> list[Row]:
     """Return the last rows of a run's metrics log up to a step, at most `_REPEATED` of them."""
     with log.open() as lines:
         entries = map(json.loads, deque(lines, maxlen=_REPEATED))
-        return [
-            (
-                entry["step"],
-                {f"train/{name}": entry[name] for name in entry if _is_number(entry, name)},
-            )
-            for entry in entries
-            if entry["step"] <= last_step
-        ]
+        rows: list[Row] = []
+        for entry in entries:
+            numbers = {
+                f"train/{name}": value
+                for name, value in entry.items()
+                if name not in PLACES and not isinstance(value, bool)
+            }
+            if entry["step"] <= last_step:
+                rows.append((entry["step"], numbers))
+        return rows
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -384,14 +369,3 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _metric_name(name: str) -> str:
-    """Return the name of a metric of an evaluation, as in TensorBoard."""
-    trained = name.startswith(_TRAINED)
-    return f"train/{name.removeprefix(_TRAINED)}" if trained else f"eval/{name}"
-
-
-def _is_number(entry: Mapping[str, Any], name: str) -> bool:
-    """Whether a key of a line of metrics.jsonl is a number of the step."""
-    return name not in PLACES and not isinstance(entry[name], bool)

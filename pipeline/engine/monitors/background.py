@@ -1,30 +1,34 @@
-"""Monitors on a thread of their own, so that training doesn't wait for them."""
+"""Monitors that wrap others: on another thread, and until the first failure."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
-from pipeline.training.telemetry import Telemetry
+from pipeline.core.errors import PipelineError
+from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 
 PERIOD_S = 0.1
 """Period at which queued calls are carried out. Long enough that many steps are written at once
 and the threads do not alternate at every step."""
 LIMIT_BYTES = 64 << 20
 """Bytes that may be queued before training waits."""
-T = TypeVar("T")
 CALL_BYTES = 1 << 10
-"""Bytes that a queued call takes besides its telemetry, generously."""
+"""Upper bound of the bytes that a queued call takes besides its telemetry."""
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Monitor)
 
 
-class BackgroundMonitor(Monitor):
+class BackgroundMonitor(MonitorRelay):
     """Pass every event on to other monitors, in the same order, on another thread.
 
     The monitors are flushed after each batch of queued calls. When one of them raises, no further
-    call is made, and the error is raised here: by the next call, `close` at the latest.
+    call is made, and the next call here raises the error, `close` at the latest.
     """
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:
@@ -32,32 +36,17 @@ class BackgroundMonitor(Monitor):
         self._changed = threading.Condition()
         self._calls: list[Callable[[], None]] = []
         self._bytes = 0
-        self._queued, self._done = 0, 0
-        self._urgent, self._closing = False, False
+        self._queued = 0
+        self._done = 0
+        self._urgent = False
+        self._closing = False
         self._failure: BaseException | None = None
         self._raised = False
         self._thread = threading.Thread(target=self._work, name="monitors", daemon=True)
         self._thread.start()
 
-    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Pass on that steps were done."""
-        self._queue_event(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
-
-    def on_sink(self, report: SinkReport) -> None:
-        """Pass on that a sink ended."""
-        self._queue_event(lambda monitor: monitor.on_sink(report))
-
-    def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Pass on an evaluation."""
-        self._queue_event(lambda monitor: monitor.on_eval(step, evaluation))
-
-    def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Pass on scalars."""
-        self._queue_event(lambda monitor: monitor.on_scalars(step, scalars))
-
-    def on_rollback(self, step: int, to: int) -> None:
-        """Pass on a rollback."""
-        self._queue_event(lambda monitor: monitor.on_rollback(step, to))
+    def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
+        self._queue(partial(self._call_each, event), size_bytes)
 
     def submit(self, call: Callable[[], None]) -> None:
         """Queue a call that isn't an event; it runs on the thread, after everything before it."""
@@ -73,7 +62,8 @@ class BackgroundMonitor(Monitor):
     def flush(self) -> None:
         """Wait until every queued call is carried out and every monitor is flushed."""
         with self._changed:
-            queued, self._urgent = self._queued, True
+            queued = self._queued
+            self._urgent = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._done >= queued)
         self._raise()
@@ -87,17 +77,14 @@ class BackgroundMonitor(Monitor):
         if not self._raised:
             self._raise()
 
-    def _queue_event(self, event: Callable[[Monitor], None], size_bytes: int = 0) -> None:
-        self._queue(partial(self._for_each, event), size_bytes)
-
     def _queue(self, call: Callable[[], None], size_bytes: int = 0) -> None:
         self._raise()
         with self._changed:
             self._calls.append(call)
             self._queued += 1
             self._bytes += CALL_BYTES + size_bytes
-            full = self._bytes > LIMIT_BYTES
-        if full:
+            is_full = self._bytes > LIMIT_BYTES
+        if is_full:
             self.flush()
 
     def _raise(self) -> None:
@@ -105,7 +92,7 @@ class BackgroundMonitor(Monitor):
             self._raised = True
             raise self._failure
 
-    def _for_each(self, event: Callable[[Monitor], None]) -> None:
+    def _call_each(self, event: Callable[[Monitor], None]) -> None:
         for monitor in self.monitors:
             event(monitor)
 
@@ -114,26 +101,61 @@ class BackgroundMonitor(Monitor):
         while not closing:
             with self._changed:
                 self._changed.wait_for(lambda: self._urgent, PERIOD_S)
-                calls, self._calls, self._bytes = self._calls, [], 0
-                closing, self._urgent = self._closing, False
-            self._carry_out(calls)
+                calls = self._calls
+                self._calls = []
+                self._bytes = 0
+                closing = self._closing
+                self._urgent = False
+            num_calls = len(calls)
+            if calls:
+                calls.append(partial(self._call_each, lambda monitor: monitor.flush()))
+            for call in calls:
+                if self._failure is None:
+                    self._guard(call)
             with self._changed:
-                self._done += len(calls)
+                self._done += num_calls
                 self._changed.notify_all()
         for monitor in self.monitors:
             self._guard(monitor.close)
 
-    def _carry_out(self, calls: list[Callable[[], None]]) -> None:
-        if calls:
-            calls = [*calls, partial(self._for_each, lambda monitor: monitor.flush())]
-        for call in calls:
-            if self._failure is None:
-                self._guard(call)
-
     def _guard(self, call: Callable[[], None]) -> None:
-        """Keep the first error for the next caller; also one that would end the process."""
+        """Store the first error for the next caller; also one that would end the process."""
         try:
             call()
         except BaseException as error:
             if self._failure is None:
                 self._failure = error
+
+
+@dataclass
+class BestEffortMonitor(MonitorRelay, Generic[M]):
+    """Pass every event on to a monitor until it fails; then warn, and continue without it.
+
+    `what` is the monitor's name for the user; `warn` is called once, when it fails.
+    """
+
+    monitor: M | None
+    what: str
+    warn: Callable[[str], None]
+
+    def flush(self) -> None:
+        self.relay(lambda monitor: monitor.flush())
+
+    def close(self) -> None:
+        self.relay(lambda monitor: monitor.close())
+
+    def relay(self, event: Callable[[M], None], size_bytes: int = 0) -> None:
+        """Make a call to the monitor, unless it has failed before."""
+        monitor = self.monitor
+        if monitor is None:
+            return
+        try:
+            event(monitor)
+        except Exception as error:  # whatever it is, training is worth more
+            self.monitor = None
+            with suppress(Exception):
+                monitor.close()
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, PipelineError):
+                reason = str(error)
+            self.warn(f"{self.what} failed and goes no further; training goes on: {reason}")

@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
 VERSION = "brain.Event:2"
 PREFIX = "events.out.tfevents."
-WALL_TIME, STEP, SUMMARY = b"\x09", b"\x10", b"\x2a"
+WALL_TIME = b"\x09"
+STEP = b"\x10"
+SUMMARY = b"\x2a"
 """Keys of Event: double 1, int64 2, message 5."""
-VALUE, TAG, SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"
+VALUE = b"\x0a"
+TAG = b"\x0a"
+SIMPLE_VALUE = b"\x15"
 """Keys of Summary: message 1; of Summary.Value: string 1, float 2."""
 POLYNOMIAL = 0x82F63B78
 """The polynomial of CRC-32C (Castagnoli), its bits reversed."""
 
 
 class EventFile:
-    """One file of events in `folder`. Raises OSError where it can't be written."""
+    """One file of events in `folder`. Raises OSError if it can't be written."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -60,7 +64,7 @@ class EventFile:
         self._file.write(scalar_records(tags, steps, wall_times, values))
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass everything to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -69,7 +73,7 @@ class EventFile:
 
 
 def _stamp(folder: Path) -> int:
-    """Return seconds since 1970, or more where the name of an earlier file has as many.
+    """Return seconds since 1970, or one more than the stamp of the latest file.
 
     Files are read in the order of their names, also when the clock was set back in between.
     """
@@ -81,7 +85,7 @@ def _stamp(folder: Path) -> int:
 def scalar_records(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """Encode one event per step, each with the value of every tag, in the order given."""
+    """Encode one event per step, each with the value of every tag, in the order of both."""
     digits = _varint_lengths(steps)
     cuts = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
     return b"".join(
@@ -103,15 +107,18 @@ def _records_of_a_length(
         data[:, place : place + 4] = _bytes_of(column, "<f4")
     head = np.frombuffer(struct.pack("<Q", len(template)), np.uint8)[None]
     records = np.empty((len(steps), 12 + len(template) + 4), np.uint8)
-    records[:, :8], records[:, 8:12] = head, _bytes_of(masked_crc(head), "<u4")
-    records[:, 12:-4], records[:, -4:] = data, _bytes_of(masked_crc(data), "<u4")
+    records[:, :8] = head
+    records[:, 8:12] = _bytes_of(masked_crc(head), "<u4")
+    records[:, 12:-4] = data
+    records[:, -4:] = _bytes_of(masked_crc(data), "<u4")
     return records.tobytes()
 
 
 @cache
 def _template(tags: tuple[str, ...], digits: int) -> tuple[bytes, list[int]]:
     """Return an event with zeros for its numbers, and the offset of each value."""
-    summary, places = b"", []
+    summary = b""
+    places = []
     for tag in tags:
         name = tag.encode()
         value = TAG + _varint(len(name)) + name + SIMPLE_VALUE + bytes(4)

@@ -1,7 +1,7 @@
-"""Log levels: which messages beside a run's own lines are shown, and where.
+"""Log levels: the messages that are shown besides a run's lines, and their destination.
 
-The levels are those of MindSpore's `GLOG_v`, which is understood, as is `GLOG_logtostderr`.
-Messages come from this package and from jax, by Python's `logging`, and from a run's warnings.
+The levels are MindSpore's, of `GLOG_v`, which is read, as is `GLOG_logtostderr`. Messages come
+from this package and from jax, by Python's `logging`, and from a run's warnings.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from pipeline.core.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]
 LEVELS = ("debug", "info", "warning", "error")
-LEVEL_VARIABLE, STDERR_VARIABLE = "GLOG_v", "GLOG_logtostderr"
+LEVEL_VARIABLE = "GLOG_v"
+STDERR_VARIABLE = "GLOG_logtostderr"
 LOGGERS = ("pipeline", "jax")
 """Loggers whose messages are shown."""
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """The least severe level that is shown, and where messages go besides run.log."""
+    """The least severe level that is shown, and the destination of messages besides run.log."""
 
     level: str = "warning"
     to: LogPlace = "console"
     problem: str = ""
-    """The variables that make no sense, and why; empty where all do."""
+    """The variables with invalid values, and why; empty if all are valid."""
 
 
-def log_settings(chosen: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run: the level that its recipe has chosen, else that of GLOG_v.
+def log_settings(recipe_level: str | None, environment: Mapping[str, str]) -> LogSettings:
+    """Return the settings of a run: the recipe's level, else GLOG_v's.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
     counts as not set, and is named as a problem.
     """
-    problems, level = [], chosen
+    problems = []
+    level = recipe_level
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
-    asked = environment.get(LEVEL_VARIABLE)
-    if level is None and asked is not None:
-        level = numbers.get(asked)
+    value = environment.get(LEVEL_VARIABLE)
+    if level is None and value is not None:
+        level = numbers.get(value)
         if level is None:
             problems.append(
-                f"{LEVEL_VARIABLE} = {show(asked)}: "
+                f"{LEVEL_VARIABLE} = {show(value)}: "
                 "must be 0 (debug), 1 (info), 2 (warning), 3 or 4"
             )
     where = environment.get(STDERR_VARIABLE)
@@ -74,13 +76,14 @@ class ReporterHandler(logging.Handler):
 
 
 @contextmanager
-def log_by_level(reporter: Reporter, chosen: str | None) -> Iterator[None]:
+def log_by_level(reporter: Reporter, recipe_level: str | None) -> Iterator[None]:
     """Let a reporter show messages by the recipe's level and the environment in the body.
 
-    Below warning, the messages of `LOGGERS` are shown too. Else nothing of `logging` is changed.
+    Below warning, the messages of `LOGGERS` are shown too. Else `logging` stays unchanged.
     """
-    settings = log_settings(chosen, os.environ)
-    reporter.level, reporter.log_to = getattr(logging, settings.level.upper()), settings.to
+    settings = log_settings(recipe_level, os.environ)
+    reporter.level = getattr(logging, settings.level.upper())
+    reporter.log_to = settings.to
     if settings.problem:
         reporter.warn(f"{settings.problem}; it is ignored")
     if reporter.level >= logging.WARNING:
@@ -93,11 +96,11 @@ def log_by_level(reporter: Reporter, chosen: str | None) -> Iterator[None]:
         for logger in loggers:
             logger.addHandler(handler)
             logger.setLevel(reporter.level)
-            # absl, which orbax imports, has a handler of its own at the root.
+            # absl, which orbax imports, adds a handler to the root.
             logger.propagate = False
         yield
     finally:
-        for logger, kept in zip(loggers, before, strict=True):
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
-            logger.setLevel(kept[0])
-            logger.propagate = kept[1]
+            logger.setLevel(level)
+            logger.propagate = propagate

@@ -1,12 +1,13 @@
-"""Reader of the lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's."""
+"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's; their flaws."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +17,9 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.training.telemetry import PLACES
 
-METRICS, EVALS, SCALARS = "metrics.jsonl", "evals.jsonl", "scalars.jsonl"
+METRICS = "metrics.jsonl"
+EVALS = "evals.jsonl"
+SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
 """Longest line of a log: an evaluation has numbers for every class."""
@@ -24,6 +27,11 @@ TAIL_BYTES = 4096
 """Bytes that hold the last line of metrics.jsonl."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
+
+
+MAX_RANGES = 20
+"""Most ranges of steps that are listed; the number of missing lines has no limit."""
+Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -42,38 +50,36 @@ class LogLine:
         A flag is True. Raises DataError if one isn't a number.
         """
         numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
-        if not all(map(_is_number, numbers.values())):
-            raise _no_step(self.where)
+        for value in numbers.values():
+            # NaN is neither null nor in the range of float32.
+            is_number = isinstance(value, int | float) and abs(value) <= MAX_NUMBER
+            if value is not None and not is_number:
+                raise _bad_line(self.where)
         return numbers
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value is null or a number in the range of float32; NaN is not."""
-    return value is None or (isinstance(value, int | float) and abs(value) <= MAX_NUMBER)
-
-
 def parse_line(text: bytes, where: str) -> LogLine:
-    """Parse a line; `where` names it for the user. Raises DataError for a line of no log."""
+    """Parse a line; `where` names it for the user. Raises DataError if it isn't a line of a log."""
     try:
         fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _no_step(where) from error
+        raise _bad_line(where) from error
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise _no_step(where)
+        raise _bad_line(where)
     return LogLine(text, where, step, fields)
 
 
-def _no_step(where: str) -> DataError:
+def _bad_line(where: str) -> DataError:
     return DataError(f"{where}: is not a step of a run; remove the file to go without it")
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log; a last one without newline, left by a killed run, is dropped.
+    """Yield the lines of a log; a last one without newline, written by a killed run, is dropped.
 
-    Raises DataError where there is no file, or none that can be read, and for a line of no log.
+    Raises DataError if there is no readable file, and for a line that isn't of a log.
     """
-    with _opened(log) as file:
+    with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
         for number, text in enumerate(lines, start=1):
             if not text.endswith(b"\n"):
@@ -84,18 +90,18 @@ def read_lines(log: Path) -> Iterator[LogLine]:
 def last_step(log: Path) -> int | None:
     """Return the step of the last whole line of metrics.jsonl; None without a line or file.
 
-    Raises DataError where it can't be read, or that line is of no log.
+    Raises DataError if it can't be read, or that line isn't of a log.
     """
     if not log.exists():
         return None
-    with _opened(log) as file:
+    with _open_log(log) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).split(b"\n")[:-1]
     return parse_line(lines[-1], f"{log}, last line").step if lines else None
 
 
 @contextmanager
-def _opened(log: Path) -> Iterator[BinaryIO]:
+def _open_log(log: Path) -> Iterator[BinaryIO]:
     if log.exists() and not log.is_file():
         raise DataError(f"{log}: is no regular file; remove it to go without it")
     try:
@@ -103,3 +109,65 @@ def _opened(log: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise DataError(f"{log}: can't be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Flaws:
+    """Differences of a log from what was written into it; later checkpoints hold them too.
+
+    `missing` are ranges of steps, both ends included; `missing_lines` counts all missing lines. A
+    log that is not `verified` may have lines that differ from what was written.
+    """
+
+    missing: Ranges = ()
+    missing_lines: int = 0
+    verified: bool = True
+
+    def __bool__(self) -> bool:
+        return not self.verified or self.missing_lines > 0
+
+    def __str__(self) -> str:
+        if not self.missing_lines:
+            return "some of its lines are not as they were written"
+        count = "a line is" if self.missing_lines == 1 else f"{self.missing_lines:,} lines are"
+        ranges = f": {steps_text(self.missing)}" if self.missing else ""
+        more = ", ..." if len(self.missing) == MAX_RANGES else ""
+        return f"{count} missing{ranges}{more}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the flaws as JSON."""
+        return asdict(self)
+
+
+WHOLE = Flaws()
+
+
+def read_flaws(tree: Any) -> Flaws:
+    """Parse the flaws in a checkpoint. Raises ValueError if they are invalid."""
+    if not isinstance(tree, Mapping):
+        raise ValueError("flaws must be a section")
+    ranges, lines, verified = (tree.get(name) for name in ("missing", "missing_lines", "verified"))
+    if not isinstance(ranges, Sequence) or isinstance(ranges, str) or len(ranges) > MAX_RANGES:
+        raise ValueError("the missing steps must be a short list")
+    if type(lines) is not int or lines < 0 or not isinstance(verified, bool):
+        raise ValueError("the count of missing lines must be a whole number")
+    if not all(map(_is_range, ranges)):
+        raise ValueError("a range of steps must be two whole numbers")
+    return Flaws(tuple((first, last) for first, last in ranges), lines, verified)
+
+
+def _is_range(tree: Any) -> bool:
+    is_pair = isinstance(tree, Sequence) and not isinstance(tree, str) and len(tree) == 2
+    return is_pair and all(type(step) is int for step in tree)
+
+
+def ranges_of(steps: AbstractSet[int]) -> Ranges:
+    """Return steps as ranges, at most `MAX_RANGES`."""
+    starts = sorted(step for step in steps if step - 1 not in steps)
+    ends = sorted(step for step in steps if step + 1 not in steps)
+    return tuple(zip(starts, ends, strict=True))[:MAX_RANGES]
+
+
+def steps_text(ranges: Ranges) -> str:
+    """Return ranges of steps for the user: `step 3, steps 7 to 9`."""
+    return ", ".join(f"step {a}" if a == b else f"steps {a} to {b}" for a, b in ranges)

@@ -12,21 +12,20 @@ import numpy as np
 
 from pipeline.core.files.strict_json import json_text
 from pipeline.engine.callbacks.events import Evaluation, Monitor
-from pipeline.engine.monitors.kept_log import KeptLog, read_mark
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
-from pipeline.engine.monitors.log_mending import LogFindings, open_log
 from pipeline.engine.monitors.monitors import writing
+from pipeline.engine.monitors.verified_log import LogFindings, VerifiedLog, open_log, read_mark
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 
-def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> None:
-    """Raise DataError where a log can't be continued after boundary `first`; `kept` as below.
+def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> None:
+    """Raise DataError if a log can't be continued after boundary `first`; `marks` as below.
 
-    One that has a mark can be, whatever is in it.
+    A log with a mark can be, whatever is in it.
     """
     for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
-        if path.exists() and read_mark((kept or {}).get(path.name), first) is None:
+        if path.exists() and read_mark((marks or {}).get(path.name), first) is None:
             for line in read_lines(path):
                 if line.step > first:
                     break
@@ -35,44 +34,47 @@ def require_logs(run_dir: Path, first: int, kept: Mapping[str, Any] | None) -> N
 class MetricsLog(Monitor):
     """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
 
-    `kept` are the marks of the files in the checkpoint at `first`, None where the run begins there.
-    There is a scalars.jsonl where the run has `scalars`, those of callbacks; if boundary `first` is
-    `unfinished`, they are logged there once more. Lines that the marks hold and the files lack are
-    restored; `found` has the findings.
+    `marks` are from the checkpoint at `first`, by file, None if the run begins there. With
+    `scalars`, of callbacks, there is a scalars.jsonl; if boundary `first` is `unfinished`, they are
+    logged there once more. Lines that the marks hold and the files lack are restored; `findings`
+    reports all. Without `run_schedule` lines have neither `pass` nor `sink`.
 
-    Raises DataError where a file that is there can't be read, RunError where it can't be written,
-    or is removed or changed by others while it is being written.
+    Raises DataError if an existing file can't be read, RunError if it can't be written, or another
+    process removes or changes it meanwhile.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        run_schedule: RunSchedule,
+        run_schedule: RunSchedule | None,
         first: int,
-        kept: Mapping[str, Any] | None = None,
+        marks: Mapping[str, Any] | None = None,
         *,
         scalars: bool = False,
         unfinished: bool = False,
     ) -> None:
-        self._run_schedule, self._first = run_schedule, first
+        self._run_schedule = run_schedule
+        self._first = first
         self._waiting: list[Telemetry] = []
-        marks, own = kept or {}, kept is not None
 
-        def opened(name: str) -> tuple[KeptLog, LogFindings]:
-            path, mark = run_dir / name, read_mark(marks.get(name), first)
-            # The checkpoint of an unfinished boundary holds its scalars, which a process that went
-            # on from there may have written before it was killed.
+        def open_named(name: str) -> tuple[VerifiedLog, LogFindings]:
+            path = run_dir / name
+            mark = read_mark((marks or {}).get(name), first)
+            # The checkpoint of an unfinished boundary holds its scalars. A process that continued
+            # from there may have written them before it was killed.
             last = first - 1 if name == SCALARS and unfinished else first
             with writing(path):
-                return open_log(path, last, mark, every_step=name == METRICS, own=own)
+                return open_log(
+                    path, last, mark, every_step=name == METRICS, resumed=marks is not None
+                )
 
-        self._logs: dict[str, KeptLog] = {}
-        self.found: list[LogFindings] = []
+        self._logs: dict[str, VerifiedLog] = {}
+        self.findings: list[LogFindings] = []
         with ExitStack() as failing:
             for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
-                self._logs[name], findings = opened(name)
+                self._logs[name], findings = open_named(name)
                 failing.callback(self._logs[name].release)
-                self.found += [findings] if findings else []
+                self.findings += [findings] if findings else []
             failing.pop_all()
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
@@ -85,15 +87,15 @@ class MetricsLog(Monitor):
         self._append(self._logs[EVALS], step, evaluation.metrics, replaced=replaced)
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Append a line for what callbacks have logged up to a boundary.
+        """Append a line of the scalars that callbacks have logged up to a boundary.
 
-        Those of a resumed run log at later boundaries than the one where it begins, unless that is
-        the start: what they had logged there before stays.
+        A resumed run logs at later boundaries than its first, unless that is the start: what was
+        logged there before stays.
         """
         self._append(self._logs[SCALARS], step, scalars, replaced=step == self._first == 0)
 
     def _append(
-        self, log: KeptLog, step: int, values: Mapping[str, Any], *, replaced: bool
+        self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replaced: bool
     ) -> None:
         with writing(log.path):
             if replaced:
@@ -102,18 +104,15 @@ class MetricsLog(Monitor):
 
     def flush(self) -> None:
         """Write all lines so far to the files, so that they outlive the process."""
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         if waiting:
             steps = self._logs[METRICS]
             with writing(steps.path):
-                steps.append(self._format(waiting).encode())
+                steps.append(metrics_lines(waiting, self._run_schedule).encode())
         for log in self._logs.values():
             with writing(log.path):
                 log.flush()
-
-    def _format(self, waiting: Sequence[Telemetry]) -> str:
-        """Return the lines of steps."""
-        return metrics_lines(waiting, self._run_schedule)
 
     def marks(self, step: int) -> dict[str, Any]:
         """Return the marks of the files for the checkpoint of `step`, as JSON."""
@@ -129,29 +128,27 @@ class MetricsLog(Monitor):
             self.flush()
 
 
-def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule) -> str:
-    """Return the lines of metrics.jsonl for the steps of parts, with a key for each column."""
-    steps = np.concatenate([part.steps for part in parts])
-    before = steps - 1
-    passes = before // run_schedule.steps_per_pass + 1
-    sinks = before // (run_schedule.sink_steps or run_schedule.steps_per_pass) + 1
-    places = {"step": steps, "pass": passes, "sink": sinks}
-    return format_lines(places, concatenate_columns(parts))
+def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
+    """Return the lines of metrics.jsonl: for each step its position, integers, then its numbers.
 
-
-def format_lines(places: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> str:
-    """Return a line of JSON for each step: its place, integers, then its numbers by name.
-
-    Only a step that has a flag, a bool column, has its key.
+    Without a schedule the position is the step. Only steps with a flag, a bool column, have its
+    key.
     """
-    # Numbers keep the digits of a float32. The json module writes other digits, in three times the
-    # time.
+    steps = np.concatenate([part.steps for part in parts])
+    places = {"step": steps}
+    if run_schedule is not None:
+        places["pass"] = (steps - 1) // run_schedule.steps_per_pass + 1
+        sink_steps = run_schedule.sink_steps or run_schedule.steps_per_pass
+        places["sink"] = (steps - 1) // sink_steps + 1
+    columns = concatenate_columns(parts)
+    # Numbers keep the digits of a float32. The json module takes three times as long for other
+    # digits.
     numbers = {
         name: _number_texts(column) for name, column in columns.items() if column.dtype != bool
     }
     keys = [f"{_key(name)}: %d" for name in places] + [f"{_key(name)}: %s" for name in numbers]
     line = "{" + ", ".join(keys) + "%s}\n"
-    ends = [""] * len(next(iter(places.values())))
+    ends = [""] * len(steps)
     for name, column in columns.items():
         if column.dtype == bool:
             for index in np.flatnonzero(column):

@@ -1,10 +1,11 @@
-"""Monitors: notified of every step, every end of a sink and every evaluation of a run."""
+"""Monitors that print the lines of a run, and checks of its lock; tables of its evaluations."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import RunError
+from pipeline.core.files.folder_lock import Lock
+from pipeline.core.files.value_text import join_first
 from pipeline.core.reporter import Bar, Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
@@ -19,119 +22,262 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 
 SHOWN_FROM_S = 60
-"""Remaining time, in seconds, from which on lines show it."""
+"""Remaining time, in seconds, above which lines show it."""
+MAX_NAMED_STEPS = 10
+"""Most steps that a line names."""
+MOST_ROWS = 20
+"""The most classes that have a table in the log."""
+MOST_NAMED = 5
+"""The most classes that a warning names."""
+WIDEST_NAME = 30
+BANNER = f"{14 * '='} Starting Training {14 * '='}"
+EVERY = 100
+"""Batches from one line of the functional loop to the next, counted from 0 in every pass."""
 
 
 @contextmanager
 def writing(file: str | Path) -> Iterator[None]:
-    """Raise RunError where the system refuses to write a file in the body."""
+    """Raise RunError if the system refuses to write a file in the body."""
     try:
         yield
     except OSError as error:
-        where, why = error.filename or file, error.strerror or error
-        raise RunError(f"{where}: can't write: {why}") from error
+        path = error.filename or file
+        raise RunError(f"{path}: can't write: {error.strerror or error}") from error
 
 
+@dataclass
 class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch, and not more often than every
-    `every` steps; 0 never prints.
+    Printed at the end of a sink, whose number is the epoch, at most once in `every_steps`; 0:
+    never.
     """
 
-    def __init__(self, reporter: Reporter, run_schedule: RunSchedule, every: int) -> None:
-        self._reporter, self._run_schedule, self._every = reporter, run_schedule, every
+    reporter: Reporter
+    run_schedule: RunSchedule
+    every_steps: int
 
     def on_sink(self, report: SinkReport) -> None:
         """Print the loss of the sink's last step under its true step number."""
         before = report.step - report.steps
-        if self._every and report.step // self._every > before // self._every:
-            position = self._run_schedule.place(report.step)
-            # As float32 in its fewest digits: formatted, it would be a double's.
+        if self.every_steps and report.step // self.every_steps > before // self.every_steps:
+            position = self.run_schedule.place(report.step)
+            # In the fewest digits of a float32: formatted, it would be a double's.
             loss = str(np.float32(report.loss))
-            self._reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
+            self.reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
 
 
+@dataclass
 class TimeMonitor(Monitor):
     """The documents' line, then the run's position and speed.
 
     On an emulated device the line ends with the time of the device, marked as modelled.
     """
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        run_schedule: RunSchedule,
-        batch_size: int,
-        estimate: Estimate | None = None,
-        unit: SampleUnit = IMAGES,
-    ) -> None:
-        self._reporter, self._run_schedule = reporter, run_schedule
-        self._counted, self._per_step = unit.counted, batch_size * unit.each
-        self._modelled = f" | {_modelled(estimate, unit)}" if estimate else ""
-        self._seconds, self._steps = 0.0, 0
-        self._started_at, self._steps_done = time.monotonic(), 0
+    reporter: Reporter
+    run_schedule: RunSchedule
+    batch_size: int
+    estimate: Estimate | None = None
+    unit: SampleUnit = IMAGES
+    started_at: float = field(default_factory=lambda: time.monotonic())
+    steps_done: int = 0
+    seconds: float = 0.0
+    """Seconds since the last line."""
+    steps: int = 0
+    """Steps since the last line."""
 
     def on_sink(self, report: SinkReport) -> None:
         """Print the time of a sink; without sinks, of a pass."""
-        self._seconds += report.seconds
-        self._steps += report.steps
-        self._steps_done += report.steps
-        run_schedule = self._run_schedule
-        sinkless_inside_pass = (
-            run_schedule.sink_steps is None and report.step % run_schedule.steps_per_pass
-        )
-        if sinkless_inside_pass and report.step != run_schedule.total:
+        self.seconds += report.seconds
+        self.steps += report.steps
+        self.steps_done += report.steps
+        schedule = self.run_schedule
+        unit = self.unit
+        estimate = self.estimate
+        is_inside_pass = schedule.sink_steps is None and report.step % schedule.steps_per_pass
+        if is_inside_pass and report.step != schedule.total:
             return
-        place = run_schedule.place(report.step)
-        epoch_ms, step_ms = 1000 * self._seconds, 1000 * self._seconds / self._steps
-        sink = f"sink {place.sink}/{run_schedule.sinks}, " if run_schedule.sink_steps else ""
-        self._reporter.say(
-            f"epoch time: {epoch_ms:5.3f} ms, per step time: {step_ms:5.3f} ms | {sink}"
-            f"step {report.step}/{run_schedule.total}, pass {place.pass_} | "
-            f"{self._per_step * self._steps / self._seconds:,.0f} {self._counted}/s, "
-            f"lr {report.learning_rate:.6g}{self._remaining(report.step)}{self._modelled}"
+        position = schedule.place(report.step)
+        sink = f"sink {position.sink}/{schedule.sinks}, " if schedule.sink_steps else ""
+        # The pace includes evaluations and checkpoints.
+        pace_s = (time.monotonic() - self.started_at) / self.steps_done
+        remaining_s = round(pace_s * (schedule.total - report.step))
+        remaining = f", {timedelta(seconds=remaining_s)} left"
+        modelled = ""
+        if estimate is not None:
+            modelled = (
+                f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
+                f"{estimate.samples_per_s * unit.each:,.0f} {unit.counted}/s"
+            )
+        self.reporter.say(
+            f"epoch time: {1000 * self.seconds:5.3f} ms, "
+            f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
+            f"step {report.step}/{schedule.total}, pass {position.pass_} | "
+            f"{self.batch_size * unit.each * self.steps / self.seconds:,.0f} {unit.counted}/s, "
+            f"lr {report.learning_rate:.6g}{remaining if remaining_s >= SHOWN_FROM_S else ''}"
+            f"{modelled}"
         )
-        self._seconds, self._steps = 0.0, 0
-
-    def _remaining(self, step: int) -> str:
-        """Return the time to the last step, at the pace so far; nothing if it is short.
-
-        The pace includes evaluations and checkpoints.
-        """
-        pace_s = (time.monotonic() - self._started_at) / self._steps_done
-        remaining_s = round(pace_s * (self._run_schedule.total - step))
-        return f", {timedelta(seconds=remaining_s)} left" if remaining_s >= SHOWN_FROM_S else ""
+        self.seconds = 0.0
+        self.steps = 0
 
 
-def _modelled(estimate: Estimate, unit: SampleUnit) -> str:
-    return (
-        f"modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
-        f"{estimate.samples_per_s * unit.each:,.0f} {unit.counted}/s"
-    )
-
-
+@dataclass
 class EvalMonitor(Monitor):
     """A line on the console for every evaluation during training."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
+    reporter: Reporter
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Print accuracy and loss."""
-        self._reporter.stage("eval", f"step {step}: {evaluation}")
+        self.reporter.stage("eval", f"step {step}: {evaluation}")
 
 
+@dataclass
 class ProgressMonitor(Monitor):
     """The progress bar, on a terminal."""
 
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
+    bar: Bar
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Advance the bar."""
-        self._bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
+        self.bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
 
     def close(self) -> None:
         """Remove the bar."""
-        self._bar.close()
+        self.bar.close()
+
+
+@dataclass
+class LockMonitor(Monitor):
+    """Check, before lines are written, that no other process has entered the run.
+
+    The first of the monitors, since it is flushed before the logs. Raises RunError if the lock was
+    removed and another process holds it now.
+    """
+
+    run_dir: Path
+    lock: Lock
+
+    def flush(self) -> None:
+        """Check the lock, and take it again if its file was removed."""
+        # If the file can't be created again, no other process can create it either; and the log
+        # reports a directory that is gone.
+        with suppress(OSError):
+            if not self.lock.keep():
+                raise RunError(
+                    f"{self.run_dir}: another process is writing this run since its lock was "
+                    "removed; this one ends here"
+                )
+
+
+@dataclass
+class BadStepMonitor(Monitor):
+    """Warn of updates that were skipped, at the end of a sink, and of every rollback.
+
+    Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.
+    """
+
+    reporter: Reporter
+    skips_overflow: bool
+    skipped: list[int] = field(default_factory=list)
+    """Steps since the last warning."""
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Collect the steps that were skipped."""
+        skipped = telemetry.outcome(skips_overflow=self.skips_overflow).skipped_bad
+        self.skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
+
+    def on_sink(self, report: SinkReport) -> None:
+        """Warn of the steps that were skipped, the first few by number."""
+        if self.skipped:
+            named = join_first(list(map(str, self.skipped)), MAX_NAMED_STEPS)
+            number = "step" if len(self.skipped) == 1 else "steps"
+            self.reporter.warn(f"{number} {named}: not finite, no update was made")
+            self.skipped.clear()
+
+    def on_rollback(self, step: int, to: int) -> None:
+        """Warn of the rollback, and report the step that follows."""
+        self.reporter.warn(
+            f"step {step}: not finite; back to the weights of step {to}, on with the data after "
+            f"step {step}"
+        )
+
+
+@dataclass
+class FunctionalMonitor(Monitor):
+    """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and the results of a test.
+
+    With `every_batches` 0 no losses are printed.
+    """
+
+    say: Callable[[str], None]
+    run_schedule: RunSchedule
+    every_batches: int = EVERY
+    has_begun: bool = False
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Print the lines of steps; a sink's come together, after it."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.say(BANNER)
+        if not self.every_batches:
+            return
+        size = self.run_schedule.steps_per_pass
+        for before, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
+            batch = before % size
+            if batch % self.every_batches == 0:
+                self.say(f"loss: {loss:>7f} [{batch:>3d}/{size:>3d}]")
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Print accuracy, if there is one, and loss."""
+        scalars = evaluation.scalars()
+        texts = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
+        texts += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
+        self.say(f"Test:\n{', '.join(texts)}")
+
+
+def class_table(evaluation: Evaluation) -> list[str]:
+    """Return a heading and a line for each class with its precision, recall, F1 and labels.
+
+    Empty for an evaluation without classes, and for one of more than MOST_ROWS.
+    """
+    names = class_names(evaluation)
+    confusion = evaluation.confusion
+    if confusion is None or not 0 < len(names) <= MOST_ROWS:
+        return []
+    titles = [n if len(n) <= WIDEST_NAME else f"{n[: WIDEST_NAME - 3]}..." for n in names]
+    width = max(map(len, ("class", *titles)))
+    columns = [evaluation.metrics[key]["per_class"] for key in ("precision", "recall", "f1")]
+    lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.counted:>9}"]
+    for place, name in enumerate(names):
+        precision, recall, f1 = (column[name] for column in columns)
+        count = int(confusion[place].sum())
+        lines.append(
+            f"{titles[place]:<{width}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:9,}"
+        )
+    return lines
+
+
+def never_predicted(evaluation: Evaluation) -> str | None:
+    """Return a warning of the classes that have labels and were never predicted; None if there are
+    no such classes, or too many classes."""
+    names = class_names(evaluation)
+    confusion = evaluation.confusion
+    if confusion is None or not names:
+        return None
+    actual = confusion.sum(axis=1)
+    predicted = confusion.sum(axis=0)
+    missed = [
+        f"{name} ({count:,} {evaluation.counted})"
+        for name, count, guesses in zip(names, actual.tolist(), predicted.tolist(), strict=True)
+        if count and not guesses
+    ]
+    if not missed:
+        return None
+    return f"never predicted: {join_first(missed, MOST_NAMED)}"
+
+
+def class_names(evaluation: Evaluation) -> Sequence[str]:
+    """Return the names of the classes in the order of their labels; empty if there are none."""
+    recall = evaluation.metrics.get("recall")
+    return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

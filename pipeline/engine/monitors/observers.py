@@ -8,23 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from pipeline.backends.base import Estimate
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import Evaluation, Monitor
-from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.bad_steps import BadStepMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
-from pipeline.engine.monitors.board_graph import BoardNode
-from pipeline.engine.monitors.functional_lines import EVERY, FunctionalMonitor
-from pipeline.engine.monitors.histograms import Histogram
-from pipeline.engine.monitors.lock_monitor import LockMonitor
+from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, ProgressMonitor, TimeMonitor
+from pipeline.engine.monitors.monitors import (
+    EVERY,
+    BadStepMonitor,
+    EvalMonitor,
+    FunctionalMonitor,
+    LockMonitor,
+    LossMonitor,
+    ProgressMonitor,
+    TimeMonitor,
+)
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.schedule import RunSchedule
 
@@ -56,7 +57,7 @@ class ObserverSettings:
 
 
 class Observers:
-    """The monitors of a run, on a thread of their own, and TensorBoard where it is on."""
+    """The monitors of a run, on another thread, and TensorBoard if it is on."""
 
     def __init__(
         self,
@@ -65,11 +66,12 @@ class Observers:
         log: MetricsLog | None = None,
     ) -> None:
         self.monitor = BackgroundMonitor(monitors)
-        self._log, self._tensorboard = log, tensorboard
+        self._log = log
+        self._tensorboard = tensorboard
 
     def log_flaws(self) -> dict[str, Any]:
         """Return the flaws that the logs had when they were opened, by file, as JSON."""
-        findings = self._log.found if self._log is not None else []
+        findings = self._log.findings if self._log is not None else []
         return {log.path.name: log.to_dict() for log in findings}
 
     def log_marks(self, step: int) -> dict[str, Any]:
@@ -78,51 +80,10 @@ class Observers:
             return {}
         return {LOGS: self.monitor.submit_and_wait(partial(self._log.marks, step))}
 
-    def show_samples(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
-        """Show training images (n, H, W, C), as the network sees them, in TensorBoard."""
-        if len(images):
-            self._on_tensorboard(lambda board: board.add_images(images, labels))
-
-    def show_predictions(
-        self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
-    ) -> None:
-        """Show evaluation images with what is predicted of each, in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_predictions(step, images, captions, wrong))
-
-    def show_classes(self, names: Sequence[str]) -> None:
-        """Write the names of the classes into TensorBoard as text."""
-        self._on_tensorboard(lambda board: board.add_classes(names))
-
-    def show_masks(self, step: int, pictures: np.ndarray) -> None:
-        """Show pictures of predictions, uint8 (n, H, W, 3), in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_masks(step, pictures))
-
-    def show_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """Show histograms after a step, by name, in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_histograms(step, histograms))
-
-    def show_graph(self, nodes: Sequence[BoardNode]) -> None:
-        """Show the graph of the network in TensorBoard."""
-        self._on_tensorboard(lambda board: board.add_graph(nodes))
-
-    def show_embeddings(
-        self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
-    ) -> None:
-        """Show embeddings, float32 (n, features), in TensorBoard's projector."""
-        self._on_tensorboard(lambda board: board.add_embeddings(vectors, labels, images))
-
-    def add_hparams(self, changed: Mapping[str, Any], evaluation: Evaluation) -> None:
-        """Add a run to the hparams table of TensorBoard."""
-        if changed:
-            self._on_tensorboard(lambda board: board.add_hparams(changed, evaluation.scalars()))
-
-    def add_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe into TensorBoard as text."""
-        self._on_tensorboard(lambda board: board.add_recipe(recipe))
-
-    def _on_tensorboard(self, call: Callable[[TensorBoard], None]) -> None:
+    def show(self, call: Callable[[TensorBoard], None]) -> None:
+        """Make a call to TensorBoard, on the thread of the monitors; none if it is off."""
         if self._tensorboard is not None:
-            self.monitor.submit(partial(self._tensorboard.attempt, call))
+            self.monitor.submit(partial(self._tensorboard.relay, call))
 
     def __enter__(self) -> Self:
         return self
@@ -137,28 +98,35 @@ def open_observers(
     run_schedule: RunSchedule,
     first: int,
     reporter: Reporter,
-    kept_logs: Mapping[str, Any] | None = None,
+    marks: Mapping[str, Any] | None = None,
 ) -> Observers:
-    """Open the observers of a run that goes on from boundary `first`.
+    """Open the observers of a run that continues from boundary `first`.
 
-    `kept_logs` are the marks of the logs in the checkpoint there, None if the run begins there. A
-    log of steps that can't be written ends the run; TensorBoard and the progress bar are best
-    effort.
+    `marks` of the logs are from the checkpoint there, None if the run begins there. A log of
+    steps that can't be written ends the run; TensorBoard and the progress bar are best effort.
     """
     log = MetricsLog(
         run_dir,
         run_schedule,
         first,
-        kept_logs,
+        marks,
         scalars=settings.scalars,
         unfinished=settings.unfinished,
     )
-    for findings in log.found:
+    for findings in log.findings:
         reporter.warn(str(findings))
+    lines: list[Monitor] = [
+        LossMonitor(reporter, run_schedule, settings.loss_every),
+        TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
+        EvalMonitor(reporter),
+    ]
+    if settings.lines == "functional":
+        every_batches = EVERY if settings.loss_every else 0
+        lines = [FunctionalMonitor(reporter.say, run_schedule, every_batches)]
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
         log,
-        *_lines(settings, run_schedule, reporter),
+        *lines,
         BadStepMonitor(reporter, skips_overflow=settings.skips_overflow),
     ]
     bar = reporter.bar(run_schedule.total, first) if settings.trains else None
@@ -170,19 +138,5 @@ def open_observers(
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)
-    observers.add_recipe(settings.board or {})
+    observers.show(lambda board: board.add_recipe(settings.board or {}))
     return observers
-
-
-def _lines(
-    settings: ObserverSettings, run_schedule: RunSchedule, reporter: Reporter
-) -> list[Monitor]:
-    """The monitors that print the lines of training."""
-    every = settings.loss_every
-    if settings.lines == "functional":
-        return [FunctionalMonitor(reporter.say, run_schedule, EVERY if every else 0)]
-    return [
-        LossMonitor(reporter, run_schedule, every),
-        TimeMonitor(reporter, run_schedule, settings.batch_size, settings.estimate, settings.unit),
-        EvalMonitor(reporter),
-    ]

@@ -1,6 +1,6 @@
-"""Files of TensorBoard's projector: vectors, their labels and their pictures.
+"""Files of TensorBoard's projector: vectors, labels and pictures; pictures with captions.
 
-`projector_config.pbtxt` in the folder of the events names the others, which lie in `embeddings/`.
+`projector_config.pbtxt` in the folder of the events names the others, in `embeddings/`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from pipeline.core.errors import printable
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.engine.monitors.captioned_pictures import stretched
 
-CONFIG, FOLDER = "projector_config.pbtxt", "embeddings"
+CONFIG = "projector_config.pbtxt"
+FOLDER = "embeddings"
 SPRITE_PIXELS = 8192
 """Longest side of a sheet of pictures that browsers show."""
 PICTURE_PIXELS = 64
@@ -28,8 +28,8 @@ def write_embeddings(
 ) -> None:
     """Write vectors, float32 (n, features), with a label each and images (n, H, W, C) or None.
 
-    Those of an earlier time are replaced. Images of other than 1, 3 or 4 channels are left out.
-    Raises OSError where the files can't be written.
+    Earlier files are replaced. Images of other than 1, 3 or 4 channels are left out. Raises OSError
+    if the files can't be written.
     """
     folder = board / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def write_embeddings(
     write_whole(folder / "labels.tsv", "".join(f"{text}\n" for text in texts))
     sprite = ""
     if images is not None and images.shape[-1] in (1, 3, 4):
-        sheet, (height, width) = _sheet(stretched(images))
+        sheet, (height, width) = _sheet(stretch_range(images))
         write_whole(folder / "pictures.png", sheet)
         sprite = (
             f'  sprite {{ image_path: "{FOLDER}/pictures.png" '
@@ -55,9 +55,9 @@ def write_embeddings(
 
 
 def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
-    """A square sheet of pictures uint8 (n, H, W, C) as PNG, and the height and width of each.
+    """Return a square sheet of pictures uint8 (n, H, W, C) as PNG, and their height and width.
 
-    They are shrunk to whole fractions where the sheet would be too large.
+    They are shrunk to whole fractions if the sheet would be too large.
     """
     from PIL import Image
 
@@ -69,8 +69,50 @@ def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     sheet = np.zeros((side * height, side * width, small.shape[-1]), np.uint8)
     for number, picture in enumerate(small):
         row, column = divmod(number, side)
-        top, left = row * height, column * width
+        top = row * height
+        left = column * width
         sheet[top : top + height, left : left + width] = picture
     file = io.BytesIO()
     Image.fromarray(sheet[..., 0] if sheet.shape[-1] == 1 else sheet).save(file, "PNG")
     return file.getvalue(), (height, width)
+
+
+CAPTION = 16
+LEAST_SIDE = 96
+MAX_CHARACTERS = 15
+WRONG = (179, 38, 30)
+RIGHT = (29, 36, 41)
+
+
+def stretch_range(images: np.ndarray) -> np.ndarray:
+    """Stretch each image of (n, H, W, C) to its range of values, uint8."""
+    values = images.astype(np.float64)
+    low = values.min(axis=(1, 2, 3))
+    high = values.max(axis=(1, 2, 3))
+    span = np.maximum(high - low, 1e-12)
+    return ((values - low[:, None, None, None]) / span[:, None, None, None] * 255).astype(np.uint8)
+
+
+def add_captions(
+    images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool] | None = None
+) -> np.ndarray:
+    """Enlarge images uint8 (n, H, W, C) to be legible, over their captions: (n, H', W', 3).
+
+    The captions of those that are `wrong` are red. C is 1, 3 or 4.
+    """
+    from PIL import Image, ImageDraw
+
+    count, height, width, channels = images.shape
+    scale = max(1, -(-LEAST_SIDE // width))
+    result = np.full((count, height * scale + CAPTION, width * scale, 3), 255, np.uint8)
+    marked = wrong or [False] * count
+    for number, (image, caption, red) in enumerate(zip(images, captions, marked, strict=True)):
+        picture = Image.fromarray(image[..., 0] if channels == 1 else image).convert("RGB")
+        size = width * scale, height * scale
+        canvas = Image.fromarray(result[number])
+        canvas.paste(picture.resize(size, Image.Resampling.NEAREST), (0, 0))
+        text = caption if len(caption) <= MAX_CHARACTERS else f"{caption[: MAX_CHARACTERS - 1]}…"
+        place = (2, height * scale + 1)
+        ImageDraw.Draw(canvas).text(place, text, fill=WRONG if red else RIGHT, font_size=12)
+        result[number] = np.asarray(canvas)
+    return result

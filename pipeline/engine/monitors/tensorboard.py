@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,10 @@ import yaml
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
-from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport
-from pipeline.engine.monitors.board_graph import BoardNode, graph_definition
-from pipeline.engine.monitors.captioned_pictures import captioned, stretched
+from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.event_file import VERSION, EventFile
-from pipeline.engine.monitors.histograms import Histogram
 from pipeline.engine.monitors.monitors import writing
-from pipeline.engine.monitors.projector import write_embeddings
+from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 if TYPE_CHECKING:
@@ -38,12 +36,51 @@ MAX_NAMES = 10_000
 """Classes that are named in the text."""
 
 
+BINS = 64
+"""Bins of equal width, from the smallest to the largest value; TensorBoard shows 30 of them."""
+
+
+@dataclass(frozen=True)
+class BoardNode:
+    """An operation, or an input of the network; nodes whose names begin alike are grouped."""
+
+    name: str
+    """Its path, unique in the graph."""
+    op: str
+    inputs: tuple[str, ...]
+    """Names of the nodes whose results it reads."""
+    shape: tuple[int, ...]
+    """Shape of its (first) result."""
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values by bin, and their moments; values that are not finite are left out."""
+
+    low: float
+    high: float
+    total: float
+    squares: float
+    """Sum of the squares."""
+    limits: tuple[float, ...]
+    """Upper ends of the bins."""
+    counts: tuple[int, ...]
+    left_out: int = 0
+    """Values that are not finite."""
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
+
+
 class TensorBoard(Monitor):
     """Write the events of a run; on resume, those after boundary `first` are purged.
 
     Steps and sinks are collected and written together by `flush`. The libraries for pictures and
     protocol buffers are imported when they are first needed, on the thread that writes. Raises
-    RunError where the folder can't be written.
+    RunError if the folder can't be written.
     """
 
     def __init__(
@@ -54,8 +91,10 @@ class TensorBoard(Monitor):
         estimate: Estimate | None = None,
         unit: SampleUnit = IMAGES,
     ) -> None:
-        self._folder, self._first = folder, first
-        self._per_step, self._estimate = batch_size * unit.each, estimate
+        self._folder = folder
+        self._first = first
+        self._per_step = batch_size * unit.each
+        self._estimate = estimate
         self._speed_tags = (f"train/{unit.counted}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
@@ -70,7 +109,8 @@ class TensorBoard(Monitor):
             # The suffix keeps a run resumed within the second from overwriting the file before.
             file = EventFile(self._folder, f".{self._first}")
             if self._first:
-                step, now = self._first + 1, time.time()
+                step = self._first + 1
+                now = time.time()
                 file.add(Event(wall_time=now, step=step, file_version=VERSION))
                 start = SessionLog(status=SessionLog.START)
                 file.add(Event(wall_time=now, step=step, session_log=start))
@@ -81,12 +121,13 @@ class TensorBoard(Monitor):
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
-        """Add the throughput of a sink, and that of the modelled device."""
+        """Add the throughput of a sink, and of the modelled device."""
         self._sinks.append((time.time(), report))
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Add what callbacks have logged."""
-        tags, values = [f"callback/{name}" for name in scalars], list(scalars.values())
+        """Add scalars of callbacks."""
+        tags = [f"callback/{name}" for name in scalars]
+        values = list(scalars.values())
         with writing(self._folder):
             now = np.array([time.time()])
             self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
@@ -97,9 +138,12 @@ class TensorBoard(Monitor):
 
     def flush(self) -> None:
         """Write the steps and sinks since the last flush."""
-        steps, self._steps = self._steps, []
-        sinks, self._sinks = self._sinks, []
-        rollbacks, self._rollbacks = self._rollbacks, []
+        steps = self._steps
+        self._steps = []
+        sinks = self._sinks
+        self._sinks = []
+        rollbacks = self._rollbacks
+        self._rollbacks = []
         with writing(self._folder):
             if steps:
                 self._write_steps(steps)
@@ -129,8 +173,8 @@ class TensorBoard(Monitor):
         per_s = [self._per_step * r.steps / max(r.seconds, 1e-9) for _, r in timed]
         self._file.add_scalars(self._speed_tags, steps, walls, np.array(per_s)[:, None])
         if self._estimate is not None:
-            rows = [list(_modelled(self._estimate, step).values()) for step in steps.tolist()]
-            tags = [f"modelled/{name}" for name in _modelled(self._estimate, 0)]
+            rows = [list(_modelled_times(self._estimate, step).values()) for step in steps.tolist()]
+            tags = [f"modelled/{name}" for name in _modelled_times(self._estimate, 0)]
             self._file.add_scalars(tags, steps, walls, np.array(rows))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
@@ -138,12 +182,14 @@ class TensorBoard(Monitor):
         from tensorboardX.summary import image
 
         self.flush()
-        scalars, now = evaluation.scalars(), np.array([time.time()])
+        scalars = evaluation.scalars()
+        now = np.array([time.time()])
         if not self._has_charts:
             self._add_charts(tuple(scalars))
         # The loss of every step has that tag already.
         scalars.pop(f"{TRAINED}loss", None)
-        tags, values = [_tag(name) for name in scalars], np.array([list(scalars.values())])
+        tags = [metric_tag(name) for name in scalars]
+        values = np.array([list(scalars.values())])
         with writing(self._folder):
             self._file.add_scalars(tags, np.array([step]), now, values)
         confusion = evaluation.confusion
@@ -179,31 +225,31 @@ class TensorBoard(Monitor):
         self._add(text("classes", "\n".join(lines)), 0)
 
     def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
-        """Add training images (n, H, W, C) as the ops leave them, each stretched to its own range,
-        over their labels where these are given.
+        """Add training images (n, H, W, C) after the ops, each stretched to its range of values,
+        over their labels if there are any.
 
         Images of other than 1, 3 or 4 channels can't be shown and are skipped.
         """
-        if images.shape[-1] in PICTURED_CHANNELS:
-            shown = stretched(images)
-            self._add_pictures("train/images", captioned(shown, labels) if labels else shown, 0)
+        from tensorboardX.summary import image
+
+        if len(images) and images.shape[-1] in PICTURED_CHANNELS:
+            pictures = stretch_range(images)
+            if labels:
+                pictures = add_captions(pictures, labels)
+            self._add(image("train/images", pictures, dataformats="NHWC"), 0)
 
     def add_predictions(
         self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
     ) -> None:
-        """Add evaluation images (n, H, W, C) with what is predicted of each after `step` steps."""
-        if images.shape[-1] in PICTURED_CHANNELS:
-            shown = captioned(stretched(images), captions, wrong)
-            self._add_pictures("eval/predictions", shown, step)
-
-    def _add_pictures(self, tag: str, pictures: np.ndarray, step: int) -> None:
-        """Add pictures uint8 (n, H, W, C), beside each other."""
+        """Add evaluation images (n, H, W, C) with their predictions after `step` steps."""
         from tensorboardX.summary import image
 
-        self._add(image(tag, pictures, dataformats="NHWC"), step)
+        if images.shape[-1] in PICTURED_CHANNELS:
+            pictures = add_captions(stretch_range(images), captions, wrong)
+            self._add(image("eval/predictions", pictures, dataformats="NHWC"), step)
 
     def add_masks(self, step: int, pictures: np.ndarray) -> None:
-        """Add pictures of predicted masks, uint8 (n, H, W, 3), each by itself."""
+        """Add pictures of predicted masks, uint8 (n, H, W, 3), one by one."""
         from tensorboardX.summary import image
 
         for number, picture in enumerate(pictures):
@@ -214,17 +260,17 @@ class TensorBoard(Monitor):
         from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 
         values = []
-        for name, one in histograms.items():
-            histogram = HistogramProto(
-                min=one.low,
-                max=one.high,
-                num=one.count,
-                sum=one.total,
-                sum_squares=one.squares,
-                bucket_limit=one.limits,
-                bucket=one.counts,
+        for name, histogram in histograms.items():
+            encoded = HistogramProto(
+                min=histogram.low,
+                max=histogram.high,
+                num=histogram.count,
+                sum=histogram.total,
+                sum_squares=histogram.squares,
+                bucket_limit=histogram.limits,
+                bucket=histogram.counts,
             )
-            values.append(Summary.Value(tag=name, histo=histogram))
+            values.append(Summary.Value(tag=name, histo=encoded))
         self.flush()
         self._add(Summary(value=values), step)
 
@@ -240,15 +286,23 @@ class TensorBoard(Monitor):
         self, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
     ) -> None:
         """Write files for the projector: vectors, float32 (n, features), their labels, and images
-        (n, H, W, C) where there are any."""
+        (n, H, W, C) or None."""
         with writing(self._folder):
             write_embeddings(self._folder, vectors, labels, images)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Add this run's row of the hparams table, to the run itself and not to one beside it."""
+        """Add this run's row of the hparams table, to the run itself and not to one beside it.
+
+        Without parameters there is no row.
+        """
         from tensorboardX.summary import hparams
 
-        plain = {key: _plain(value) for key, value in parameters.items()}
+        if not parameters:
+            return
+        plain = {
+            key: value if isinstance(value, bool | str | float | int) else str(value)
+            for key, value in parameters.items()
+        }
         for summary in hparams(plain, {f"eval/{name}": value for name, value in metrics.items()}):
             self._add(summary, 0)
 
@@ -267,13 +321,7 @@ class TensorBoard(Monitor):
                 self._file.close()
 
 
-def _tag(name: str) -> str:
-    """The tag of a metric of an evaluation: that of training samples stands beside it."""
-    trained = name.startswith(TRAINED)
-    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
-
-
-def _modelled(estimate: Estimate, steps: int) -> dict[str, float]:
+def _modelled_times(estimate: Estimate, steps: int) -> dict[str, float]:
     """Return the modelled times of a step, and of all steps so far."""
     low, high = estimate.interval_ms
     return {
@@ -306,5 +354,44 @@ def confusion_picture(confusion: np.ndarray) -> np.ndarray:
     return np.asarray(picture)
 
 
-def _plain(value: Any) -> bool | str | float | int:
-    return value if isinstance(value, bool | str | float | int) else str(value)
+def histogram_of(values: np.ndarray) -> Histogram | None:
+    """Return the histogram of an array of floats of any shape; None if no value is finite."""
+    # Sums of 16-bit types are too coarse, and squares of float32 may overflow.
+    flat = np.asarray(values).reshape(-1).astype(np.float64)
+    finite = flat[np.isfinite(flat)]
+    if not finite.size:
+        return None
+    try:
+        counts, edges = np.histogram(finite, BINS)
+    except ValueError:
+        # The values differ by so little that no 64 numbers are between them.
+        counts = np.array([finite.size])
+        edges = np.array([finite.min(), finite.max()])
+    return Histogram(
+        float(finite.min()),
+        float(finite.max()),
+        float(finite.sum()),
+        float(finite @ finite),
+        tuple(edges[1:].tolist()),
+        tuple(counts.tolist()),
+        int(flat.size - finite.size),
+    )
+
+
+def graph_definition(nodes: Sequence[BoardNode]) -> bytes:
+    """Encode nodes as a GraphDef; the edges that leave a node show its shape."""
+    from tensorboardX.proto.attr_value_pb2 import AttrValue
+    from tensorboardX.proto.graph_pb2 import GraphDef
+    from tensorboardX.proto.node_def_pb2 import NodeDef
+    from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboardX.proto.versions_pb2 import VersionDef
+
+    def definition(node: BoardNode) -> NodeDef:
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in node.shape])
+        shapes = AttrValue(list=AttrValue.ListValue(shape=[shape]))
+        attributes = {"_output_shapes": shapes, "dtype": AttrValue(s=node.dtype.encode())}
+        return NodeDef(name=node.name, op=node.op, input=node.inputs, attr=attributes)
+
+    graph = GraphDef(node=map(definition, nodes), versions=VersionDef(producer=22))
+    encoded: bytes = graph.SerializeToString()
+    return encoded

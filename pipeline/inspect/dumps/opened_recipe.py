@@ -32,8 +32,7 @@ from pipeline.stages.lower import lower
 from pipeline.stages.record.run_directory import LOWERINGS
 from pipeline.stages.record.run_folder import RunFolder
 from pipeline.training.freezing import config_at
-from pipeline.training.parameters import restart_average
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, restart_average
 
 
 def quiet() -> Reporter:

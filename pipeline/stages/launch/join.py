@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.core.errors import RunError, exit_status_of, first_line
 from pipeline.stages.launch.place import RankPlace
-from pipeline.training.parallel.launch_spec import LaunchSpec
+from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")

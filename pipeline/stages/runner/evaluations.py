@@ -14,7 +14,7 @@ from pipeline.core.errors import first_line
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
-from pipeline.engine.monitors.class_table import class_table, never_predicted
+from pipeline.engine.monitors.monitors import class_table, never_predicted
 from pipeline.engine.monitors.observers import Observers
 from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images
@@ -80,11 +80,17 @@ class Evaluations:
         self._show_classes(evaluation)
         # `train_loss` stays that of the last step.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
-        observers.add_hparams(context.options.changed or _main_parameters(recipe), evaluation)
+        parameters = context.options.changed or _main_parameters(recipe)
+        observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
         if context.ranks.is_first and recipe.monitor.tensorboard:
             shown = predict_samples(recipe, self.built.parts, state, self.dataset)
             if shown is not None:
-                observers.show_predictions(history.step, shown.images, shown.captions, shown.wrong)
+                step, predicted = history.step, shown
+                observers.show(
+                    lambda board: board.add_predictions(
+                        step, predicted.images, predicted.captions, predicted.wrong
+                    )
+                )
             self._show_embeddings(state)
 
     def _show_classes(self, evaluation: Evaluation) -> None:
@@ -118,7 +124,8 @@ class Evaluations:
                 "and of networks without layers"
             )
             return
-        self.observers.show_embeddings(embedded.vectors, embedded.labels, embedded.images)
+        vectors, labels, images = embedded.vectors, embedded.labels, embedded.images
+        self.observers.show(lambda board: board.add_embeddings(vectors, labels, images))
 
     def show_start(self) -> None:
         """Show what training starts from: samples and classes, and the graph of the network."""
@@ -137,13 +144,14 @@ class Evaluations:
             problem = f"{type(error).__name__}: {first_line(error)}"
             self.context.reporter.warn(f"monitor.graph: the network has none: {problem}")
             return
-        self.observers.show_graph(nodes)
+        self.observers.show(lambda board: board.add_graph(nodes))
 
     def _show_samples(self) -> None:
         """Show the classes and the first training samples."""
         recipe, dataset = self.context.recipe, self.dataset
-        self.observers.show_classes(dataset.classes)
-        self.observers.show_samples(sample_images(recipe, dataset), sample_labels(recipe, dataset))
+        images, labels = sample_images(recipe, dataset), sample_labels(recipe, dataset)
+        self.observers.show(lambda board: board.add_classes(dataset.classes))
+        self.observers.show(lambda board: board.add_images(images, labels))
 
     def _evaluate(
         self, state: TrainState, agree: Agree, is_given_up: Callable[[], bool] = lambda: False
@@ -158,7 +166,8 @@ class Evaluations:
 
     def _show_masks(self, state: TrainState) -> None:
         if self._draw_masks is not None:
-            self.observers.show_masks(int(state.step), self._draw_masks(state))
+            step, pictures = int(state.step), self._draw_masks(state)
+            self.observers.show(lambda board: board.add_masks(step, pictures))
 
 
 def _main_parameters(recipe: Recipe) -> dict[str, Any]:

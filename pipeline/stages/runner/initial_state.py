@@ -21,8 +21,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, run_of
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.training.parameters import restart_average
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, restart_average
 
 if TYPE_CHECKING:
     from pipeline.stages.warm_start import Restored

@@ -27,7 +27,7 @@ from pipeline.stages.record.guards import (
 from pipeline.stages.record.run_folder import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
-from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
+from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
 
 SAVING = {"train", "checkpoint"}

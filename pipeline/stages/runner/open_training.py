@@ -21,17 +21,10 @@ from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
-from pipeline.engine.hooks import (
-    Hooks,
-    NoSaves,
-    Saves,
-    do_nothing,
-    never_prune,
-    nothing_examined,
-)
+from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
-from pipeline.engine.program import Program
-from pipeline.engine.rollback import NoRollbacks, Rollbacks
+from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.build import Built
@@ -118,8 +111,8 @@ def open_training(
             prune=_prune(pruner),
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
             on_bad_step=recipe.train.on_nan.name,
-            examine=options.inspection.open_autopsy(run) or nothing_examined,
-            dump=do_nothing if dumps is None else dumps,
+            examine=options.inspection.open_autopsy(run),
+            dump=dumps,
             collect=_collector(run, observers),
             signals=signals,
             agree=context.ranks.agree,
@@ -140,17 +133,13 @@ def _saves(
     sink: SinkPlan,
     observers: Observers,
     checkpoints: Checkpoints | NoCheckpoints | None,
-) -> NoSaves:
-    if checkpoints is None:
-        return NoSaves()
+) -> Saves:
     every_seconds = context.recipe.checkpoint.every_seconds
     return Saves(checkpoints, every_seconds, sink.kept, observers.log_marks)
 
 
-def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None]:
-    if pruner is None:
-        return never_prune
-    return lambda verdict: pruner.prune_reason or verdict
+def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None] | None:
+    return None if pruner is None else lambda verdict: pruner.prune_reason or verdict
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
@@ -161,11 +150,11 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
-def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
+def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None] | None:
     """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
     context, built = run.context, run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
-        return do_nothing
+        return None
     # Few runs need it, and all would wait for its import.
     from pipeline.stages.collect import Collector
 
@@ -174,7 +163,9 @@ def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, 
         run.executable.feed,
         built.run_schedule.total,
         run.backend.device,
-        observers.show_histograms,
+        lambda step, histograms: observers.show(
+            lambda board: board.add_histograms(step, histograms)
+        ),
         context.reporter.warn,
         compiles=context.recipe.train.mode == "graph",
         of_gradients=context.ranks.size == 1,
@@ -292,10 +283,10 @@ def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
 
 def _rollbacks(
     recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
-) -> NoRollbacks:
+) -> Rollbacks | None:
     policy = recipe.train.on_nan
     if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
-        return NoRollbacks()
+        return None
     return Rollbacks(policy.most, save_periods, checkpoints.steps, checkpoints.read)
 
 
@@ -324,10 +315,11 @@ def _record(context: RunContext, history: History, training: Training, unit: Sam
 
 
 def _bad_steps(history: History, hooks: Hooks) -> dict[str, Any]:
+    done = [] if hooks.rollbacks is None else hooks.rollbacks.done
     return {
         "policy": hooks.on_bad_step,
         "left_out": history.left_out,
-        "rollbacks": [asdict(gone) for gone in hooks.rollbacks.done],
+        "rollbacks": [asdict(rollback) for rollback in done],
     }
 
 

@@ -1,18 +1,16 @@
 """Optimizers that scale each value of a gradient by its own history: variants of Adam.
 
-Weight decay is decoupled where the paper has it so, as it is in AdamW; else it is an L2 penalty,
-added to the gradient. Each class says which.
+Weight decay is decoupled if it is so in the paper. Else it is an L2 penalty, added to the gradient.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.registry import part
-from pipeline.training.optimizers.first_order import Moments, MovingAverageRate, add_weight_decay
-from pipeline.training.part_specs import OptimizerSpec
+from pipeline.training.optimizers.first_order import DecayedOptimizer, Moments, MovingAverageRate
 
 if TYPE_CHECKING:
     import optax
@@ -22,145 +20,114 @@ if TYPE_CHECKING:
 class NAdam(Moments):
     """Adam with Nesterov momentum (Dozat 2016), its momentum constant; weight decay is L2.
 
-    PyTorch's NAdam also warms the momentum up (`momentum_decay`), which this does not.
+    (b1 * m / (1 - b1^(t+1)) + (1 - b1) * g / (1 - b1^t)) / (sqrt(v_hat) + eps). PyTorch's NAdam
+    also warms the momentum up (`momentum_decay`), which this does not.
     """
 
     name: Literal["nadam"] = "nadam"
 
-    def build(self) -> optax.GradientTransformation:
-        """(b1 * m / (1 - b1^(t+1)) + (1 - b1) * g / (1 - b1^t)) / (sqrt(v_hat) + eps)."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_adam(self.b1, self.b2, self.eps, nesterov=True),
-        )
+        return (optax.scale_by_adam(self.b1, self.b2, self.eps, nesterov=True),)
 
 
 @part("optimizer")
 class RAdam(Moments):
     """Adam with a rectified variance (Liu et al. 2020), as PyTorch's; weight decay is L2.
 
-    While the length rho of the average of squares is below 5, the direction is m_hat alone.
+    r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. While the length rho of the average
+    of squares is below 5, the direction is m_hat alone.
     """
 
+    transformation: ClassVar[str] = "scale_by_radam"
     name: Literal["radam"] = "radam"
-
-    def build(self) -> optax.GradientTransformation:
-        """r * m_hat / (sqrt(v_hat) + eps), where r grows from 0 to 1."""
-        import optax
-
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_radam(self.b1, self.b2, self.eps),
-        )
 
 
 @part("optimizer")
 class AdaMax(Moments):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
 
-    As PyTorch's Adamax and MindSpore's AdaMax; weight decay is L2.
+    m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2.
     """
 
+    transformation: ClassVar[str] = "scale_by_adamax"
     name: Literal["adamax"] = "adamax"
-
-    def build(self) -> optax.GradientTransformation:
-        """m_hat / u, u <- max(b2 * u, |g| + eps)."""
-        import optax
-
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_adamax(self.b1, self.b2, self.eps),
-        )
 
 
 @part("optimizer")
 class AmsGrad(Moments):
     """Adam whose mean square never falls (Reddi et al. 2018); weight decay is L2.
 
-    The maximum is that of the bias-corrected mean square. PyTorch and MindSpore take the maximum
-    first, and correct or do not correct it afterwards.
+    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square.
+    PyTorch and MindSpore take the maximum first, and correct or do not correct it afterwards.
     """
 
+    transformation: ClassVar[str] = "scale_by_amsgrad"
     name: Literal["amsgrad"] = "amsgrad"
-
-    def build(self) -> optax.GradientTransformation:
-        """m_hat / (sqrt(max over time of v_hat) + eps)."""
-        import optax
-
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_amsgrad(self.b1, self.b2, self.eps),
-        )
 
 
 @part("optimizer")
 class AdaBelief(Moments):
     """Adam by the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
-    Weight decay is decoupled. `eps` is added to each new mean square and again to its root.
+    m_hat / (sqrt(s_hat) + eps) + weight_decay * p, s the mean of (g - m)^2 + eps. Weight decay is
+    decoupled. `eps` is added to each new mean square and again to its root.
     """
 
+    decoupled: ClassVar[bool] = True
     name: Literal["adabelief"] = "adabelief"
 
-    def build(self) -> optax.GradientTransformation:
-        """m_hat / (sqrt(s_hat) + eps) + weight_decay * p, s the mean of (g - m)^2 + eps."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            optax.scale_by_belief(self.b1, self.b2, self.eps, self.eps),
-            add_weight_decay(self.weight_decay, self.decay_rules),
-        )
+        return (optax.scale_by_belief(self.b1, self.b2, self.eps, self.eps),)
 
 
 @part("optimizer")
-class Lion(OptimizerSpec):
+class Lion(DecayedOptimizer):
     """The sign of an average (Chen et al. 2023); weight decay is decoupled.
 
-    Every value moves by lr, so take a learning rate 3 to 10 times smaller than Adam's, and a
-    weight decay as much larger.
+    sign(b1 * m + (1 - b1) * g) + weight_decay * p, m <- b2 * m + (1 - b2) * g afterwards. Every
+    value moves by lr, so take a learning rate 3 to 10 times smaller than Adam's, and a weight decay
+    larger by the same factor.
     """
 
+    decoupled: ClassVar[bool] = True
     name: Literal["lion"] = "lion"
     b1: MovingAverageRate
     b2: MovingAverageRate
 
-    def build(self) -> optax.GradientTransformation:
-        """sign(b1 * m + (1 - b1) * g) + weight_decay * p, m <- b2 * m + (1 - b2) * g afterwards."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            optax.scale_by_lion(self.b1, self.b2),
-            add_weight_decay(self.weight_decay, self.decay_rules),
-        )
+        return (optax.scale_by_lion(self.b1, self.b2),)
 
 
 @part("optimizer")
-class Adagrad(OptimizerSpec):
-    """By the root of the sum of all squares so far (Duchi et al. 2011); weight decay is L2."""
+class Adagrad(DecayedOptimizer):
+    """By the root of the sum of all squares so far (Duchi et al. 2011); weight decay is L2.
+
+    g / sqrt(initial_accumulator + sum of g^2 + eps).
+    """
 
     name: Literal["adagrad"] = "adagrad"
     initial_accumulator: NonNegativeFloat
     """The initial value of the sum."""
     eps: PositiveFloat
 
-    def build(self) -> optax.GradientTransformation:
-        """g / sqrt(initial_accumulator + sum of g^2 + eps)."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_rss(self.initial_accumulator, self.eps),
-        )
+        return (optax.scale_by_rss(self.initial_accumulator, self.eps),)
 
 
 @part("optimizer")
-class RmsProp(OptimizerSpec):
+class RmsProp(DecayedOptimizer):
     """By the root of the mean square (Tieleman & Hinton 2012) as MindSpore's; weight decay is L2.
 
-    PyTorch adds `eps` to the root instead of under it. The learning rate stays outside of the
-    momentum, where MindSpore has it inside: the same as long as it is constant.
+    v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root instead of under
+    it. The learning rate is outside of the momentum; MindSpore's is inside: the same if constant.
     """
 
     name: Literal["rmsprop"] = "rmsprop"
@@ -172,13 +139,11 @@ class RmsProp(OptimizerSpec):
     centered: bool
     """Subtract the squared mean from the mean square."""
 
-    def build(self) -> optax.GradientTransformation:
-        """v <- momentum * v + g / sqrt(mean square + eps)."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
         scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
+        return (
             scale(self.decay, self.eps, self.initial_mean_square),
             optax.trace(self.momentum) if self.momentum else optax.identity(),
         )

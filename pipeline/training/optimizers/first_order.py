@@ -1,14 +1,15 @@
-"""Optimizers: how gradients become a descent direction."""
+"""Optimizers: how gradients are clipped and become a descent direction."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from pipeline.core.host.tree_paths import path_text
-from pipeline.core.registry import part
+from pipeline.core.registry import Spec, part
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.part_specs import DecayRule, OptimizerSpec
 
@@ -18,12 +19,40 @@ if TYPE_CHECKING:
 MovingAverageRate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Moments(OptimizerSpec):
+class DecayedOptimizer(OptimizerSpec):
+    """Base of the optimizers that are weight decay and transformations of optax, in a chain."""
+
+    decoupled: ClassVar[bool] = False
+    """Whether weight decay comes after the transformations, as in AdamW; else it is an L2 penalty,
+    added to the gradient."""
+
+    @abstractmethod
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        """The chain without weight decay."""
+
+    def build(self) -> optax.GradientTransformation:
+        """Return gradients -> descent direction, with weight decay."""
+        import optax
+
+        decay = add_weight_decay(self.weight_decay, self.decay_rules)
+        if self.decoupled:
+            return optax.chain(*self.transformations(), decay)
+        return optax.chain(decay, *self.transformations())
+
+
+class Moments(DecayedOptimizer):
     """Base of the optimizers with two moving averages of the gradient and one small constant."""
 
+    transformation: ClassVar[str] = "scale_by_adam"
+    """The function of optax that computes the direction from them."""
     b1: MovingAverageRate
     b2: MovingAverageRate
     eps: PositiveFloat
+
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        import optax
+
+        return (getattr(optax, self.transformation)(self.b1, self.b2, self.eps),)
 
 
 @part("optimizer")
@@ -38,26 +67,25 @@ class Sgd(OptimizerSpec):
 
 
 @part("optimizer")
-class Momentum(OptimizerSpec):
-    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
+class Momentum(DecayedOptimizer):
+    """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v.
+
+    With `nesterov` the direction is (g + weight_decay * p) + momentum * v.
+    """
 
     name: Literal["momentum"] = "momentum"
     momentum: MovingAverageRate
     nesterov: bool
 
-    def build(self) -> optax.GradientTransformation:
-        """The direction v or, with nesterov, (g + weight_decay * p) + momentum * v."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.trace(self.momentum, nesterov=self.nesterov),
-        )
+        return (optax.trace(self.momentum, nesterov=self.nesterov),)
 
 
 @part("optimizer")
 class Adam(Moments):
-    """Adam (Kingma & Ba 2015, algorithm 1), weight decay added to the gradient as an L2 penalty.
+    """Adam (Kingma & Ba 2015, algorithm 1): m_hat / (sqrt(v_hat) + eps); weight decay is L2.
 
     `eps` is added to the bias-corrected root sqrt(v / (1 - b2^t)), as in optax and PyTorch.
     MindSpore adds it to the uncorrected sqrt(v), which is eps / sqrt(1 - b2^t) here: for
@@ -66,33 +94,17 @@ class Adam(Moments):
 
     name: Literal["adam"] = "adam"
 
-    def build(self) -> optax.GradientTransformation:
-        """The direction m_hat / (sqrt(v_hat) + eps), moments of g + weight_decay * p."""
-        import optax
-
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
-            optax.scale_by_adam(self.b1, self.b2, self.eps),
-        )
-
 
 @part("optimizer")
 class AdamW(Moments):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
-    MindSpore's AdamWeightDecay differs: it has no bias corrections.
+    The direction is m_hat / (sqrt(v_hat) + eps) + weight_decay * p. MindSpore's AdamWeightDecay
+    differs: it has no bias corrections.
     """
 
+    decoupled: ClassVar[bool] = True
     name: Literal["adamw"] = "adamw"
-
-    def build(self) -> optax.GradientTransformation:
-        """The direction m_hat / (sqrt(v_hat) + eps) + weight_decay * p, moments of g."""
-        import optax
-
-        return optax.chain(
-            optax.scale_by_adam(self.b1, self.b2, self.eps),
-            add_weight_decay(self.weight_decay, self.decay_rules),
-        )
 
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
@@ -104,13 +116,17 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     import jax
     import optax
 
+    def scopes(path: Any) -> Path:
+        return tuple(path_text(path).split("/"))
+
     def init(params: optax.Params) -> optax.EmptyState:
-        paths = [_scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
+        paths = [scopes(path) for path, _ in jax.tree.leaves_with_path(params)]
         require_covered([rule.pattern for rule in rules], paths, "parameters", "decay_rules: ")
         return optax.EmptyState()
 
-    def decayed(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        rate = _decay_rate(_scopes(path), default, rules)
+    def add_decay(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+        covering = [rule.weight_decay for rule in rules if covers(rule.pattern, scopes(path))]
+        rate = covering[-1] if covering else default
         return update + rate * param if rate else update
 
     def update(
@@ -118,15 +134,31 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     ) -> tuple[optax.Updates, optax.EmptyState]:
         if params is None:
             raise ValueError("weight decay needs the parameters: call update(grads, state, params)")
-        return jax.tree.map_with_path(decayed, updates, params), state
+        return jax.tree.map_with_path(add_decay, updates, params), state
 
     return optax.GradientTransformation(init, update)
 
 
-def _scopes(path: Any) -> Path:
-    return tuple(path_text(path).split("/"))
+class ClipSpec(Spec):
+    """Clip by the global L2 norm of all gradients or element by element; both null: no clipping."""
 
+    norm: PositiveFloat | None
+    value: PositiveFloat | None
 
-def _decay_rate(path: Path, default: float, rules: Sequence[DecayRule]) -> float:
-    covering = [rule.weight_decay for rule in rules if covers(rule.pattern, path)]
-    return covering[-1] if covering else default
+    @model_validator(mode="after")
+    def _norm_or_value(self) -> Self:
+        if self.norm is not None and self.value is not None:
+            raise ValueError(
+                f"norm {self.norm} and value {self.value} are both given; set one of them to null"
+            )
+        return self
+
+    def build(self) -> optax.GradientTransformation:
+        """Gradients -> clipped gradients; a stateless transformation."""
+        import optax
+
+        if self.norm is not None:
+            return optax.clip_by_global_norm(self.norm)
+        if self.value is not None:
+            return optax.clip(self.value)
+        return optax.identity()

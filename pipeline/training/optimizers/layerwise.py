@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipeline.core.registry import part
-from pipeline.training.optimizers.first_order import Moments, MovingAverageRate, add_weight_decay
-from pipeline.training.part_specs import OptimizerSpec
+from pipeline.training.optimizers.first_order import (
+    DecayedOptimizer,
+    Moments,
+    MovingAverageRate,
+    add_weight_decay,
+)
 
 if TYPE_CHECKING:
     import optax
 
 
 @part("optimizer")
-class Lars(OptimizerSpec):
-    """Momentum at a rate of each array's own (You et al. 2017).
+class Lars(DecayedOptimizer):
+    """Momentum at a rate for each array (You et al. 2017).
 
-    The rate is trust * |p| / (|g + weight_decay * p| + eps), and 1 where one of the norms is 0.
-    MindSpore's LARS divides by |g| + weight_decay * |p| + eps instead, as the paper does; both are
-    the same without weight decay. The learning rate stays outside of the momentum, as there.
+    v <- momentum * v + rate * (g + weight_decay * p). The rate is
+    trust * |p| / (|g + weight_decay * p| + eps), and 1 if one of the norms is 0. MindSpore's LARS
+    divides by |g| + weight_decay * |p| + eps instead, as the paper does; both are the same without
+    weight decay. The learning rate stays outside of the momentum, as there.
     """
 
     name: Literal["lars"] = "lars"
@@ -29,12 +34,10 @@ class Lars(OptimizerSpec):
     trust: PositiveFloat
     eps: NonNegativeFloat
 
-    def build(self) -> optax.GradientTransformation:
-        """v <- momentum * v + rate * (g + weight_decay * p)."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax
 
-        return optax.chain(
-            add_weight_decay(self.weight_decay, self.decay_rules),
+        return (
             optax.scale_by_trust_ratio(trust_coefficient=self.trust, eps=self.eps),
             optax.trace(self.momentum, nesterov=self.nesterov),
         )
@@ -42,9 +45,9 @@ class Lars(OptimizerSpec):
 
 @part("optimizer")
 class Lamb(Moments):
-    """AdamW at a rate of each array's own (You et al. 2020), |p| over the norm of its direction.
+    """AdamW at a rate for each array (You et al. 2020), |p| over the norm of its direction.
 
-    The rate is 1 where one of the norms is 0.
+    The rate is 1 if one of the norms is 0.
     """
 
     name: Literal["lamb"] = "lamb"
@@ -61,13 +64,14 @@ class Lamb(Moments):
 
 
 @part("optimizer")
-class Muon(OptimizerSpec):
+class Muon(DecayedOptimizer):
     """Momentum whose matrices are orthogonalised (Jordan 2024) for kernels, AdamW for the rest.
 
     A convolution's kernel is the matrix (height * width * channels, features). Weight decay is
     decoupled. With `rms` one learning rate serves both kinds (Liu et al. 2025, sec. 2.2).
     """
 
+    decoupled: ClassVar[bool] = True
     name: Literal["muon"] = "muon"
     momentum: MovingAverageRate
     nesterov: bool
@@ -81,12 +85,12 @@ class Muon(OptimizerSpec):
     """Of Adam, for everything but kernels."""
     eps: PositiveFloat
 
-    def build(self) -> optax.GradientTransformation:
-        """The orthogonal factor of the momentum or Adam's direction, + weight_decay * p."""
+    def transformations(self) -> tuple[optax.GradientTransformation, ...]:
+        """The orthogonal factor of the momentum, or Adam's direction."""
         import optax
 
         muon = optax.contrib.muon(
-            # optax gives -learning_rate * direction, and the learning rate comes later here.
+            # optax returns -learning_rate * direction; here the learning rate comes later.
             learning_rate=-1.0,
             ns_steps=self.iterations,
             beta=self.momentum,
@@ -97,7 +101,7 @@ class Muon(OptimizerSpec):
             muon_weight_dimension_numbers=_kernels_as_matrices,
             consistent_rms=self.rms,
         )
-        return optax.chain(muon, add_weight_decay(self.weight_decay, self.decay_rules))
+        return (muon,)
 
 
 def _kernels_as_matrices(params: Any) -> Any:

@@ -33,18 +33,19 @@ class Cuts:
     def of_state(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
-        The optimizer's leaves and the average lie where their parameter lies; a leaf belongs to the
-        parameter whose path ends its own.
+        The optimizer's leaves and the average are cut as their parameter; a leaf belongs to the
+        parameter whose path ends the leaf's.
         """
         shapes = flatten_dict(dict(state.params))
         rules = {path: self.spec_of(path) for path in shapes}
         leaves, form = jax.tree_util.tree_flatten_with_path(state)
-        specs = [_spec_of_leaf(_keys(where), leaf, shapes, rules) for where, leaf in leaves]
+        specs = [_spec_of_leaf(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
         return jax.tree.unflatten(form, [placement.cut(spec) for spec in specs])
 
     def spec_of(self, path: Path) -> PartitionSpec:
         """Return the cut of a parameter by the last rule that covers it; whole by default."""
-        return _last(self.specs, path) or PartitionSpec()
+        covering = [rule for rule in self.specs if covers(rule.pattern, path)]
+        return _spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
         """Return an interceptor of flax modules that cuts what the named layers compute."""
@@ -70,8 +71,9 @@ class Cuts:
     ) -> None:
         """Check the rules against parameters and the sizes of the mesh's axes.
 
-        Raises ValueError for a pattern that matches nothing, a number of dimensions that is not the
-        parameter's, a size that does not divide, and an axis of the mesh that nothing is cut along.
+        Raises ValueError for a pattern that matches nothing, another number of dimensions than the
+        parameter's, a size that does not divide, and an axis of the mesh along which nothing is
+        cut.
         """
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
@@ -86,10 +88,10 @@ class Cuts:
                 raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against what layers compute, as `ranks_of_layers` finds it.
+        """Check the constraints against what layers compute, as `ranks_of_layers` returns it.
 
-        Raises ValueError for a pattern that is of no layer, and for a number of entries that none
-        of its layers has dimensions.
+        Raises ValueError for a pattern that matches no layer, and for a number of entries that
+        differs from the dimensions of all its layers.
         """
         for rule in self.constraints:
             layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
@@ -100,39 +102,35 @@ class Cuts:
                     f"such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
             if not any(len(rule.axes) in of for of in layers.values()):
-                path, found = next(iter(layers.items()))
+                path, dimensions = next(iter(layers.items()))
+                listed = " or ".join(map(str, sorted(dimensions)))
                 raise ValueError(
-                    f"{path} computes arrays of {' or '.join(map(str, sorted(found)))} dimensions, "
+                    f"{path} computes arrays of {listed} dimensions, "
                     f"and axes has {len(rule.axes)} entries"
                 )
 
 
 def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
     """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
-    found: dict[str, set[int]] = {}
+    ranks_by_layer: dict[str, set[int]] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
         if context.method_name == "__call__" and isinstance(result, jax.Array):
-            found.setdefault("/".join(context.module.path), set()).add(result.ndim)
+            ranks_by_layer.setdefault("/".join(context.module.path), set()).add(result.ndim)
         return result
 
     with nn.intercept_methods(note):
         trace()
-    found.pop("", None)
-    return found
+    ranks_by_layer.pop("", None)
+    return ranks_by_layer
 
 
 def cuts_of(parallel: ParallelSpec) -> Cuts | None:
-    """Return the cuts of a recipe; None where every device has all parameters."""
+    """Return the cuts of a recipe; None if every device has all parameters."""
     if parallel.mode not in ("semi_auto", "auto"):
         return None
     return Cuts(parallel.specs, parallel.constraints)
-
-
-def _last(rules: Sequence[ShardRule], path: Path) -> PartitionSpec | None:
-    covering = [rule for rule in rules if covers(rule.pattern, path)]
-    return _spec(covering[-1]) if covering else None
 
 
 def _spec(rule: ShardRule) -> PartitionSpec:
@@ -158,15 +156,11 @@ def _require_divides(
 
 
 def _spec_of_leaf(
-    keys: Path, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
+    path: str, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
+    keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
-        path = keys[-length:]
-        if path in shapes and shapes[path].shape == leaf.shape:
-            return rules[path]
+        end = keys[-length:]
+        if end in shapes and shapes[end].shape == leaf.shape:
+            return rules[end]
     return PartitionSpec()
-
-
-def _keys(where: Any) -> Path:
-    """Return the path of a leaf as the names in it."""
-    return tuple(path_text(where).split("/"))

@@ -13,11 +13,7 @@ from jax.extend.backend import clear_backends
 
 from pipeline.core.errors import RunError, first_line
 from pipeline.core.host.cuda import plugin, why_no_gpu
-from pipeline.core.host.jax_private import (
-    PLUGIN_LOGGER,
-    has_open_devices,
-    num_joined_processes,
-)
+from pipeline.core.host.jax_private import PLUGIN_LOGGER, has_open_devices, num_joined_processes
 from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.placement import DevicePlacement
@@ -36,59 +32,63 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 
 
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
-    """Return the devices of a run; one run of one device has that of number `index`.
+    """Return the devices of a run; a run of one device has number `index`.
 
-    Where several are asked for, each process has as many. Raises RunError that names the devices
-    there are.
+    If the recipe has several, each process has the same number. Raises RunError.
     """
     _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
-    processes = num_processes()
-    wanted = num_devices(parallel, processes)
-    if wanted % processes:
+    processes = num_joined_processes()
+    total = num_devices(parallel, processes)
+    if total % processes:
         raise RunError(
-            f"parallel.devices = {wanted}: must be a multiple of the {processes} processes"
+            f"parallel.devices = {total}: must be a multiple of the {processes} processes"
         )
-    own = wanted // processes
+    per_process = total // processes
     if platform_of(platform).is_host:
-        provide_cpu_devices(own)
+        provide_cpu_devices(per_process)
+    elif platform_of(platform).is_cuda:
+        _take_gpus()
+    _open_devices()
+    try:
+        available = sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
+    except RuntimeError:
+        available = []
     devices = []
     for process in range(processes):
-        there = [d for d in _devices(platform) if d.process_index == process]
-        if len(there) < own:
+        available_here = [d for d in available if d.process_index == process]
+        if len(available_here) < per_process:
             whose = f" of process {process}" if processes > 1 else ""
             raise RunError(
-                f"parallel.devices = {wanted}: {own} devices{whose} are needed, and JAX sees "
-                f"{len(there)} of {platform}{_hint(platform, '')}"
+                f"parallel.devices = {total}: {per_process} devices{whose} are needed, and JAX "
+                f"sees {len(available_here)} of {platform}{_hint(platform, '')}"
             )
-        devices += there[:own]
+        devices += available_here[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
 def place_host(parallel: ParallelSpec) -> DevicePlacement:
-    """Return the host's processor as one device, split as it is for runs on several: its bits
-    depend on that. Raises RunError for settings of JAX that no run works with."""
+    """Return the host's processor as one device, split as for runs on several: its bits depend on
+    that. Raises RunError for settings of JAX that no run works with."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
     return DevicePlacement((find_device(CPU.name, 0),))
 
 
-def num_processes() -> int:
-    """Return the processes of the run, without opening a device, which would fix their number."""
-    return num_joined_processes()
+def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
+    """Return the devices of all processes: one for each if the recipe does not say.
 
-
-def num_devices(parallel: ParallelSpec, processes: int) -> int:
-    """Return the devices of all processes: one for each where the recipe does not say."""
+    By default of the processes that have joined. No device is opened, which would fix their number.
+    """
     if parallel.devices is None and parallel.mesh is None:
-        return processes
+        return num_joined_processes() if processes is None else processes
     return parallel.num_devices
 
 
 def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
-    """Return what runs where, with the names that the documents have for it."""
+    """Return a line on the layout of the run, with MindSpore's names."""
     devices = num_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
     if parallel.mesh_sizes["model"] > 1:
@@ -98,8 +98,8 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     shards = shards_of(parallel, batch_size, 1)
     alone = parallel.devices is None and parallel.mesh is None
     parts_of_batch = devices if alone else parallel.batch_parts
-    each = f"{batch_size // parts_of_batch} a device"
-    parts.append(f"batch {batch_size:,}, {each}")
+    batch_per_device = f"{batch_size // parts_of_batch} a device"
+    parts.append(f"batch {batch_size:,}, {batch_per_device}")
     if shards is not None:
         parts.append(f"{shards.count} shards in a fixed order")
     parts.append(f"reproducible {parallel.reproducible}")
@@ -110,8 +110,8 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
 def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
-    Always into as many as the shards of most recipes, so that runs on fewer need no other ones.
-    Arrays that were made before are lost where the processor had fewer.
+    At least into the number of shards of most recipes, so that runs on fewer need no other devices.
+    Arrays that were made before are lost if the processor had fewer.
     """
     count = max(count, DEFAULT_SHARDS)
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -128,7 +128,7 @@ def provide_cpu_devices(count: int) -> None:
 
 def leave_gpus_alone() -> None:
     """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
-    takes most of a GPU's memory at once. What the user says of platforms is kept."""
+    takes most of a GPU's memory at once. Platforms that the user has set stay."""
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
@@ -137,7 +137,7 @@ def leave_gpus_alone() -> None:
 
 
 _left_alone: list[bool] = []
-"""Whether `leave_gpus_alone` has told JAX to."""
+"""Not empty once `leave_gpus_alone` has set the platforms of JAX."""
 
 
 def _take_gpus() -> None:
@@ -149,8 +149,8 @@ def _take_gpus() -> None:
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError that names the devices there are, and why
-    there is no GPU."""
+    """Return a device of this process. Raises RunError that names the devices, and why there is no
+    GPU."""
     if platform_of(platform).is_cuda:
         _take_gpus()
     with _plugin_failures() as failures:
@@ -158,15 +158,15 @@ def find_device(platform: str, index: int) -> jax.Device:
         try:
             return jax.local_devices(backend=platform)[index]
         except (RuntimeError, IndexError) as error:
-            there = sorted({f"{d.platform}:{d.id}" for d in everywhere})
-            said = failures[0] if failures else first_line(error)
+            names = sorted({f"{d.platform}:{d.id}" for d in everywhere})
+            reason = failures[0] if failures else first_line(error)
     # A GPU that is there needs no advice about its software.
-    hint = "" if any(one.startswith(platform) for one in there) else _hint(platform, said)
-    raise RunError(f"device {platform}:{index}: JAX sees {', '.join(there)} only{hint}")
+    hint = "" if any(name.startswith(platform) for name in names) else _hint(platform, reason)
+    raise RunError(f"device {platform}:{index}: JAX sees {', '.join(names)} only{hint}")
 
 
 def _open_devices() -> list[jax.Device]:
-    """Open all devices that JAX may use. Raises RunError where it can't."""
+    """Open all devices that JAX may use. Raises RunError if it can't."""
     try:
         return jax.devices()
     except Exception as error:  # JAX fails by an AssertionError too
@@ -185,22 +185,12 @@ def _require_settings() -> None:
         value = getattr(jax.config, name)
         value = getattr(value, "value", value)
         if value not in accepted:
-            right = " or ".join(str(one) for one in accepted if one is not None)
+            right = " or ".join(str(setting) for setting in accepted if setting is not None)
             raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
 
 
-def _devices(platform: str) -> list[jax.Device]:
-    if platform_of(platform).is_cuda:
-        _take_gpus()
-    _open_devices()
-    try:
-        return sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
-    except RuntimeError:
-        return []
-
-
-def _hint(platform: str, said: str) -> str:
-    return f"; {why_no_gpu(said)}" if platform_of(platform).is_cuda else ""
+def _hint(platform: str, reason: str) -> str:
+    return f"; {why_no_gpu(reason)}" if platform_of(platform).is_cuda else ""
 
 
 @contextmanager

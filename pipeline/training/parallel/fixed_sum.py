@@ -2,14 +2,15 @@
 
 The gradients of a batch are the sum over its shards. They are added in a binary tree whose leaves
 are the shards in order: neighbours in pairs, then these sums in pairs, and so on. A device adds the
-subtree of its own shards in a loop, the devices together the rest, so that the same additions are
-made, with the same bits, whatever the number of devices. Where the number of leaves is 2^n times an
-odd number, runs of that odd number of leaves are added one after the other, and then in pairs.
+subtree of its shards in a loop, the devices together the rest, so that the same additions are made,
+with the same bits, on any number of devices. If the number of leaves is 2^n times an odd number,
+runs of that odd number of leaves are added one after the other, and then in pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -17,81 +18,76 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from pipeline.data.batch import Batch
+from pipeline.training.parallel.shards import Shards
+
 T = TypeVar("T")
-C = TypeVar("C")
-
-Leaf = Callable[[Array, C], tuple[T, C]]
-"""(index, carry) -> (value, carry): a term of the sum, and what the next one starts from."""
-
 
 STACKED_BYTES = 1 << 30
-"""Terms of a sum that are kept side by side, which is faster, take no more memory than this."""
+"""The most memory of terms that are held side by side, which is faster."""
 
 
-def sum_leaves(leaf: Leaf[C, T], count: int, carry: C, *, of: int | None = None) -> tuple[T, C]:
-    """Add the trees `leaf(0, carry)` .. `leaf(count - 1, carry)`, in order.
+def sum_leaves(leaf: Callable[[Array], T], count: int, *, of: int | None = None) -> T:
+    """Add the trees `leaf(0)` .. `leaf(count - 1)`, in order.
 
     The index is int32 (). `of` is the number of terms on all devices, which decides how they are
-    added. Bits could depend on what an operation is fused with, as a product and a sum round once
-    together where they are one instruction. So a leaf is compiled once, in a loop whose number of
-    iterations XLA does not know, also where there is one leaf, and is added outside of it.
+    added. Bits could depend on what an operation is fused with, since a product and a sum may round
+    once together in one instruction. So a leaf is compiled once, in a loop whose number of
+    iterations XLA does not know, also if there is one leaf, and is added outside of it.
     """
-    shapes = jax.eval_shape(lambda: leaf(jnp.int32(0), carry)[0])
+    shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     if nbytes * (of or count) <= STACKED_BYTES:
-        return _sum_stacked(leaf, count, carry, shapes)
-    return _sum_nested(leaf, count, carry, shapes)
+        return _sum_stacked(leaf, count, shapes)
+    return _sum_nested(leaf, count, shapes)
 
 
-def _sum_stacked(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C]:
+def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
     """Add the terms after a loop that has written all of them."""
 
-    def keep(i: Array, so_far: tuple[T, C]) -> tuple[T, C]:
-        stack, carry = so_far
-        value, carry = leaf(i, carry)
-        return jax.tree.map(lambda all_, one: all_.at[i].set(one), stack, value), carry
+    def write(i: Array, stack: T) -> T:
+        return jax.tree.map(lambda terms, term: terms.at[i].set(term), stack, leaf(i))
 
     empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
-    stack, carry = _repeat(count, keep, (empty, carry))
-    return jax.tree.map(add_in_order, stack), carry
+    stack = _repeat(count, write, empty)
+    return jax.tree.map(add_in_order, stack)
 
 
-def _sum_nested(leaf: Leaf[C, T], count: int, carry: C, shapes: T) -> tuple[T, C]:
+def _sum_nested(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
     """Add each term one iteration later, with two trees of memory for each level."""
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def subtree(size: int, first: Array, carry: C) -> tuple[T, C]:
+    def subtree(size: int, first: Array) -> T:
         branches = 2 if size % 2 == 0 else size
         below = size // branches
 
-        def add(i: Array, so_far: tuple[T, T, C]) -> tuple[T, T, C]:
-            total, newest, carry = so_far
-            total, start = _add(total, newest), first + i * below
-            newest, carry = leaf(start, carry) if below == 1 else subtree(below, start, carry)
-            return total, newest, carry
+        def add(i: Array, so_far: tuple[T, T]) -> tuple[T, T]:
+            total, newest = so_far
+            start = first + i * below
+            return _add(total, newest), leaf(start) if below == 1 else subtree(below, start)
 
-        total, newest, carry = _repeat(branches, add, (zero, zero, carry))
-        return _add(total, newest), carry
+        total, newest = _repeat(branches, add, (zero, zero))
+        return _add(total, newest)
 
-    return subtree(count, jnp.int32(0), carry)
+    return subtree(count, jnp.int32(0))
 
 
-def _add(one: T, other: T) -> T:
-    return jax.tree.map(jnp.add, one, other)
+def _add(first: T, second: T) -> T:
+    return jax.tree.map(jnp.add, first, second)
 
 
 def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
-    """Loop as often as `count` says, which XLA does not get to know."""
+    """Loop `count` times, a number that XLA does not know."""
     hidden = jax.lax.optimization_barrier(jnp.int32(count))
     return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
 
 
-def written_out(tree: T) -> T:
-    """Return a tree of float32 and integers as it is, in memory of its own.
+def copy_unfused(tree: T) -> T:
+    """Return a tree of float32 and integers as it is, in new memory.
 
     XLA fuses a sum with what reads it, such as the norm of the gradients, and cuts that into other
-    vectors than where the sum came from several devices. It can't look through a loop whose number
-    of iterations it does not know: here one, which multiplies by 1.
+    vectors than if the sum came from several devices. It can't look through a loop whose number of
+    iterations it does not know: here one, which multiplies by 1.
     """
 
     def times_one(i: Array, values: T) -> T:
@@ -103,16 +99,16 @@ def written_out(tree: T) -> T:
 def add_devices(tree: T, axis: str, devices: int) -> T:
     """Add trees of the devices along a mesh axis, in their order; every device has the sum.
 
-    Runs inside `shard_map`, on float32 and integers. Of the floats each device adds its part: an
-    all-to-all and an all-gather, which together move as many bytes as an all-reduce in a ring.
+    Runs inside `shard_map`, on float32 and integers. Each device adds its part of the floats: an
+    all-to-all and an all-gather, which together move the same bytes as an all-reduce in a ring.
     """
     leaves, form = jax.tree.flatten(tree)
     exact = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
-    rounded = [leaf for leaf, whole in zip(leaves, exact, strict=True) if not whole]
-    counted = [leaf for leaf, whole in zip(leaves, exact, strict=True) if whole]
+    rounded = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if not is_integer]
+    counted = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if is_integer]
     sums = iter(_add_floats(rounded, axis, devices) if rounded else [])
     counts = iter(jax.lax.psum(counted, axis) if counted else [])
-    return jax.tree.unflatten(form, [next(counts if whole else sums) for whole in exact])
+    return jax.tree.unflatten(form, [next(counts if is_integer else sums) for is_integer in exact])
 
 
 def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:
@@ -135,10 +131,56 @@ def add_in_order(terms: Array) -> Array:
 
 
 def add_in_pairs(terms: Array) -> Array:
-    """Add (n, ...) along its first axis, neighbours first. Raises ValueError for an n that is no
-    power of two."""
+    """Add (n, ...) along its first axis, neighbours first. Raises ValueError if n isn't 2^k."""
     if terms.shape[0] & (terms.shape[0] - 1):
         raise ValueError(f"{terms.shape[0]} terms have no binary tree")
     while terms.shape[0] > 1:
         terms = terms[0::2] + terms[1::2]
     return terms[0]
+
+
+def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
+    """Add `compute(shard, number)` of all shards of a batch; `number` is int32 ().
+
+    `batch` is this device's part, but its `count` is the whole batch's; a shard's may be 0.
+    """
+    return sum_devices(shards, sum_local_shards(shards, batch, compute))
+
+
+def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
+    """Add `compute(shard, number)` of this device's shards, as `sum_shards` does."""
+    first = jnp.int32(0)
+    if shards.axis is not None:
+        first = jax.lax.axis_index(shards.axis) * shards.per_device
+    if shards.add == "psum":
+        return compute(_shard(shards, batch, jnp.int32(0), first), first)
+
+    def leaf(i: Array) -> T:
+        # Nothing of a shard is fused with what it is cut from, which depends on the layout.
+        shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
+        return compute(shard, first + i)
+
+    return sum_leaves(leaf, shards.per_device, of=shards.count)
+
+
+def sum_devices(shards: Shards, local: T) -> T:
+    """Add what each device has; every device has the sum."""
+    if shards.add == "psum":
+        return local if shards.axis is None else jax.lax.psum(local, shards.axis)
+    total = local if shards.axis is None else add_devices(local, shards.axis, shards.devices)
+    return copy_unfused(total)
+
+
+def _shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
+    """Return the i-th shard of a device's part of a batch, of that number in the whole batch."""
+    size = batch.sample.shape[0] // shards.per_device
+
+    def cut(column: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(column, i * size, size)
+
+    return replace(
+        batch,
+        columns={name: cut(column) for name, column in batch.columns.items()},
+        sample=cut(batch.sample),
+        count=jnp.clip(batch.count - number * size, 0, size),
+    )

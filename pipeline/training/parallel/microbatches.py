@@ -1,7 +1,6 @@
 """Microbatches: equal parts of a batch, one after the other, whose gradients are summed.
 
-The one place of the rule. A step, the dump and the autopsy of one, and the checks of a recipe call
-these functions.
+A step, the dump and the autopsy of one, and the checks of a recipe call these functions.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> t
     """Cut a batch into microbatches.
 
     Takes a tree of arrays (batch, ...) and the key of the batch's dropout. Returns the tree with
-    arrays (microbatches, samples, ...), and a key for each microbatch. A single one keeps the key.
+    arrays (microbatches, samples, ...), and a key for each microbatch; for a single one that key.
     """
     import jax
     import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""DevicePlacement of arrays: on one device, or on a mesh of several."""
+"""Placement of arrays: on one device, or on a mesh of several."""
 
 from __future__ import annotations
 
@@ -49,17 +49,20 @@ class DevicePlacement:
     @property
     def device(self) -> jax.Device:
         """A device of this process, for what is measured on one."""
-        own = jax.process_index()
-        return next(device for device in self.devices if device.process_index == own)
+        process = jax.process_index()
+        return next(device for device in self.devices if device.process_index == process)
 
     @property
     def free_bytes(self) -> int | None:
         """Bytes that JAX may still take on the fullest GPU of this process; None for other devices,
-        which don't tell."""
+        which don't report them."""
         here = (d for d in self.devices if d.process_index == jax.process_index())
-        own = [device for device in here if platform_of(device.platform).reports_free_memory]
-        stats = [known for device in own if (known := device.memory_stats())]
-        free = (known.get("bytes_limit", 0) - known.get("bytes_in_use", 0) for known in stats)
+        gpus = [device for device in here if platform_of(device.platform).reports_free_memory]
+        stats = [statistics for device in gpus if (statistics := device.memory_stats())]
+        free = (
+            statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)
+            for statistics in stats
+        )
         return max(0, min(free)) if stats else None
 
     @property
@@ -68,7 +71,7 @@ class DevicePlacement:
         return self.cut(PartitionSpec())
 
     @property
-    def by_batch(self) -> Sharding:
+    def batch_sharding(self) -> Sharding:
         """Sharding of arrays (steps, batch, ...) of which every device has a part of each batch."""
         return self.cut(PartitionSpec(None, self.batch_axes))
 
@@ -80,15 +83,15 @@ class DevicePlacement:
 
     def rows(self, batch: int) -> slice:
         """Rows of a batch that devices of this process take."""
-        own = [d.process_index == jax.process_index() for d in self.devices]
-        if all(own):
+        is_local = [d.process_index == jax.process_index() for d in self.devices]
+        if all(is_local):
             return slice(0, batch)
         size = batch // self.parts
-        return slice(own.index(True) * size, (own.index(True) + sum(own)) * size)
+        return slice(is_local.index(True) * size, (is_local.index(True) + sum(is_local)) * size)
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
-        """Copy arrays of the host to every device, or cut by a tree of shardings. All processes
-        pass the same."""
+        """Copy arrays of the host, the same in all processes, to every device or by a tree of
+        shardings."""
         if shardings is not None:
             return jax.device_put(tree, shardings)
         sharding = self.whole
@@ -105,7 +108,7 @@ class DevicePlacement:
         """Copy batches (steps, rows, ...) to the devices; a process passes its own rows."""
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
-        return jax.make_array_from_process_local_data(self.by_batch, rows)
+        return jax.make_array_from_process_local_data(self.batch_sharding, rows)
 
     def shapes(self, tree: Any, shardings: Any = None) -> Any:
         """Shapes and dtypes of a tree, on every device as a copy or cut by a tree of shardings."""

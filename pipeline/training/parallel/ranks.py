@@ -1,8 +1,8 @@
-"""The processes of one run, and what they agree on.
+"""The processes of one run, and their agreement.
 
-Every process computes the same steps. What depends on a clock, a signal or the disk is decided by
-the first one, and the others take its decision, through the key-value store of jax.distributed:
-unlike a collective it has a time-out, so that nobody waits for ever.
+Every process computes the same steps. The first one decides what depends on a clock, a signal or
+the disk, and the others take its decision, through the key-value store of jax.distributed: unlike a
+collective it has a time-out, so that no process waits for ever.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError, RunError
 
 T = TypeVar("T")
-KEPT_ANSWERS = 16
-"""Answers that stay in the store: all take part in steps, so no process lags by that many."""
+Agree = Callable[[Callable[[], Any]], Any]
+"""Returns the decision of the first process of a run; all call it in the same order."""
+STORED_ANSWERS = 16
+"""Answers that stay in the store: all take part in steps, so no process lags by more."""
 
 
 class PeerGoneError(RunError):
     """Another process of the run has ended, or does not answer; what is wrong is in its log."""
-
-
-class Agree(Protocol):
-    """Returns what a decision is in the first process of a run; all call it in the same order."""
-
-    def __call__(self, decide: Callable[[], T], /) -> T: ...
 
 
 def decide_alone(decide: Callable[[], T], /) -> T:
@@ -37,12 +33,12 @@ def decide_alone(decide: Callable[[], T], /) -> T:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among those of a run: number `own` of `size`."""
+    """Place of this process in a run: number `own` of `size`."""
 
     own: int = 0
     size: int = 1
     timeout_s: float = 300.0
-    """How long to wait for the others."""
+    """Seconds to wait for the others."""
     _store: Any = None
     """Client of the key-value store; None for one process."""
     _numbers: Any = field(default_factory=count)
@@ -53,9 +49,9 @@ class Ranks:
         return self.own == 0
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
-        """Return what `decide` returns in the first process: JSON; an error there is its own.
+        """Return what `decide` returns in the first process: JSON. Only there an error is raised.
 
-        All processes call it, in the same order. Raises PeerGoneError where the first one does not
+        All processes call it, in the same order. Raises PeerGoneError if the first one does not
         answer in `timeout_s`.
         """
         if self.size == 1:
@@ -66,12 +62,12 @@ class Ranks:
             return answer
         value = decide()
         self._store.key_value_set(f"decision/{number}", json.dumps(value))
-        if number >= KEPT_ANSWERS:
-            self._store.key_value_delete(f"decision/{number - KEPT_ANSWERS}")
+        if number >= STORED_ANSWERS:
+            self._store.key_value_delete(f"decision/{number - STORED_ANSWERS}")
         return value
 
     def require_same(self, facts: dict[str, str]) -> None:
-        """Raise RunError where a process has other facts than the first one: a value by name."""
+        """Raise RunError if a process has other facts than the first one: a value by name."""
         if self.size == 1:
             return
         number = next(self._numbers)
@@ -97,7 +93,7 @@ class Ranks:
 
 
 def is_of_a_peer(error: BaseException) -> bool:
-    """Whether an error of JAX's says that another process has gone."""
+    """Whether an error of JAX means that another process has gone."""
     text = str(error)
     return not isinstance(error, PipelineError) and any(
         clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")

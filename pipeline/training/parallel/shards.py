@@ -9,15 +9,15 @@ from typing import Literal
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
 DEFAULT_SHARDS = 8
-"""Shards of a batch where the recipe does not say: as many devices have the same bits then."""
+"""Shards of a batch if the recipe does not say: up to 8 devices have the same bits then."""
 
 
 @dataclass(frozen=True)
 class Shards:
     """How a batch is cut, and how its parts are added.
 
-    Device d of `devices` has the shards d * own .. (d + 1) * own - 1. `axis` is the axis of the
-    mesh under which the step runs in `shard_map`; None where it runs on one device.
+    Device d of `devices` has the shards d * per_device .. (d + 1) * per_device - 1. `axis` is the
+    axis of the mesh under which the step runs in `shard_map`; None if it runs on one device.
     """
 
     count: int
@@ -31,15 +31,15 @@ class Shards:
     """Whether batch norm takes the statistics of all devices together."""
 
     @property
-    def own(self) -> int:
+    def per_device(self) -> int:
         """Shards of one device."""
         return self.count // self.devices
 
 
 def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
-    """Return the shards of a batch on a number of devices; None where it is taken as a whole.
+    """Return the shards of a batch on a number of devices; None if it stays whole.
 
-    Raises ValueError where they don't take equal numbers of shards.
+    Raises ValueError if the devices don't take equal numbers of shards.
     """
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
@@ -54,11 +54,11 @@ def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards |
 
 
 def num_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the number of shards with `exact`: the recipe's, else that of `default_shards`."""
+    """Return the number of shards with `exact`: the recipe's, else `default_shards`."""
     return parallel.shards or default_shards(batch_size, parallel.num_devices)
 
 
 def default_shards(batch_size: int, devices: int) -> int:
-    """Return the number of shards where a recipe names none: 8, or less where a batch has no 8
-    equal parts, or as many as there are devices."""
+    """Return the number of shards if a recipe names none: 8, or fewer if a batch has no 8 equal
+    parts, or the number of devices."""
     return max(gcd(DEFAULT_SHARDS, batch_size), devices)

@@ -64,7 +64,7 @@ class _Session:
 
 
 def _callback(session: _Session, monkeypatch: pytest.MonkeyPatch) -> Callback:
-    monkeypatch.setattr(Mlflow, "open", lambda spec: session)
+    monkeypatch.setattr(Mlflow, "tracker", staticmethod(lambda: session))
     return TrackerCallback(Mlflow())
 
 

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.monitors.bad_steps import BadStepMonitor
+from pipeline.engine.monitors.monitors import BadStepMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from tests.step_rows import telemetry_of
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.engine.monitors.background import BackgroundMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
+from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from tests.engine.monitors.test_background import REPORT, Diary, events_of, telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
 
@@ -27,7 +26,7 @@ def play(monitor: BestEffortMonitor[Diary]) -> None:
     monitor.on_sink(REPORT)
     monitor.on_eval(2, EVALUATION)
     monitor.flush()
-    monitor.attempt(lambda diary: diary.note("something else"))
+    monitor.relay(lambda diary: diary.note("something else"))
     monitor.close()
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.engine.callbacks.events import Evaluation
-from pipeline.engine.monitors.class_table import class_table, never_predicted
+from pipeline.engine.monitors.monitors import class_table, never_predicted
 
 
 def of_confusion(confusion: np.ndarray, names: list[str]) -> Evaluation:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.engine.callbacks.events import Evaluation
-from pipeline.engine.monitors.functional_lines import BANNER, FunctionalMonitor
+from pipeline.engine.monitors.monitors import BANNER, FunctionalMonitor
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 from tests.step_rows import telemetry_of
@@ -39,6 +39,6 @@ def test_a_test_has_accuracy_and_mean_loss() -> None:
 
 def test_no_losses_where_they_are_off() -> None:
     lines: list[str] = []
-    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None), every=0)
+    monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None), every_batches=0)
     monitor.on_steps(losses(0, [1.0]), 1.0)
     assert lines == [BANNER]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.engine.monitors.histograms import BINS, histogram_of
+from pipeline.engine.monitors.tensorboard import BINS, histogram_of
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.folder_lock import LOCK, Lock
-from pipeline.engine.monitors.lock_monitor import LockMonitor
+from pipeline.engine.monitors.monitors import LockMonitor
 
 
 def test_a_run_that_another_process_has_come_into_ends(tmp_path: Path) -> None:

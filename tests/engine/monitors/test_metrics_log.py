@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.callbacks.events import Evaluation
-from pipeline.engine.monitors.kept_log import KeptLog
 from pipeline.engine.monitors.metrics_log import MetricsLog
+from pipeline.engine.monitors.verified_log import VerifiedLog
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
@@ -187,8 +187,8 @@ def test_scalars_of_an_unfinished_boundary_are_replaced(
 def test_a_cut_leaves_whole_lines_of_earlier_steps(tmp_path: Path, text: str, kept: int) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(text)
-    with closing(KeptLog(file, every_step=True)) as kept_log:
-        kept_log.cut(2)
+    with closing(VerifiedLog(file, every_step=True)) as verified_log:
+        verified_log.cut(2)
     assert file.read_text() == "".join(line + "\n" for line in text.split("\n")[:kept])
 
 

@@ -53,7 +53,7 @@ def ended(step: int, loss: float = 1.0, *, steps: int = 1, seconds: float = 1.0)
 def test_loss_line_is_the_documents() -> None:
     """C-02, S-16: five passes of 195 steps as sinks."""
     page = Page()
-    monitor = LossMonitor(page.reporter, RunSchedule(975, 195, 195), every=1)
+    monitor = LossMonitor(page.reporter, RunSchedule(975, 195, 195), every_steps=1)
     losses = [1.9601055, 1.8555021, 1.6707983, 1.8162166, 1.393667]
     for sink, loss in enumerate(losses, start=1):
         monitor.on_sink(ended(195 * sink, loss, steps=195))
@@ -69,7 +69,7 @@ def test_loss_line_is_the_documents() -> None:
 def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
     """S-05, S-16: sinks of 1000 over 1875 batches a pass print step 1000, not pass offsets."""
     page = Page()
-    monitor = LossMonitor(page.reporter, RunSchedule(10_000, 1875, 1000), every=1)
+    monitor = LossMonitor(page.reporter, RunSchedule(10_000, 1875, 1000), every_steps=1)
     monitor.on_sink(ended(1000, 0.5399815, steps=1000))
     monitor.on_sink(ended(2000, 0.110185064, steps=1000))
     assert page.lines == [
@@ -81,7 +81,7 @@ def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
 def test_loss_line_without_sinks_comes_at_every_step() -> None:
     """S-07: the epoch is a pass then."""
     page = Page()
-    monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every=1)
+    monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every_steps=1)
     for step in range(1, 5):
         monitor.on_sink(ended(step, 0.5))
     assert [line.partition(",")[0] for line in page.lines] == [
@@ -94,7 +94,7 @@ def test_loss_line_without_sinks_comes_at_every_step() -> None:
 
 def test_loss_every_thins_out_the_lines() -> None:
     page = Page()
-    monitor = LossMonitor(page.reporter, RunSchedule(10, 100, None), every=4)
+    monitor = LossMonitor(page.reporter, RunSchedule(10, 100, None), every_steps=4)
     for step in range(1, 11):
         monitor.on_sink(ended(step))
     assert [line.partition(",")[0] for line in page.lines] == [
@@ -105,7 +105,7 @@ def test_loss_every_thins_out_the_lines() -> None:
 
 def test_loss_every_prints_at_the_end_of_the_sink_that_reaches_it() -> None:
     page = Page()
-    monitor = LossMonitor(page.reporter, RunSchedule(30, 100, 10), every=15)
+    monitor = LossMonitor(page.reporter, RunSchedule(30, 100, 10), every_steps=15)
     for step in (10, 20, 30):
         monitor.on_sink(ended(step, steps=10))
     assert [line.partition(" step")[0] for line in page.lines] == ["epoch: 2", "epoch: 3"]
@@ -113,7 +113,7 @@ def test_loss_every_prints_at_the_end_of_the_sink_that_reaches_it() -> None:
 
 def test_loss_every_zero_never_prints() -> None:
     page = Page()
-    monitor = LossMonitor(page.reporter, RunSchedule(10, 10, 5), every=0)
+    monitor = LossMonitor(page.reporter, RunSchedule(10, 10, 5), every_steps=0)
     monitor.on_sink(ended(5, steps=5))
     monitor.on_sink(ended(10, steps=5))
     assert page.lines == []

@@ -17,10 +17,9 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine import monitors
 from pipeline.engine.callbacks.events import Monitor
-from pipeline.engine.monitors.bad_steps import BadStepMonitor
-from pipeline.engine.monitors.best_effort import BestEffortMonitor
+from pipeline.engine.monitors.background import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import EvalMonitor, LossMonitor, TimeMonitor
+from pipeline.engine.monitors.monitors import BadStepMonitor, EvalMonitor, LossMonitor, TimeMonitor
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.schedule import RunSchedule
 from tests.engine.monitors.test_monitors import EVALUATION
@@ -36,6 +35,14 @@ def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observer
 
 def kinds(observers: Observers) -> list[type]:
     return [type(monitor) for monitor in observers.monitor.monitors]
+
+
+def show_samples(observers: Observers, images: np.ndarray) -> None:
+    observers.show(lambda board: board.add_images(images))
+
+
+def add_hparams(observers: Observers, parameters: dict[str, int]) -> None:
+    observers.show(lambda board: board.add_hparams(parameters, EVALUATION.scalars()))
 
 
 ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, BadStepMonitor]
@@ -75,9 +82,9 @@ def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: P
 
 def test_tensorboard_gets_samples_recipe_and_hparams(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
-        observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
+        show_samples(observers, np.zeros((2, 4, 4, 1), np.float32))
         observers.monitor.on_eval(3, EVALUATION)
-        observers.add_hparams({"seed": 2}, EVALUATION)
+        add_hparams(observers, {"seed": 2})
     accumulated = EventAccumulator(str(tmp_path)).Reload()
     assert set(accumulated.Tags()["images"]) == {"train/images", "eval/confusion"}
     assert accumulated.Tags()["tensors"] == ["recipe/text_summary", "custom_scalars__config__"]
@@ -97,16 +104,16 @@ def test_tensorboard_names_a_run_by_its_directory(tiny: Compose, tmp_path: Path)
 
 def test_without_parameters_and_samples_there_are_none(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
-        observers.show_samples(np.zeros((0, 4, 4, 1), np.float32))
-        observers.add_hparams({}, EVALUATION)
+        show_samples(observers, np.zeros((0, 4, 4, 1), np.float32))
+        add_hparams(observers, {})
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()
     assert (tags["images"], tags["tensors"]) == ([], ["recipe/text_summary"])
 
 
 def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path) as observers:
-        observers.show_samples(np.zeros((2, 4, 4, 1), np.float32))
-        observers.add_hparams({"seed": 2}, EVALUATION)
+        show_samples(observers, np.zeros((2, 4, 4, 1), np.float32))
+        add_hparams(observers, {"seed": 2})
     assert not list(tmp_path.glob("events.*"))
 
 

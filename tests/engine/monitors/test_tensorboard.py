@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.core.errors import RunError
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
-from pipeline.engine.monitors.captioned_pictures import captioned
+from pipeline.engine.monitors.projector import add_captions
 from pipeline.engine.monitors.tensorboard import TensorBoard, confusion_picture
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
@@ -271,6 +271,6 @@ def test_names_and_labels_of_strangers_are_text(tmp_path: Path) -> None:
 
 
 def test_wrong_predictions_are_red() -> None:
-    shown = captioned(np.zeros((2, 8, 8, 1), np.uint8), ("one", "two"), (True, False))
+    shown = add_captions(np.zeros((2, 8, 8, 1), np.uint8), ("one", "two"), (True, False))
     red = (shown[..., 0].astype(int) - shown[..., 2] > 60).any(axis=(1, 2))
     assert red.tolist() == [True, False]

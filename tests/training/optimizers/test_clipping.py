@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.training.optimizers.clipping import ClipSpec
+from pipeline.training.optimizers.first_order import ClipSpec
 
 GRADIENTS = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([-4.0])}  # global norm 5
 

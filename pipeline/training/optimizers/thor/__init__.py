@@ -1,1 +1,1 @@
-"""THOR: gradients preconditioned by Kronecker-factored curvature, refreshed now and then."""
+"""THOR: gradients preconditioned by Kronecker-factored curvature, refreshed at intervals."""

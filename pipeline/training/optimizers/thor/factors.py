@@ -1,14 +1,14 @@
 """The Kronecker factors of a layer's curvature, their damped inverses, and their application.
 
 The curvature of a layer with weights (n, m), which is its Fisher matrix averaged over samples, is
-taken to be T * A (x) G with T positions per sample (the pixels that a convolution gives, or
-tokens; 1 for vectors), where over all positions of all samples
+approximated by T * A (x) G with T positions per sample (the output pixels of a convolution, or
+tokens; 1 for vectors), and over all positions of all samples
 
     A = mean of a a'     a (n): input of the weights, for a convolution a patch of the images
     G = mean of d d'     d (m): the gradient of one sample's loss at the layer's output
 
-(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is no part of it. Both are
-cut into blocks along their diagonal, without the rest: a block costs its size cubed.
+(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is not included. Both are cut
+into blocks along their diagonal, without the rest: a block costs its size cubed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pipeline.models.lowerings.formulas.matmuls import multiply_by_rows, patches
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
-from pipeline.training.optimizers.thor.inverses import inverses_by_size
+from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 ROWS_LIMIT_BYTES = 8 << 20
-"""The most rows that are written at once: patches are several times as large as their images, and
-a product within the cache is faster."""
+"""The most rows that are written at once: patches are several times as large as their images, and a
+product within the cache is faster."""
 
 
 class Blocks(NamedTuple):
@@ -67,7 +67,7 @@ def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
 def curvature_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
     """The blocks of A and G from sums over `rows` positions of all samples.
 
-    `scale` times the cotangents are the gradients of each sample's own loss.
+    `scale` times the cotangents are the gradients of each sample's loss.
     """
     return Factors(sums.inputs / rows, sums.outputs * (scale**2 / rows))
 
@@ -77,32 +77,33 @@ def damped_inverses(
 ) -> dict[str, Factors]:
     """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
 
-    Their product over `output_size` stands for the inverse of T * A (x) G + damping: half of the
-    damping, as a factor, goes to each side whatever the size of A and G, as in MindSpore.
+    Their product over `positions` stands for the inverse of T * A (x) G + damping: half of the
+    damping, as a factor, goes to each side at any size of A and G, as in MindSpore.
     """
 
-    def damped(blocks: Array, share: Array) -> Array:
+    def add_damping(blocks: Array, share: Array) -> Array:
         return blocks + share * jnp.eye(blocks.shape[-1], dtype=blocks.dtype)
 
     shares = {path: jnp.sqrt(damping / positions[path]) for path in factors}
     systems = {
-        path: Factors(*(damped(blocks, shares[path]) for blocks in layer))
+        path: Factors(*(add_damping(blocks, shares[path]) for blocks in layer))
         for path, layer in factors.items()
     }
     stacks, structure = jax.tree.flatten(systems)
-    inverses: dict[str, Factors] = jax.tree.unflatten(structure, inverses_by_size(stacks))
+    inverses: dict[str, Factors] = jax.tree.unflatten(structure, invert_stacks(stacks))
     return inverses
 
 
 def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     """A^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n, m)."""
-    (rows, height, _), (columns, width, _) = inverses.inputs.shape, inverses.outputs.shape
+    (rows, height, _) = inverses.inputs.shape
+    (columns, width, _) = inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
     missing = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
     padded = jnp.pad(matrix, missing).reshape(rows, height, -1)
     left = (inverses.inputs @ padded).reshape(-1, columns, width).swapaxes(0, 1)
-    whole = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
-    return whole[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
+    product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
+    return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
 def positions_per_sample(capture: LayerCapture) -> int:

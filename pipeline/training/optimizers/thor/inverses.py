@@ -14,11 +14,11 @@ AT_ONCE_BYTES = 256 << 10
 so it should stay in the cache of a core."""
 
 
-def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
+def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
     """The inverses of stacks of symmetric positive definite matrices (number, n, n) each, float32.
 
-    Those of one size are inverted together, whatever stack they are from: the program grows
-    with the number of sizes, not of stacks. A matrix that is not positive definite becomes NaN.
+    Matrices of one size are inverted together: the program grows with the number of sizes, not of
+    stacks. A matrix that is not positive definite becomes NaN.
     """
     places: dict[int, list[int]] = defaultdict(list)
     for place, stack in enumerate(stacks):
@@ -28,7 +28,9 @@ def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
         together = jnp.concatenate([stacks[place] for place in alike])
         # jax's Cholesky decomposition must not be called on the CPU: its batches wait for threads
         # of the pool that they run on, and two calls at a time wait for ever on two cores.
-        inverted = lax.platform_dependent(together, cpu=by_elimination, default=by_cholesky)
+        inverted = lax.platform_dependent(
+            together, cpu=invert_by_elimination, default=invert_by_cholesky
+        )
         # Without AVX-512 the CPU's last product rounds an element and its mirror image differently.
         inverted = (inverted + inverted.mT) / 2
         ends = np.cumsum([stacks[place].shape[0] for place in alike])
@@ -36,15 +38,15 @@ def inverses_by_size(stacks: Sequence[Array]) -> list[Array]:
     return [inverses[place] for place in range(len(stacks))]
 
 
-def by_elimination(matrices: Array) -> Array:
+def invert_by_elimination(matrices: Array) -> Array:
     """The inverses of matrices (number, n, n), by Gauss's elimination, a few of them at a time."""
     _, n, _ = matrices.shape
     at_once = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
-    inverses: Array = lax.map(_eliminated, matrices, batch_size=at_once)
+    inverses: Array = lax.map(_eliminate, matrices, batch_size=at_once)
     return inverses
 
 
-def _eliminated(matrix: Array) -> Array:
+def _eliminate(matrix: Array) -> Array:
     """The inverse of a matrix M (n, n), from its factors M = L D L'.
 
     Elimination below the diagonal transforms M into D L', and the identity beside it into the
@@ -63,28 +65,31 @@ def _eliminated(matrix: Array) -> Array:
     return scaled.T @ scaled
 
 
-def by_cholesky(matrices: Array) -> Array:
+def invert_by_cholesky(matrices: Array) -> Array:
     """The inverses of matrices (number, n, n), by products that a matrix unit is fast at."""
-    inverse = _inverse_of_lower(jnp.linalg.cholesky(matrices))
+    inverse = _invert_lower(jnp.linalg.cholesky(matrices))
     return inverse.mT @ inverse
 
 
-def _inverse_of_lower(lower: Array) -> Array:
+def _invert_lower(lower: Array) -> Array:
     """Of lower triangular matrices (batch, n, n), by ever larger blocks on their diagonals.
 
     [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once: a
     few products for each power of two below n.
     """
     n = lower.shape[-1]
-    whole = 1 << (n - 1).bit_length()
-    padding = jnp.pad(jnp.zeros(n, lower.dtype), (0, whole - n), constant_values=1)
-    padded = jnp.pad(lower, [(0, 0), (0, whole - n), (0, whole - n)]) + jnp.diag(padding)
+    padded_size = 1 << (n - 1).bit_length()
+    padding = jnp.pad(jnp.zeros(n, lower.dtype), (0, padded_size - n), constant_values=1)
+    padded = jnp.pad(lower, [(0, 0), (0, padded_size - n), (0, padded_size - n)]) + jnp.diag(
+        padding
+    )
     inverses = 1 / jnp.diagonal(padded, axis1=1, axis2=2)[..., None, None]
-    while (size := inverses.shape[-1]) < whole:
-        pairs = whole // (2 * size)
+    while (size := inverses.shape[-1]) < padded_size:
+        pairs = padded_size // (2 * size)
         tiles = padded.reshape(-1, pairs, 2 * size, pairs, 2 * size)
         corners = jnp.diagonal(tiles[:, :, size:, :, :size], axis1=1, axis2=3).transpose(0, 3, 1, 2)
-        first, second = inverses[:, ::2], inverses[:, 1::2]
+        first = inverses[:, ::2]
+        second = inverses[:, 1::2]
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         bottom = jnp.concatenate([-second @ corners @ first, second], -1)
         inverses = jnp.concatenate([top, bottom], -2)

@@ -78,7 +78,7 @@ class Thor(OptimizerSpec):
         return CurvatureRule(
             partial(sum_moments, split_dim=self.split_dim),
             positions_per_sample,
-            every=self.frequency,
+            period=self.frequency,
             groups=self.split_indices,
         )
 

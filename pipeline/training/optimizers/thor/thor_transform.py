@@ -1,13 +1,13 @@
-"""THOR as an optax transformation: precondition gradients by inverses that are refreshed at times.
+"""THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals.
 
-Where an update is due to refresh, the factors of all observed layers, of that batch alone, are
+If an update is due to refresh, the factors of all observed layers, of that batch alone, are
 inverted; the updates between use the inverses as they are. Both variants are branches of one
 compiled step, chosen by the number of the update, so that a sink may end anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,16 +39,19 @@ def scale_by_thor(
 ) -> optax.GradientTransformationExtraArgs:
     """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
 
-    `damping` gives the damping at an update from its number, 0 first. Each factor is cut into
-    blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
-    without it. Inverses are kept for every kernel of two or four axes, since `init` can't know
-    which of them are observed; those of others stay 0 and are not read.
+    `damping` maps the number of an update, 0 first, to its damping. Each factor is cut into blocks
+    of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError without
+    it. There are inverses for every kernel of two or four axes, since `init` can't know which of
+    them are observed; the others stay 0 and are not read.
     """
 
     def init(params: optax.Params) -> ThorState:
-        leaves = leaves_by_path(params)
-        kernels = {path: leaf.shape for path, leaf in leaves.items() if _has_factors(path, leaf)}
-        inverses = {path: _empty(shape, split_dim) for path, shape in kernels.items()}
+        inverses = {}
+        for path, leaf in leaves_by_path(params).items():
+            if path.endswith("/kernel") and leaf.ndim in (2, 4):
+                sides = [cut(size, split_dim) for size in (prod(leaf.shape[:-1]), leaf.shape[-1])]
+                zeros = [jnp.zeros((side.number, side.size, side.size)) for side in sides]
+                inverses[path] = Factors(inputs=zeros[0], outputs=zeros[1])
         return ThorState(jnp.zeros((), jnp.int32), inverses)
 
     def update(
@@ -66,52 +69,34 @@ def scale_by_thor(
             for path in state.inverses
             if path.removesuffix("/kernel") in curvature.layers
         }
-        kept = {path: state.inverses[path] for path in seen}
+        before = {path: state.inverses[path] for path in seen}
         rows = {path: layer.rows.astype(jnp.float32) for path, layer in seen.items()}
         positions = {path: number / curvature.count for path, number in rows.items()}
 
-        def refreshed() -> dict[str, Factors]:
+        def refresh() -> dict[str, Factors]:
             factors = {
                 path: curvature_factors(layer.moments, rows[path], curvature.scale)
                 for path, layer in seen.items()
             }
             return damped_inverses(factors, damping(state.updates), positions)
 
-        inverses = where_due(curvature.due, refreshed, lambda: kept)
-        directions = _directions(updates, positions, inverses)
+        def find_direction(path: Any, gradient: Array) -> Array:
+            kernel = path_text(path)
+            if kernel not in positions:
+                return gradient
+            return precondition(gradient, inverses[kernel], positions[kernel])
+
+        inverses = where_due(curvature.due, refresh, lambda: before)
+        directions = jax.tree.map_with_path(find_direction, updates)
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _directions(
-    gradients: optax.Updates, positions: Mapping[str, Array], inverses: Mapping[str, Factors]
-) -> optax.Updates:
-    """Precondition the gradients of the kernels that have positions; keep the others."""
-
-    def direction(path: Any, gradient: Array) -> Array:
-        kernel = path_text(path)
-        if kernel not in positions:
-            return gradient
-        return precondition(gradient, inverses[kernel], positions[kernel])
-
-    return jax.tree.map_with_path(direction, gradients)
-
-
 def clip_each_by_norm(limit: float) -> optax.GradientTransformation:
-    """Scale down every array whose L2 norm is above the limit, each on its own."""
+    """Scale down every array whose L2 norm is above the limit."""
 
-    def clipped(update: Array) -> Array:
+    def clip(update: Array) -> Array:
         return update * jnp.minimum(1, limit / jnp.maximum(jnp.linalg.norm(update), 1e-30))
 
-    return optax.stateless(lambda updates, _: jax.tree.map(clipped, updates))
-
-
-def _has_factors(path: str, kernel: Array) -> bool:
-    return path.endswith("/kernel") and kernel.ndim in (2, 4)
-
-
-def _empty(shape: tuple[int, ...], split_dim: int) -> Factors:
-    features, outputs = prod(shape[:-1]), shape[-1]
-    sides = (cut(features, split_dim), cut(outputs, split_dim))
-    return Factors(*(jnp.zeros((side.number, side.size, side.size)) for side in sides))
+    return optax.stateless(lambda updates, _: jax.tree.map(clip, updates))

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.optimizers.thor.inverses import by_cholesky, by_elimination, inverses_by_size
+from pipeline.training.optimizers.thor.inverses import (
+    invert_by_cholesky,
+    invert_by_elimination,
+    invert_stacks,
+)
 from tests.models.build import QUICK
 
 NUMBERS_AND_SIZES = [(2, 3), (1, 128), (3, 1), (1, 3), (2, 75), (9, 128)]
@@ -24,7 +28,7 @@ def positive_definite(number: int, size: int, seed: int) -> np.ndarray:
 @pytest.mark.slow
 def test_every_matrix_is_inverted_and_stays_in_its_place() -> None:
     stacks = [positive_definite(*shape, seed) for seed, shape in enumerate(NUMBERS_AND_SIZES)]
-    inverses = jax.jit(inverses_by_size, compiler_options=QUICK)(
+    inverses = jax.jit(invert_stacks, compiler_options=QUICK)(
         [jnp.float32(stack) for stack in stacks]
     )
     for stack, inverse in zip(stacks, inverses, strict=True):
@@ -33,7 +37,7 @@ def test_every_matrix_is_inverted_and_stays_in_its_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("invert", [by_elimination, by_cholesky])
+@pytest.mark.parametrize("invert", [invert_by_elimination, invert_by_cholesky])
 @pytest.mark.parametrize("share", [1e-2, 1e-4])
 def test_a_matrix_of_few_rows_is_inverted_as_well_as_float32_can(
     share: float, invert: Callable[[jax.Array], jax.Array]
@@ -53,15 +57,13 @@ def test_a_matrix_of_few_rows_is_inverted_as_well_as_float32_can(
 def test_by_cholesky_is_the_inverse_too(size: int) -> None:
     """As other devices than the CPU compute it: sizes that are powers of two and others."""
     stack = positive_definite(2, size, seed=3)
-    inverse = jax.jit(by_cholesky, compiler_options=QUICK)(jnp.float32(stack))
+    inverse = jax.jit(invert_by_cholesky, compiler_options=QUICK)(jnp.float32(stack))
     np.testing.assert_allclose(inverse, np.linalg.inv(stack), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_what_is_not_positive_definite_becomes_no_number() -> None:
-    (inverse,) = inverses_by_size(
-        [jnp.float32([[[1.0, 2.0], [2.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]])]
-    )
+    (inverse,) = invert_stacks([jnp.float32([[[1.0, 2.0], [2.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]])])
     assert np.isnan(inverse[0]).all()
     np.testing.assert_allclose(inverse[1], [[0.5, 0.0], [0.0, 1.0]], rtol=1e-6)
 
@@ -69,5 +71,5 @@ def test_what_is_not_positive_definite_becomes_no_number() -> None:
 def test_nothing_waits_for_threads() -> None:
     """No call of LAPACK: its batches wait for the threads that they run on."""
     shapes = [jax.ShapeDtypeStruct((number, 20, 20), jnp.float32) for number in (3, 4)]
-    lowered = jax.jit(inverses_by_size).trace(shapes).lower(lowering_platforms=("cpu",))
+    lowered = jax.jit(invert_stacks).trace(shapes).lower(lowering_platforms=("cpu",))
     assert "custom_call" not in lowered.as_text()

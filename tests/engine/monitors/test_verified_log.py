@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.monitors import kept_log
-from pipeline.engine.monitors.kept_log import KeptLog, Mark, read_mark
+from pipeline.engine.monitors import verified_log
+from pipeline.engine.monitors.verified_log import Mark, VerifiedLog, read_mark
 
 
 def line(step: int) -> bytes:
@@ -22,8 +22,8 @@ def lines(first: int, last: int) -> bytes:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[KeptLog]:
-    with closing(KeptLog(tmp_path / "metrics.jsonl", every_step=True)) as opened:
+def log(tmp_path: Path) -> Iterator[VerifiedLog]:
+    with closing(VerifiedLog(tmp_path / "metrics.jsonl", every_step=True)) as opened:
         yield opened
 
 
@@ -33,10 +33,10 @@ def of(text: bytes, tail: bytes) -> Mark:
 
 @pytest.mark.parametrize("block", [1, 3, 10, 100])
 def test_a_mark_is_of_the_whole_file_and_holds_its_last_lines(
-    block: int, log: KeptLog, monkeypatch: pytest.MonkeyPatch
+    block: int, log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the lines came, and however often one was asked for."""
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", len(lines(97, 100)) + 3)
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", len(lines(97, 100)) + 3)
     for first in range(1, 101, block):
         last = min(100, first + block - 1)
         log.append(lines(first, last))
@@ -44,16 +44,16 @@ def test_a_mark_is_of_the_whole_file_and_holds_its_last_lines(
     assert log.mark(100) == log.mark(100) == of(lines(1, 100), lines(97, 100))
 
 
-def test_a_mark_leaves_out_the_bad_step_that_ends_a_run(log: KeptLog) -> None:
+def test_a_mark_leaves_out_the_bad_step_that_ends_a_run(log: VerifiedLog) -> None:
     log.append(lines(1, 5))
     assert log.mark(4) == of(lines(1, 4), lines(1, 4))
     assert log.mark(5) == of(lines(1, 5), lines(1, 5))
 
 
 def test_a_line_longer_than_the_tail_is_in_the_digest_alone(
-    log: KeptLog, monkeypatch: pytest.MonkeyPatch
+    log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", 10)
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", 10)
     log.append(lines(1, 2))
     assert log.mark(2) == of(lines(1, 2), b"")
     log.append(lines(3, 3))
@@ -62,15 +62,15 @@ def test_a_line_longer_than_the_tail_is_in_the_digest_alone(
 
 @pytest.mark.parametrize("tail_bytes", [10, 60, 1000])
 def test_a_log_goes_on_from_a_mark(
-    tail_bytes: int, log: KeptLog, monkeypatch: pytest.MonkeyPatch
+    tail_bytes: int, log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later lines of a killed run are cut; the marks to come are those of an unbroken log."""
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", tail_bytes)
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", tail_bytes)
     log.append(lines(1, 10))
     mark = log.mark(10)
     log.append(lines(11, 20) + b'{"step": 2')
     log._file.flush()
-    with closing(KeptLog(log.path, every_step=True)) as resumed:
+    with closing(VerifiedLog(log.path, every_step=True)) as resumed:
         assert resumed.continue_from(mark, 10)
         assert log.path.read_bytes() == lines(1, 10)
         assert resumed.mark(10) == mark
@@ -83,12 +83,12 @@ def test_a_log_goes_on_from_a_mark(
 
 def test_an_evaluation_after_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
     """The end of a run is evaluated once all is saved."""
-    log = KeptLog(tmp_path / "evals.jsonl", every_step=False)
+    log = VerifiedLog(tmp_path / "evals.jsonl", every_step=False)
     log.append(line(10) + line(20))
     mark = log.mark(20)
     log.append(line(30) + line(40) + line(35))
     log.close()
-    with closing(KeptLog(log.path, every_step=False)) as resumed:
+    with closing(VerifiedLog(log.path, every_step=False)) as resumed:
         assert resumed.continue_from(mark, 30)
         resumed.flush()
         assert log.path.read_bytes() == line(10) + line(20) + line(30)
@@ -98,7 +98,7 @@ def test_an_evaluation_after_the_last_checkpoint_is_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("change", ["cut", "longer", "truncated"])
-def test_a_log_that_others_write_is_noticed(change: str, log: KeptLog) -> None:
+def test_a_log_that_others_write_is_noticed(change: str, log: VerifiedLog) -> None:
     log.append(lines(1, 3))
     log.flush()
     text = {"cut": lines(1, 2), "longer": lines(1, 4), "truncated": b""}[change]
@@ -137,17 +137,17 @@ def test_a_mark_that_can_be_none_is_none(change: str, value: Any) -> None:
     assert read_mark(None, 3) is None
 
 
-def test_going_on_parses_the_tail_alone(log: KeptLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_parses_the_tail_alone(log: VerifiedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the log is, so that a long run is resumed as fast as a short one."""
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", 100)
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", 100)
     parsed: list[bytes] = []
-    parse = kept_log.parse_line
+    parse = verified_log.parse_line
     log.append(lines(1, 5000))
     mark = log.mark(5000)
     log._file.flush()
     monkeypatch.setattr(
-        kept_log, "parse_line", lambda text, where: parsed.append(text) or parse(text, where)
+        verified_log, "parse_line", lambda text, where: parsed.append(text) or parse(text, where)
     )
-    with closing(KeptLog(log.path, every_step=True)) as resumed:
+    with closing(VerifiedLog(log.path, every_step=True)) as resumed:
         assert resumed.continue_from(mark, 5000)
     assert len(parsed) <= 5

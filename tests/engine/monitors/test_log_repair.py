@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.monitors import kept_log
-from pipeline.engine.monitors.kept_log import KeptLog, Mark
-from pipeline.engine.monitors.log_mending import LogFindings, open_log
-from tests.engine.monitors.test_kept_log import line, lines
+from pipeline.engine.monitors import verified_log
+from pipeline.engine.monitors.verified_log import LogFindings, Mark, VerifiedLog, open_log
+from tests.engine.monitors.test_verified_log import line, lines
 
 TAIL = 3
 """So many lines are in the mark."""
@@ -19,14 +18,14 @@ TAIL = 3
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mark:
     """That of ten steps; the file is there."""
-    monkeypatch.setattr(kept_log, "TAIL_BYTES", len(lines(8, 10)) + 2)
-    with closing(KeptLog(tmp_path / "metrics.jsonl", every_step=True)) as log:
+    monkeypatch.setattr(verified_log, "TAIL_BYTES", len(lines(8, 10)) + 2)
+    with closing(VerifiedLog(tmp_path / "metrics.jsonl", every_step=True)) as log:
         log.append(lines(1, 10))
         return log.mark(10)
 
 
 def reopen(folder: Path, mark: Mark | None, step: int = 10) -> LogFindings:
-    log, found = open_log(folder / "metrics.jsonl", step, mark, every_step=True, own=True)
+    log, found = open_log(folder / "metrics.jsonl", step, mark, every_step=True, resumed=True)
     with closing(log):
         return found
 
@@ -124,7 +123,7 @@ def test_numbers_that_were_changed_are_named_though_nobody_knows_which(
 def test_what_is_missing_is_named_by_every_life_to_come(mark: Mark, tmp_path: Path) -> None:
     """Else the run would end done, and only the life before would have said it."""
     (tmp_path / "metrics.jsonl").write_bytes(lines(5, 10))
-    log, first = open_log(tmp_path / "metrics.jsonl", 10, mark, every_step=True, own=True)
+    log, first = open_log(tmp_path / "metrics.jsonl", 10, mark, every_step=True, resumed=True)
     with closing(log):
         log.append(lines(11, 12))
         mark = log.mark(12)
@@ -147,17 +146,17 @@ def test_without_a_mark_gaps_are_named(tmp_path: Path) -> None:
 
 def test_evaluations_that_are_missing_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "evals.jsonl"
-    with closing(KeptLog(path, every_step=False)) as log:
+    with closing(VerifiedLog(path, every_step=False)) as log:
         log.append(line(5) + line(10) + line(15))
         mark = log.mark(15)
     path.write_bytes(line(10))
-    log, found = open_log(path, 15, mark, every_step=False, own=True)
+    log, found = open_log(path, 15, mark, every_step=False, resumed=True)
     log.close()
     assert path.read_bytes() == line(5) + line(10) + line(15)
     assert found.restored == ((5, 5), (15, 15))
     mark = Mark(mark.size_bytes, 3, mark.sha256, line(15))
     path.write_bytes(line(10) + line(20))
-    log, found = open_log(path, 20, mark, every_step=False, own=True)
+    log, found = open_log(path, 20, mark, every_step=False, resumed=True)
     log.close()
     assert path.read_bytes() == line(10) + line(15) + line(20)
     assert "a line is missing" in str(found)

@@ -1,0 +1,408 @@
+"""A log that is appended to, and its mark in a checkpoint, by which it is verified and repaired.
+
+A checkpoint can survive when a log does not: lines had not reached the disk at a power failure, or
+the file was edited, cut or removed. So a checkpoint has a mark of each log: length, digest and last
+lines. The digest is updated with every line that is written, so a mark costs no second reading.
+
+A damaged log is rebuilt of its whole lines before the tail of the mark, and of that tail. If the
+digest agrees, this is what was written. Else the missing lines are reported, and the damaged file
+stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from pipeline.core.errors import DataError
+from pipeline.core.files.atomic_write import commit, sync
+from pipeline.core.files.real_files import open_unshared
+from pipeline.engine.monitors.log_lines import (
+    LONGEST_BYTES,
+    MAX_RANGES,
+    WHOLE,
+    Flaws,
+    LogLine,
+    Ranges,
+    parse_line,
+    ranges_of,
+    read_flaws,
+    read_lines,
+    steps_text,
+)
+
+TAIL_BYTES = 128 << 10
+"""Bytes of the end of a log in a checkpoint: about a thousand steps."""
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A log as it was at a checkpoint."""
+
+    size_bytes: int
+    lines: int
+    sha256: str
+    tail: bytes
+    """The last lines, up to `TAIL_BYTES`."""
+    flaws: Flaws = WHOLE
+    """Flaws that the log had already."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mark as JSON."""
+        return {
+            "size_bytes": self.size_bytes,
+            "lines": self.lines,
+            "sha256": self.sha256,
+            "tail": self.tail.decode(),
+            "flaws": self.flaws.to_dict(),
+        }
+
+
+def read_mark(tree: Any, step: int) -> Mark | None:
+    """Return the mark in a checkpoint of `step`; None if there isn't a valid one.
+
+    The checkpoint may come from a stranger.
+    """
+    if not isinstance(tree, Mapping):
+        return None
+    size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
+    if type(size_bytes) is not int or type(lines) is not int:
+        return None
+    if not isinstance(sha256, str) or not isinstance(tail, str):
+        return None
+    try:
+        mark = Mark(size_bytes, lines, sha256, tail.encode(), read_flaws(tree.get("flaws")))
+        steps = [parse_line(line, "").step for line in mark.tail.splitlines(keepends=True)]
+    except (ValueError, DataError):
+        return None
+    if steps != sorted(set(steps)) or not tail.endswith("\n" if steps else ""):
+        return None
+    fits = mark.size_bytes >= len(mark.tail) and mark.lines >= len(steps)
+    return mark if fits and max(steps, default=0) <= step else None
+
+
+class VerifiedLog:
+    """Log to which whole lines are appended; the file is created if it is missing.
+
+    A log of `every_step` has a line for each step from 1. Raises OSError if the file can't be
+    opened, is a link, or isn't a regular file.
+    """
+
+    def __init__(self, path: Path, *, every_step: bool) -> None:
+        self.path = path
+        self.flaws = WHOLE
+        self._every_step = every_step
+        self._file = _open(path)
+        self._size_bytes = 0
+        self._lines = 0
+        self._tail = bytearray()
+        """The last lines: all, or at least `TAIL_BYTES` of them."""
+        self._digest = hashlib.sha256()
+        """Digest of the lines before the tail."""
+
+    def append(self, text: bytes) -> None:
+        """Add whole lines."""
+        self._file.write(text)
+        self._add(text)
+
+    def flush(self) -> None:
+        """Pass all lines to the system. Raises OSError if they are not in the file of that name.
+
+        That file must have the length of what was written: no other process writes or cuts it.
+        """
+        self._file.flush()
+        status = os.fstat(self._file.fileno())
+        if not os.path.samestat(os.stat(self.path), status):
+            raise FileNotFoundError(errno.ENOENT, "it was replaced by another file", str(self.path))
+        if status.st_size != self._size_bytes:
+            raise OSError(errno.EIO, "another process has changed it", str(self.path))
+
+    def close(self) -> None:
+        """Write the rest to the disk and close: a summary reports next that the run has ended."""
+        with self._file:
+            self.flush()
+            sync(self.path)
+
+    def release(self) -> None:
+        """Close without checking the file, which another process may have taken."""
+        self._file.close()
+
+    def reopen(self) -> None:
+        """Continue with the file that has the name now."""
+        self.release()
+        self._file = _open(self.path)
+
+    def mark(self, step: int) -> Mark:
+        """Return the mark of the lines up to `step`.
+
+        A later line is the bad step that ends a run; the state is saved as before it.
+        """
+        text = bytes(self._tail)
+        end = len(text)
+        while end and parse_line(text[(start := _last_line(text, end)) : end], "").step > step:
+            end = start
+        begin = 0 if end <= TAIL_BYTES else text.index(b"\n", end - TAIL_BYTES - 1) + 1
+        digest = self._digest.copy()
+        digest.update(text[:end])
+        size_bytes = self._size_bytes - len(text) + end
+        lines = self._lines - text.count(b"\n", end)
+        return Mark(size_bytes, lines, digest.hexdigest(), text[begin:end], self.flaws)
+
+    def continue_from(self, mark: Mark, step: int) -> bool:
+        """Continue from a mark; False if the file does not begin with what was marked.
+
+        The rest is cut, except lines in order up to `step`: an evaluation at the end is written
+        after the last checkpoint.
+        """
+        self._file.seek(0)
+        digest = digest_of(self._file, mark.size_bytes - len(mark.tail))
+        if digest is None:
+            return False
+        marked = digest.copy()
+        marked.update(self._file.read(len(mark.tail)))
+        if marked.hexdigest() != mark.sha256:
+            return False
+        self._digest = digest
+        self._tail = bytearray(mark.tail)
+        self._size_bytes = mark.size_bytes
+        self._lines = mark.lines
+        self.flaws = mark.flaws
+        self._take_further_lines(mark.tail, step)
+        os.ftruncate(self._file.fileno(), self._size_bytes)
+        return True
+
+    def _take_further_lines(self, tail: bytes, step: int) -> None:
+        last = parse_line(tail[_last_line(tail, len(tail)) :], "").step if tail else 0
+        if last == step:
+            return
+        self._file.seek(self._size_bytes)
+        for text in iter(partial(self._file.readline, LONGEST_BYTES), b""):
+            try:
+                next_step = parse_line(text, "").step
+            except DataError:
+                return
+            if not last < next_step <= step or not text.endswith(b"\n"):
+                return
+            last = next_step
+            self._add(text)
+
+    def cut(self, step: int) -> Flaws:
+        """Cut everything after the last whole line whose step is at most `step`.
+
+        Returns the gaps up to there in a log of every step. Raises DataError for a line that is not
+        of a log; nothing is cut then.
+        """
+        self._file.flush()
+        self._size_bytes = 0
+        self._lines = 0
+        self._tail.clear()
+        self._digest = hashlib.sha256()
+        last = 0
+        flaws = WHOLE
+        for line in read_lines(self.path):
+            if line.step > step:
+                break
+            self._add(line.text)
+            flaws = self.with_gap(flaws, last, line.step)
+            last = line.step
+        os.ftruncate(self._file.fileno(), self._size_bytes)
+        return self.with_gap(flaws, last, step + 1)
+
+    def with_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
+        """Return flaws with the gap, if there is one, between the lines of two steps."""
+        if not self._every_step or step <= last + 1:
+            return flaws
+        ranges = (*flaws.missing, (last + 1, step - 1))[:MAX_RANGES]
+        missing_lines = flaws.missing_lines + step - last - 1
+        return replace(flaws, missing=ranges, missing_lines=missing_lines)
+
+    def _add(self, text: bytes) -> None:
+        self._size_bytes += len(text)
+        self._lines += text.count(b"\n")
+        self._tail += text
+        if len(self._tail) > 2 * TAIL_BYTES:
+            begin = self._tail.rfind(b"\n", 0, -TAIL_BYTES) + 1
+            self._digest.update(self._tail[:begin])
+            del self._tail[:begin]
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
+
+
+def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
+    """Return the SHA-256 object of the next bytes of a file; None if the file is shorter."""
+    digest = hashlib.sha256()
+    for chunk in _read_chunks(file, size_bytes):
+        digest.update(chunk)
+        size_bytes -= len(chunk)
+    return None if size_bytes else digest
+
+
+def _read_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file, fewer if it is shorter."""
+    while size_bytes and (chunk := file.read(min(size_bytes, CHUNK_BYTES))):
+        yield chunk
+        size_bytes -= len(chunk)
+
+
+def _last_line(text: bytes, end: int) -> int:
+    """Return the start of the last line before `end`."""
+    return text.rfind(b"\n", 0, end - 1) + 1
+
+
+@dataclass(frozen=True)
+class LogFindings:
+    """Findings about a log when its run was resumed."""
+
+    path: Path
+    flaws: Flaws = WHOLE
+    restored: Ranges = ()
+    """Ranges of steps whose lines were lost or changed, and are restored."""
+    set_aside: str | None = None
+    """The new name of the damaged file."""
+    changed: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.flaws) or self.changed
+
+    def __str__(self) -> str:
+        text = [f"{self.path.name}: was not as it was written"] if self.changed else []
+        if self.restored:
+            text.append(f"lines of {steps_text(self.restored)} are restored from the checkpoint")
+        if self.flaws:
+            text.append(str(self.flaws) if text else f"{self.path.name}: {self.flaws}")
+        elif self.changed:
+            text.append("it is whole again")
+        if self.set_aside:
+            text.append(f"as it was found it is kept as {self.set_aside}")
+        return "; ".join(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the findings as JSON."""
+        aside = {"set_aside": self.set_aside} if self.set_aside else {}
+        return {**self.flaws.to_dict(), "restored": self.restored, **aside}
+
+
+def open_log(
+    path: Path, step: int, mark: Mark | None, *, every_step: bool, resumed: bool
+) -> tuple[VerifiedLog, LogFindings]:
+    """Open a log to be continued after boundary `step`, and return the findings about it.
+
+    `mark` is the checkpoint's; without one, the lines after `step` are cut. Gaps of a log of
+    `every_step` are reported if the run itself has done the steps before (`resumed`). Raises
+    OSError, and DataError for a log without a mark that can't be read.
+    """
+    with ExitStack() as failing:
+        log = VerifiedLog(path, every_step=every_step)
+        failing.callback(log.release)
+        if mark is None:
+            flaws = log.cut(step)
+            log.flaws = flaws if resumed else WHOLE
+            findings = LogFindings(path, log.flaws)
+        elif log.continue_from(mark, step):
+            findings = LogFindings(path, log.flaws)
+        else:
+            mended, findings = _mend(path, mark, step, every_step=every_step)
+            log.reopen()
+            log.continue_from(mended, step)
+        failing.pop_all()
+    return log, findings
+
+
+def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, LogFindings]:
+    """Rebuild a log; return the mark of the result, and the findings."""
+    tail = [parse_line(line, "") for line in mark.tail.splitlines(keepends=True)]
+    marked = {line.step: line.text for line in tail}
+    begin, end = (tail[0].step, tail[-1].step) if tail else (step + 1, step)
+    intact: set[int] = set()
+    further: list[bytes] = []
+    flaws = WHOLE
+    last = 0
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    draft = VerifiedLog(part, every_step=every_step)
+
+    def add(line: LogLine) -> None:
+        nonlocal flaws, last
+        flaws = draft.with_gap(flaws, last, line.step)
+        draft.append(line.text)
+        last = line.step
+
+    with ExitStack() as files:
+        source = files.enter_context(path.open("rb"))
+        files.callback(draft.release)
+        if _begins_as_marked(source, mark):
+            # So the lines before the tail need not be parsed one by one.
+            last = begin - 1
+            for chunk in _read_chunks(source, mark.size_bytes - len(mark.tail)):
+                draft.append(chunk)
+        for line in _whole_lines(source):
+            if last < line.step < begin:
+                add(line)
+            elif marked.get(line.step) == line.text:
+                intact.add(line.step)
+            elif end < line.step <= step:
+                further.append(line.text)
+        for line in tail:
+            add(line)
+        mended = draft.mark(end)
+        draft.append(b"".join(further))
+    if mended.sha256 == mark.sha256:
+        flaws = mark.flaws
+        aside = None
+    else:
+        flaws = replace(flaws, verified=False)
+        if not every_step:
+            lost = max(0, mark.lines - mended.lines)
+            flaws = Flaws((), mark.flaws.missing_lines + lost, verified=False)
+        aside = _set_aside(path)
+    commit(part, path)
+    restored = ranges_of(marked.keys() - intact)
+    return replace(mended, flaws=flaws), LogFindings(path, flaws, restored, aside, changed=True)
+
+
+def _begins_as_marked(file: BinaryIO, mark: Mark) -> bool:
+    """Whether a file begins with what was marked before the tail. It is rewound."""
+    digest = digest_of(file, mark.size_bytes - len(mark.tail))
+    file.seek(0)
+    if digest is None:
+        return False
+    digest.update(mark.tail)
+    return digest.hexdigest() == mark.sha256
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
+    """Yield the lines of a log, without anything else that the file may hold.
+
+    A file whose blocks were not written has null bytes; an editor may have written CR LF.
+    """
+    for text in iter(partial(file.readline, LONGEST_BYTES), b""):
+        text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
+        if text.endswith(b"\r\n"):
+            text = text[:-2] + b"\n"
+        if not text.endswith(b"\n"):
+            continue
+        try:
+            yield parse_line(text, "")
+        except DataError:
+            continue
+
+
+def _set_aside(path: Path) -> str | None:
+    """Rename a damaged file and return its new name; None if it is empty."""
+    if path.stat().st_size == 0:
+        return None
+    names = (path.with_name(f"damaged-{path.name}-{number}") for number in range(1, 1000))
+    free = next(name for name in names if not os.path.lexists(name))
+    path.rename(free)
+    return free.name
