@@ -33,7 +33,7 @@ from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
-from pipeline.stages.record.log_arrays import read_arrays
+from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.run import run, run_in_sinks
 from pipeline.stages.runner.context import RunOptions

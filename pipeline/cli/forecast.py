@@ -20,8 +20,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.inspect.forecast.host_forecast import checked, forecast_step
-from pipeline.stages.autosink.dispatch_costs import OFF, first_look
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, first_look
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_inputs, compile_programs
 from pipeline.stages.data import load_data

@@ -23,10 +23,15 @@ from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import shown
 from pipeline.data.targets import Targets
 from pipeline.stages.export.export import is_export, read_export
-from pipeline.stages.export.image_inputs import files_in, read_images
-from pipeline.stages.export.mask_files import mask_path, require_new_names, write_mask
+from pipeline.stages.export.inference_files import (
+    files_in,
+    mask_path,
+    prediction_row,
+    read_images,
+    require_new_names,
+    write_mask,
+)
 from pipeline.stages.export.prediction import make_predict
-from pipeline.stages.export.prediction_rows import prediction_row
 from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"

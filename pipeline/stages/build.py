@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import optax
 from flax import linen as nn
 
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -26,7 +28,6 @@ from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.imported.with_lowerings import lowers_itself
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.standard import Network
-from pipeline.stages.blame import blaming_key
 from pipeline.stages.build_checks import (
     LAYER_CHECKS,
     METRIC_CHECKS,
@@ -34,12 +35,14 @@ from pipeline.stages.build_checks import (
     STATE_CHECKS,
     TASK_CHECKS,
     StepDraft,
+    blaming_key,
     require_all,
 )
 from pipeline.stages.fine_tuning import fine_tuned
-from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.freezing import config_at
 from pipeline.training.parallel.shards import Shards, shards_of
+from pipeline.training.part_specs import ScheduleSpec
+from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of
@@ -236,3 +239,55 @@ def _trained(built: Built, step: int) -> int:
     """The number of parameters that are trained after a number of steps."""
     trained, _ = split(built.state.params, config_at(built.parts, step).frozen)
     return sum(leaf.size for leaf in jax.tree.leaves(trained))
+
+
+def learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
+    """The rates of each update: float32 (total,), or (total, 1 + rules) where `lr_rules` has any.
+
+    The first column is the main schedule's; each rule has `factor` times that of its own schedule,
+    or of the main one. Raises RecipeError where a schedule has no such table.
+    """
+    main = _table("train.schedule", train.schedule, train, run)
+    if not train.lr_rules:
+        return main
+    columns = [main]
+    for number, rule in enumerate(train.lr_rules):
+        key = f"train.lr_rules.{number}.schedule"
+        own = main if rule.schedule is None else _table(key, rule.schedule, train, run)
+        columns.append(own * np.float32(rule.factor))
+    return np.stack(columns, axis=1)
+
+
+def _table(key: str, schedule: ScheduleSpec, train: TrainSpec, run: RunSchedule) -> np.ndarray:
+    try:
+        return schedule.table(train.optimizer.lr, run.total, run.steps_per_pass)
+    except ValueError as error:
+        raise RecipeError([_problem(key, error)]) from error
+
+
+def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:
+    """Read the files of learning rates by key. Raises RecipeError with what is wrong with each."""
+    files, problems = {}, []
+    for key, schedule in train.schedules.items():
+        if isinstance(schedule, TableSchedule):
+            try:
+                files[key] = schedule.read()
+            except ValueError as error:
+                problems.append(_problem(key, error))
+    if problems:
+        raise RecipeError(problems)
+    return files
+
+
+def fingerprints(files: Mapping[str, RateFile]) -> dict[str, Any]:
+    """Fingerprints of files of learning rates, as provenance.json has those of columns."""
+    return {
+        key: {"shape": file.rates.shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
+        for key, file in files.items()
+    }
+
+
+def _problem(key: str, error: ValueError) -> str:
+    """A line that begins with the key: that of the file where the error names it."""
+    text = str(error)
+    return f"{key}.{text}" if text.startswith("file = ") else f"{key}: {text}"

@@ -6,7 +6,8 @@ Each check raises RecipeError; `require_all` raises one for the problems of seve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
+from flax.errors import FlaxError
 
 from pipeline.config.checks import wanted_metrics
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
@@ -28,9 +30,10 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.stages.blame import blaming_key
-from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
-from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
+from pipeline.stages.image_sizes import (
+    refuse_buckets_that_do_not_fit,
+    refuse_sizes_that_do_not_fit,
+)
 from pipeline.training.class_metrics import ClassCountMetric
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
@@ -38,6 +41,25 @@ from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import initial_variables
+
+UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
+"""Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""
+
+
+@contextmanager
+def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
+    """Report errors of the body as a problem of the recipe, under this key.
+
+    Code that can't be traced is a problem of `untraceable`, where that is another key.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError([f"{key}: {error}"]) from error
+    except UNTRACEABLE as error:
+        code = untraceable or key
+        raise RecipeError([f"{code}: can't be traced: {first_line(error)}"]) from error
+
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import jax
+from flax import linen as nn
+from pydantic import BaseModel
 
-from pipeline.backends.base import Backend, CompileInputs, Executable, ProgramReport
+from pipeline.backends.base import Backend, CompileInputs, CompileReport, Executable, ProgramReport
 from pipeline.backends.feed.feed import Feed, make_feed
 from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.config.cache import program_folder
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache, programs_by_names
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.stages.blame import blaming_key
+from pipeline.models.layers import standard
+from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.stages.recomputation import (
-    blocks_of,
-    device_memory,
-    recomputing,
-    training_temporaries,
-)
+from pipeline.stages.build_checks import blaming_key
+from pipeline.stages.record.run_directory import COMPILED
 from pipeline.training.parallel.cuts import cuts_of
 from pipeline.training.parallel.shards import shards_of
 
@@ -218,3 +224,113 @@ def _line(program: ProgramReport) -> str:
         f"{program.name}: {program.compile_s:.1f} s, cache {program.cache}, "
         f"{program.temporary_bytes / 1e6:,.1f} MB of temporaries{flops}"
     )
+
+
+def write_figures(run_dir: Path, report: CompileReport) -> None:
+    """Write the figures of each program that has some; no file where none has."""
+    figures = {
+        program.name: {"compile_s": program.compile_s, **program.figures}
+        for program in report.programs
+        if program.figures is not None
+    }
+    if figures:
+        write_whole(run_dir / COMPILED, json_text(figures, indent=1) + "\n")
+
+
+BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
+"""Layers whose insides are computed again, the outermost where one is inside of another."""
+
+
+def recomputing(built: Built) -> Built:
+    """Return the step whose backward pass computes the insides of blocks again.
+
+    Losses are the same bits on the CPU where the compiler forms the same operations of both.
+    Raises ValueError for a network without blocks.
+    """
+    network = built.parts.network
+    if not blocks_of(network):
+        raise ValueError(
+            "the network has no residual blocks and no branches, whose insides could be computed "
+            "again; must be none"
+        )
+    return replace(built, parts=replace(built.parts, network=network.clone(recomputes=True)))
+
+
+def blocks_of(network: nn.Module) -> int:
+    """The number of blocks of a network, those inside of others left out; 0 for one that is no
+    list of layers."""
+    return _count(network.layers) if isinstance(network, Network) else 0
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, BLOCKS):
+        return 1
+    if isinstance(value, tuple):
+        return sum(map(_count, value))
+    if isinstance(value, standard.Sequence | standard.Gate):
+        return getattr(value, "repeat", 1) * _count(value.body)
+    return 0
+
+
+def training_temporaries(executable: Executable) -> int:
+    """Bytes of the temporaries of a training step, as the compiler plans them."""
+    sizes = {program.name: program.temporary_bytes for program in executable.report.programs}
+    return sizes.get("training step", 0)
+
+
+def device_memory(device: jax.Device) -> int:
+    """Bytes of memory that a step may take: of the device, or what is available on the host."""
+    statistics = None if platform_of(device.platform).is_host else device.memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return available_bytes()
+    return int(statistics["bytes_limit"]) - int(statistics.get("bytes_in_use", 0))
+
+
+NOT_COMPILED = frozenset({"name", "cache", "checkpoint", "monitor", "launch", "debug", "stages"})
+"""Sections of a recipe that no program depends on."""
+OF_MACHINE = ("libc", "processor", "cores", "device", "instructions")
+
+
+def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str | None:
+    """Return the key of the programs of a run that a process of its own does.
+
+    `process` is its provenance: code, versions, machine, settings and data. Returns None where not
+    all that the programs are made from is known by it: code of the user's own, a file that the
+    network or training is read from, or data of which only samples were hashed.
+    """
+    splits = process["data"].values()
+    columns = [column for split in splits for column in split.values()]
+    if process["plugins"] or any(column.get("of") != "all" for column in columns):
+        return None
+    if not all(type(one).__module__.startswith("pipeline.") for one in _sections(recipe)):
+        return None
+    if any(_names_file(one) for one in _sections((recipe.model, recipe.train))):
+        return None
+    network = built.parts.network
+    machine = {name: process["machine"][name] for name in OF_MACHINE}
+    parts = {
+        **{name: process[name] for name in ("versions", "settings", "data")},
+        "code": process["code"]["sha256"],
+        "machine": machine,
+        "recipe": recipe.model_dump(mode="json", exclude=set(NOT_COMPILED)),
+        "lowerings": [repr(getattr(network, name, None)) for name in ("layout", "policy")],
+        "single steps": built.single_steps,
+        "jax": sorted((name, repr(value)) for name, value in jax.config.values.items()),
+    }
+    return hashlib.sha256(json_text(parts).encode()).hexdigest()
+
+
+def _names_file(section: BaseModel) -> bool:
+    return any(isinstance(value, Path) for value in section.__dict__.values())
+
+
+def _sections(value: Any) -> Iterator[BaseModel]:
+    """Yield the sections of a recipe, and those inside of them."""
+    if isinstance(value, BaseModel):
+        yield value
+        value = list(value.__dict__.values())
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _sections(item)

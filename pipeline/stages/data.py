@@ -32,16 +32,17 @@ from pipeline.data.transform import (
     column_specs,
     draw_choice,
 )
-from pipeline.stages.data_buckets import (
+from pipeline.stages.image_sizes import (
     bucket_line,
+    drawn_specs,
     in_buckets,
+    like_evaluation,
     pad_images,
     refuse_moved_padding,
     refuse_useless_buckets,
     specs_in,
     with_mask_channel,
 )
-from pipeline.stages.drawn_sizes import drawn_specs, like_evaluation
 
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""

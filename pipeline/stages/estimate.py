@@ -15,7 +15,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.autosink.choose_sink import chooses_sink, modelled_chooser
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_cuts
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.step import image_shape, make_update_only_step

@@ -6,16 +6,21 @@ directory, and a resumed run reads it from there.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from pipeline.backends.base import Backend
 from pipeline.config.cache import cache_root
@@ -28,25 +33,30 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
+from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, scope_root
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    ROLES,
+    Lowering,
+    LoweringPolicy,
+    Lowerings,
+    Problem,
+    RecordingPolicy,
+)
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.models.lowerings.tune.layouts import find_layout
+from pipeline.models.lowerings.tune.machine import describe_device
+from pipeline.models.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
 from pipeline.stages.build import Built
-from pipeline.stages.lowering_problems import (
-    layout_key,
-    list_kept_operations,
-    list_problems,
-    time_gradients_us,
-    with_policy,
-)
-from pipeline.stages.record.run_directory import LOWERINGS
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.parallel.cuts import cuts_of
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.shards import shards_of
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
 SHOWN_KEPT = 3
@@ -272,3 +282,98 @@ def _line(chosen: LoweringChoice) -> str:
     before_ms = sum(result.before_us for result in chosen.results) / 1000
     after_ms = sum(result.after.us for result in chosen.results) / 1000
     return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if chosen.results else "")
+
+
+def list_problems(
+    parts: StepConfig, state: TrainState, train_batch: int, eval_batch: int
+) -> tuple[Problem, ...]:
+    """List every computation of a step or an evaluation that can be lowered, by tracing.
+
+    Gradients belong to training alone; the gradient of the input images is never computed.
+    """
+    problems: list[Problem] = []
+    for image in parts.train_images or (parts.image,):
+        trained = _traced(replace(parts, image=image), state, train_batch, True)
+        problems += [p for p in trained if not _reads_input(p, image_shape(image))]
+    evaluated = _traced(parts, state, eval_batch, False)
+    return tuple(dict.fromkeys([*problems, *(p for p in evaluated if p.role == "forward")]))
+
+
+def list_kept_operations(
+    parts: StepConfig, state: TrainState, batch: int
+) -> tuple[KeptOperation, ...]:
+    """List convolutions and max pooling of a custom network that nothing replaces."""
+    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+    forward, root = _forward(parts.network, True), scope_root(parts.network)
+    return list_kept(forward, images, state.params, state.batch_stats, root=root)
+
+
+def with_policy(parts: StepConfig, policy: LoweringPolicy) -> StepConfig:
+    """Return the configuration of a step whose network is computed as a policy chooses."""
+    if parts.lowerings is not None:
+        return replace(parts, lowerings=policy)
+    return replace(parts, network=parts.network.clone(policy=policy))
+
+
+def _traced(parts: StepConfig, state: TrainState, batch: int, train: bool) -> tuple[Problem, ...]:
+    listing = RecordingPolicy()
+    _trace(parts, state, batch, train, listing)
+    return tuple(listing.problems)
+
+
+def _trace(
+    parts: StepConfig, state: TrainState, batch: int, train: bool, policy: LoweringPolicy
+) -> None:
+    images = jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+    parts = with_policy(parts, policy)
+    forward = parts.lower(_forward(parts.network, train))
+    jax.eval_shape(forward, images, state.params, state.batch_stats)
+
+
+def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
+    """Return the function (images, params, batch_stats) -> (logits, changed statistics)."""
+
+    def call(images: Array, params: Any, batch_stats: Any) -> Any:
+        weights, key = {"params": params, "batch_stats": batch_stats}, jax.random.key(0)
+        return network.apply(
+            weights, images, train=train, mutable=["batch_stats"], rngs={"dropout": key}
+        )
+
+    return call
+
+
+def _reads_input(problem: Problem, image: tuple[int, ...]) -> bool:
+    """Whether this is the gradient of the network's own input, which is never computed."""
+    if problem.role != ROLES[1]:
+        return False
+    if isinstance(problem, ConvolutionProblem):
+        return (*problem.window.sizes, problem.channels) == image
+    return isinstance(problem, DenseProblem) and problem.channels == prod(image)
+
+
+def time_gradients_us(
+    network: nn.Module, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
+) -> float:
+    """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
+    forward = _forward(network, True)
+
+    def loss(params: Any, images: Array, batch_stats: Any) -> Array:
+        logits, _ = forward(images, params, batch_stats)
+        return jnp.square(logits).mean()
+
+    def gradients(operands: tuple[Array, Any, Any]) -> Any:
+        images, params, batch_stats = operands
+        return jax.grad(loss)(params, images, batch_stats)
+
+    shapes = (state.params, state.batch_stats)
+    weights = jax.tree.map(lambda shape: random_operands(shape.shape, shape.dtype), shapes)
+    images = random_operands((batch, *image_shape(parts.image)), "float32")
+    return Timer((images, *weights), device).time_us(gradients)
+
+
+def layout_key(network: LaidOutNetwork, parts: StepConfig, batch: int, device: jax.Device) -> str:
+    """Return the key of a network, its images and the device in a knowledge bank."""
+    image = image_shape(parts.image)
+    digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
+    shape = "x".join(map(str, (batch, *image)))
+    return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

@@ -23,22 +23,18 @@ from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
-from pipeline.stages.build import Built, build
-from pipeline.stages.compile import CompileOptions, compile_programs
+from pipeline.stages.build import Built, build, read_rate_files
+from pipeline.stages.compile import CompileOptions, compile_programs, program_key, write_figures
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
-from pipeline.stages.launch.join import join_processes
-from pipeline.stages.launch.place import LOCAL, find_place
-from pipeline.stages.learning_rates import read_rate_files
+from pipeline.stages.launch.join import LOCAL, find_place, join_processes
 from pipeline.stages.lower import lower
-from pipeline.stages.program_key import program_key
-from pipeline.stages.record.compiled_programs import write_figures
 from pipeline.stages.record.guards import timed
 from pipeline.stages.record.summary import Summary, facts_of, versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import initial_state, read_restored
-from pipeline.stages.runner.open_run import conclude_run, open_run, run_in_processes
+from pipeline.stages.runner.open_run import conclude_run, open_run, record_data, run_in_processes
 from pipeline.stages.runner.open_training import (
     Extras,
     make_extras,
@@ -46,7 +42,6 @@ from pipeline.stages.runner.open_training import (
     record_overflows,
     require_ready_callbacks,
 )
-from pipeline.stages.runner.origin import record_data
 from pipeline.training.parallel.devices import context_line
 
 

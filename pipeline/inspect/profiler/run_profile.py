@@ -40,8 +40,7 @@ from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
 from pipeline.stages.autosink.choose_sink import measured_bounds, mechanisms_of
-from pipeline.stages.autosink.dispatch_costs import first_look, least_steps, measure
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import TimedRuns, first_look, least_steps, measure
 from pipeline.stages.build import Built
 from pipeline.training.state import TrainState
 

@@ -24,8 +24,13 @@ from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
-from pipeline.stages.autosink.dispatch_costs import LONGEST, first_look, least_steps, measure
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import (
+    LONGEST,
+    TimedRuns,
+    first_look,
+    least_steps,
+    measure,
+)
 
 BUDGET_SHARE = 0.05
 """Share of a run's time that measuring takes."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.core.errors import PipelineError
 from pipeline.core.host.signals import Signals
-from pipeline.stages.launch.place import LOCAL
+from pipeline.stages.launch.join import LOCAL
 from pipeline.stages.record.run_directory import RANKS
 from pipeline.stages.record.summary import Summary, read_summary
 from pipeline.training.parallel.ranks import PeerGoneError

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, read_lines
 
 Numbers = Mapping[str, float | None]
@@ -102,7 +104,10 @@ def _order(mine: LogLine | None, yours: LogLine | None) -> int:
 def _discrepancies(mine: LogLine, yours: LogLine) -> list[Discrepancy]:
     first, second = mine.numbers(), yours.numbers()
     names = dict.fromkeys((*first, *second))
-    pairs = {name: (_number(first, second, name), _number(second, first, name)) for name in names}
+    pairs = {
+        name: (_number_of_step(first, second, name), _number_of_step(second, first, name))
+        for name in names
+    }
     return [
         Discrepancy(mine.step, name, number, other)
         for name, (number, other) in pairs.items()
@@ -110,7 +115,7 @@ def _discrepancies(mine: LogLine, yours: LogLine) -> list[Discrepancy]:
     ]
 
 
-def _number(numbers: Numbers, others: Numbers, name: str) -> float | None:
+def _number_of_step(numbers: Numbers, others: Numbers, name: str) -> float | None:
     """Return a number of a step. A line has a flag only if it is set."""
     missing = 0.0 if isinstance(others.get(name), bool) else None
     number = numbers.get(name, missing)
@@ -125,3 +130,35 @@ def _place(value: float) -> int:
     """Return the position of a float32 among all in ascending order, counted from zero."""
     bits = int(np.float32(value).view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+MAX_NAMES = 1000
+"""Names in the lines of a log: without a bound, lines of other names each would fill the memory."""
+
+
+def read_arrays(log: Path) -> dict[str, np.ndarray]:
+    """The numbers of a log by name, `step` among them, float64 (lines,); {} without the file.
+
+    NaN stands for a value that is missing, is not finite or is no number; a metric with a value for
+    each class has its macro average. Raises DataError for a file that is no log, and for one of
+    more than `MAX_NAMES` names.
+    """
+    if not log.exists():
+        return {}
+    rows: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
+    for line in read_lines(log):
+        names |= dict.fromkeys((*line.fields, "step"))
+        if len(names) > MAX_NAMES:
+            raise DataError(f"{line.where}: has more than {MAX_NAMES:,} names by then; is no log")
+        rows.append({**line.fields, "step": line.step})
+    return {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Mapping):
+        value = value.get("macro")
+    try:
+        return float(value) if isinstance(value, int | float) else float("nan")
+    except OverflowError:
+        return float("nan")

@@ -11,7 +11,7 @@ from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError, exit_status_of, first_line, status_after
 from pipeline.core.host.signals import Interrupted
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary, read_metrics
 
 

@@ -28,7 +28,7 @@ from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.resume_command import HowToResume, resume_overrides
 from pipeline.training.parallel.ranks import Ranks

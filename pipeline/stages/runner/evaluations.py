@@ -19,9 +19,8 @@ from pipeline.engine.monitors.observers import Observers
 from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
-from pipeline.stages.predicted_masks import mask_pictures
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.stages.sample_pictures import predict_samples, sample_labels
+from pipeline.stages.sample_pictures import mask_pictures, predict_samples, sample_labels
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
 
@@ -104,7 +103,7 @@ class Evaluations:
         if not self.context.recipe.monitor.embeddings:
             return
         # Few runs ask for them.
-        from pipeline.stages.embeddings import embed_samples
+        from pipeline.stages.sample_pictures import embed_samples
 
         parts = self.built.parts
         try:

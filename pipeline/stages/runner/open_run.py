@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import jax
 
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.checks import fit_to_processes
@@ -14,21 +17,28 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.signals import heard
 from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.monitors.log_levels import log_by_level
+from pipeline.stages.build import fingerprints
 from pipeline.stages.launch.local import run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
+from pipeline.stages.record.continuity import require_same_origin
+from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import (
     oom_to_run_error,
     os_errors_to_run_errors,
     stop_on_signal,
     write_summary,
 )
-from pipeline.stages.record.run_folder import RunFolder, open_folder
+from pipeline.stages.record.provenance import Provenance, add_provenance
+from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.training.parallel.launch_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.rate_table import RateFile
 
 SAVING = {"train", "checkpoint"}
 """Stages of a run that can be resumed."""
@@ -188,3 +198,44 @@ def _report_resumable(context: RunContext) -> Iterator[None]:
 def _report_advice(advice: str | None, reporter: Reporter) -> None:
     if advice is not None:
         reporter.stage("resume", advice)
+
+
+def record_data(
+    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
+) -> RunContext:
+    """Keep in the run directory what the run is made from; a resumed run is held against it.
+
+    Returns the context with this process. Raises RecipeError where a run to resume had other data.
+    """
+    if context.ranks.is_first:
+        process = _origin(context, dataset, device, rate_files)
+        context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
+        context = replace(context, process=process)
+    image, text = dataset.raw_image, dataset.text
+    context.summary.data = {
+        "image": {"shape": list(image.shape), "dtype": image.dtype},
+        "classes": list(dataset.classes),
+        "targets": dataset.targets.to_dict(),
+        **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
+        **({} if text is None else {"text": text.to_dict()}),
+    }
+    if context.ranks.is_first and text is not None:
+        context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
+    return context
+
+
+def _origin(
+    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
+) -> Provenance:
+    """Describe this process. Raises DataError where it can't go on with the run."""
+    recipe = context.recipe
+    # As read: the part of it that is evaluated may change.
+    splits = {"train": dataset.train, "eval": dataset.whole_eval}
+    process = describe_process(recipe.seed, context.summary.versions, device, splits)
+    if rate_files:
+        data = {**process.data, "learning rates": fingerprints(rate_files)}
+        process = replace(process, data=data)
+    if context.resuming and saved_steps(context.run_dir / FOLDER):
+        changed, warn = recipe.train.resume_changed, context.reporter.warn
+        require_same_origin(context.run_dir, process, changed, warn)
+    return process

@@ -35,8 +35,7 @@ from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.build import Built
-from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
-from pipeline.stages.record.run_folder import HeldWrites
+from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES, HeldWrites
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
@@ -280,7 +279,7 @@ def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
     if spec.prefix is None and spec.directory is None:
         return None
     # Few runs need it, and all would wait for its import.
-    from pipeline.stages.export.mindspore_copies import CopiesPlace, MindSporeCopies
+    from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
     names = context.run_dir / CHECKPOINT_NAMES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.memory import require_room
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
-from pipeline.data.dataset_spec import DatasetSpec, Op
+from pipeline.data.dataset_spec import DatasetSpec, MapOp, Op
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.bucketed_order import BucketedOrder
 from pipeline.data.padding.buckets import (
@@ -24,8 +25,10 @@ from pipeline.data.padding.buckets import (
     check_every_bucket_is_used,
 )
 from pipeline.data.padding.pad_images import pad_split
+from pipeline.data.transform import choices_among, chosen_ops, column_specs
+from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import make_train_step
+from pipeline.training.step import gradients_of, make_train_step
 
 
 def pad_images(
@@ -179,3 +182,68 @@ def refuse_buckets_that_do_not_fit(parts: StepConfig, state: TrainState, split: 
                 "or a network that averages over positions before its dense layers"
             ]
         ) from error
+
+
+def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
+    """Return the spec of a mapped image by size; empty where no op draws one.
+
+    Raises RecipeError that names the op which can't be applied to a size.
+    """
+    choices = choices_among(ops)
+    if choices == 1:
+        return ()
+    try:
+        lists = [chosen_ops(ops, number) for number in range(choices)]
+        return tuple(column_specs(chosen, split.specs())["image"] for chosen in lists)
+    except ValueError as error:
+        raise RecipeError([f"dataset.train.{error}"]) from error
+
+
+def like_evaluation(
+    train: Mapping[str, ColumnSpec], evaluated: Mapping[str, ColumnSpec]
+) -> dict[str, ColumnSpec]:
+    """Return the specs of training in the size of evaluation, which the network is built for."""
+    image, label = train["image"], train["label"]
+    channel = 2 if image.layout == "hwc" else 0
+    wanted = evaluated["image"]
+    if (image.layout, image.shape[channel]) == (wanted.layout, wanted.shape[channel]):
+        image = replace(image, shape=wanted.shape)
+    if len(label.shape) == len(evaluated["label"].shape):
+        label = replace(label, shape=evaluated["label"].shape)
+    return {**train, "image": image, "label": label}
+
+
+def refuse_sizes_that_do_not_fit(parts: StepConfig, state: TrainState, split: Split) -> None:
+    """Raise RecipeError where a network has weights that fit one size alone."""
+    choices = choices_among(parts.train_ops)
+    if choices == 1:
+        return
+    (position,) = (n for n, op in enumerate(parts.train_ops) if op.choices > 1)
+    where = f"dataset.train.ops.{position} ({parts.train_ops[position].name})"
+    if parts.curvature is not None:
+        problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
+        raise RecipeError([f"{where}: {problem}"])
+    num_shards = 1 if parts.shards is None else parts.shards.count
+    count = batch_multiple(parts.accumulate, num_shards)
+
+    def shapes(*shape: int, dtype: object = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    columns = {
+        name: shapes(count, *column.shape[1:], dtype=column.dtype)
+        for name, column in split.columns.items()
+    }
+    sample = shapes(count)
+    batch = Batch(columns, shapes(2, dtype=np.uint32), shapes(), sample, shapes())  # type: ignore[arg-type]
+    for number in range(choices):
+        chosen = replace(parts, train_ops=chosen_ops(parts.train_ops, number), shards=None)
+        try:
+            jax.eval_shape(partial(gradients_of, chosen), state, batch)
+        except (ValueError, TypeError, FlaxError) as error:
+            reason = str(error).splitlines()[0]
+            raise RecipeError(
+                [
+                    f"{where}: the network can't take all sizes: {reason}; take a network that "
+                    "averages over positions before its dense layers"
+                ]
+            ) from error
