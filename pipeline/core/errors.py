@@ -59,11 +59,12 @@ class RunError(PipelineError):
 
 
 class RecipeError(PipelineError):
-    """An invalid recipe. Carries every problem found, each starting with its dotted key."""
+    """An invalid recipe: one problem or several, each starting with its dotted key."""
 
     exit_status = 2
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        problems = (problems,) if isinstance(problems, str) else problems
         self.problems = tuple(map(_in_one_line, problems))
         count = len(self.problems)
         head = "the recipe has a problem:" if count == 1 else f"the recipe has {count:,} problems:"

@@ -78,7 +78,7 @@ class Built:
         if shards is not None and shards.sync_batch_norm and shards.axis is not None:
             if not isinstance(parts.network, Network):
                 raise RecipeError(
-                    ["parallel.sync_batch_norm = true: must be false for a model without layers"]
+                    "parallel.sync_batch_norm = true: must be false for a model without layers"
                 )
             parts = replace(parts, network=parts.network.clone(batch_axis=shards.axis))
         return make_train_step(parts)
@@ -262,7 +262,7 @@ def _table(key: str, schedule: ScheduleSpec, train: TrainSpec, run: RunSchedule)
     try:
         return schedule.table(train.optimizer.lr, run.total, run.steps_per_pass)
     except ValueError as error:
-        raise RecipeError([_problem(key, error)]) from error
+        raise RecipeError(_problem(key, error)) from error
 
 
 def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:

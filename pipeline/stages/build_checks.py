@@ -55,10 +55,10 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise RecipeError([f"{key}: {error}"]) from error
+        raise RecipeError(f"{key}: {error}") from error
     except UNTRACEABLE as error:
         code = untraceable or key
-        raise RecipeError([f"{code}: can't be traced: {first_line(error)}"]) from error
+        raise RecipeError(f"{code}: can't be traced: {first_line(error)}") from error
 
 
 MAX_PARAMETERS = 10**13
@@ -101,7 +101,7 @@ def check_outputs(draft: StepDraft) -> None:
     """Require one logit for each class, once for each label of a sample; say what to end in."""
     problem = _output_problem(draft.outputs, draft.dataset)
     if problem is not None:
-        raise RecipeError([f"model {draft.recipe.model.name}: {problem}"])
+        raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
 
 
 def _output_problem(outputs: tuple[int, ...], dataset: Dataset) -> str | None:
@@ -148,7 +148,7 @@ def check_vocabulary(draft: StepDraft) -> None:
     wanted, rows = dataset.text.vocabulary, first.vocabulary
     if isinstance(rows, int) and rows < wanted:
         raise RecipeError(
-            [f"model.vocabulary = {rows}: must be {wanted} at least, the tokens of the texts"]
+            f"model.vocabulary = {rows}: must be {wanted} at least, the tokens of the texts"
         )
 
 
@@ -182,10 +182,8 @@ def check_curvature(draft: StepDraft) -> None:
     if parts.curvature is not None and isinstance(parts.network, ImportedNetwork):
         optimizer = recipe.train.optimizer.name
         raise RecipeError(
-            [
-                f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
-                f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
-            ]
+            f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
+            f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
         )
 
 
@@ -219,14 +217,14 @@ def check_task(draft: StepDraft) -> None:
         and len(dataset.targets) > 1
     ):
         problem = f"predicts classes, or one number or label, and not {dataset.targets}"
-        raise RecipeError([f"model {recipe.model.name}: {problem}"])
+        raise RecipeError(f"model {recipe.model.name}: {problem}")
     if task not in loss.tasks:
         fitting = ", ".join(losses_for(task))
-        raise RecipeError([f"train.loss = {loss.name}: must be one for {task}: {fitting}"])
+        raise RecipeError(f"train.loss = {loss.name}: must be one for {task}: {fitting}")
     of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
     if of_classes and task in ("regression", "multi_label"):
         problem = f"{', '.join(of_classes)} is of classes, which {task} has not; leave it out"
-        raise RecipeError([f"eval.metrics: {problem}"])
+        raise RecipeError(f"eval.metrics: {problem}")
     names = [metric.name for metric in metrics]
     standard = [*METRICS] if task == "classification" else ["loss"]
     if task == "classification" and len(dataset.targets) <= ALL_IN_TOP5:
@@ -234,10 +232,10 @@ def check_task(draft: StepDraft) -> None:
     known_names = [*standard, *names]
     doubled = sorted({name for name in known_names if known_names.count(name) > 1})
     if doubled:
-        raise RecipeError([f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out"])
+        raise RecipeError(f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out")
     for key, metric in wanted_metrics(recipe).items():
         if metric is not None and metric not in known_names:
-            raise RecipeError([f"{key} = {metric}: {task} has {', '.join(known_names)}"])
+            raise RecipeError(f"{key} = {metric}: {task} has {', '.join(known_names)}")
 
 
 def check_metrics(draft: StepDraft) -> None:
@@ -303,11 +301,9 @@ def check_mixtures(draft: StepDraft) -> None:
     for position, op in enumerate(dataset.train_ops):
         if short and isinstance(op, BatchOp):
             raise RecipeError(
-                [
-                    f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
-                    f"{recipe.train.batch_size} samples, and dataset.train.ops.{position} "
-                    f"({op.name}) would mix its padding with them; must be true with this op"
-                ]
+                f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
+                f"{recipe.train.batch_size} samples, and dataset.train.ops.{position} "
+                f"({op.name}) would mix its padding with them; must be true with this op"
             )
 
 
@@ -316,11 +312,9 @@ def check_statistics(draft: StepDraft) -> None:
     recipe, short = draft.recipe, draft.dataset.train_order.short_batch
     if _state_of(draft).batch_stats and short:
         raise RecipeError(
-            [
-                f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
-                f"{recipe.train.batch_size} samples and its padding would enter the batch "
-                f"statistics of {recipe.model.name}; must be true for this network"
-            ]
+            f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
+            f"{recipe.train.batch_size} samples and its padding would enter the batch "
+            f"statistics of {recipe.model.name}; must be true for this network"
         )
 
 
@@ -338,7 +332,7 @@ def check_parameters(draft: StepDraft) -> None:
     """Refuse more parameters than anything holds."""
     if sum(leaf.size for leaf in jax.tree.leaves(_state_of(draft).params)) > MAX_PARAMETERS:
         problem = f"has more than {MAX_PARAMETERS:,} parameters, which nothing holds"
-        raise RecipeError([f"model {draft.recipe.model.name}: {problem}"])
+        raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
 
 
 def _state_of(draft: StepDraft) -> TrainState:

@@ -90,7 +90,7 @@ def _in_less_memory(
     if allowed is None:
         if jax.process_count() > 1:
             problem = "must be given with several processes, which have to decide alike"
-            raise RecipeError([f"train.remat_bytes = null: {problem}"])
+            raise RecipeError(f"train.remat_bytes = null: {problem}")
         allowed = device_memory(backend.device)
     line = f"temporaries of {before / 1e6:,.1f} MB, {allowed / 1e6:,.1f} MB allowed"
     if before <= allowed:
@@ -213,7 +213,7 @@ def _train_sample(train: TrainSpec, dataset: Dataset, backend: Backend) -> Feed:
     sample, order = dataset.train_sample(), dataset.eval_order
     if sample.specs() != dataset.eval.specs():
         problem = "training and evaluation samples differ in shape or type; must be false"
-        raise RecipeError([f"eval.on_train = true: {problem}"])
+        raise RecipeError(f"eval.on_train = true: {problem}")
     source = FeedSource(sample, order, backend.placement, order.steps_per_pass)
     return make_feed(source, train.feed)
 

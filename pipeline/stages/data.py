@@ -185,16 +185,14 @@ def _mapped(
         ops = moving_labels(wanted, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), column_specs(ops, specs)
     except ValueError as error:
-        raise RecipeError([f"dataset.{key}.{error}"]) from error
+        raise RecipeError(f"dataset.{key}.{error}") from error
 
 
 def _one_image(train: ColumnSpec, evaluated: ColumnSpec) -> ColumnSpec:
     if (train.shape, train.layout) != (evaluated.shape, evaluated.layout):
         raise RecipeError(
-            [
-                f"dataset.eval.ops: leave images of shape {evaluated.shape}, "
-                f"dataset.train.ops of {train.shape}; a network takes one shape"
-            ]
+            f"dataset.eval.ops: leave images of shape {evaluated.shape}, "
+            f"dataset.train.ops of {train.shape}; a network takes one shape"
         )
     return train
 
@@ -214,25 +212,21 @@ def _train_order(recipe: Recipe, split: Split) -> SampleOrder:
     }
     if wanted.interleave is not None and not split.files:
         raise RecipeError(
-            [
-                f"dataset.train.interleave = {wanted.interleave}: must be null, since "
-                f"{recipe.dataset.name} does not read samples from files one after the other; "
-                "tfrecord and records do"
-            ]
+            f"dataset.train.interleave = {wanted.interleave}: must be null, since "
+            f"{recipe.dataset.name} does not read samples from files one after the other; "
+            "tfrecord and records do"
         )
     if wanted.interleave is not None and len(split.files) < settings["num_shards"]:
         raise RecipeError(
-            [
-                f"dataset.train.num_shards = {wanted.num_shards}: must be {len(split.files)} at "
-                "most, since with interleave each shard reads files of its own"
-            ]
+            f"dataset.train.num_shards = {wanted.num_shards}: must be {len(split.files)} at "
+            "most, since with interleave each shard reads files of its own"
         )
     try:
         if wanted.interleave is None:
             return SampleOrder(**settings)
         return InterleavedOrder(**settings, cycle_length=wanted.interleave, files=split.files)
     except ValueError as error:
-        raise RecipeError([f"train.batch_size: {error}"]) from error
+        raise RecipeError(f"train.batch_size: {error}") from error
 
 
 def _counted(raw: RawData, ignore_index: int | None) -> Targets:
@@ -253,7 +247,7 @@ def _balanced(order: SampleOrder, raw: RawData) -> SampleOrder:
     labels = raw.train.columns["label"]
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         raise RecipeError(
-            ["dataset.train.balance = true: must be false where a sample has not one class"]
+            "dataset.train.balance = true: must be false where a sample has not one class"
         )
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))

@@ -93,9 +93,9 @@ def _devices(recipe: Recipe) -> int:
     devices, size = num_devices(recipe.parallel, jax.process_count()), recipe.train.batch_size
     if size % devices:
         problem = f"must be a multiple of the {devices} devices that it is priced for"
-        raise RecipeError([f"train.batch_size = {size}: {problem}"])
+        raise RecipeError(f"train.batch_size = {size}: {problem}")
     pieces = recipe.train.accumulate_steps
     if size % batch_multiple(pieces, devices):
         problem = f"must divide the {size // devices} samples that each of {devices} devices has"
-        raise RecipeError([f"train.accumulate_steps = {pieces}: {problem}"])
+        raise RecipeError(f"train.accumulate_steps = {pieces}: {problem}")
     return devices

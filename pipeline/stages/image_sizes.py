@@ -47,7 +47,7 @@ def pad_images(
         try:
             padded.append(_padded(split, buckets, dataset, batch_size))
         except ValueError as error:
-            raise RecipeError([f"dataset.buckets: {name} images: {error}"]) from error
+            raise RecipeError(f"dataset.buckets: {name} images: {error}") from error
     train, evaluated = padded
     return replace(raw, train=train, eval=evaluated)
 
@@ -68,15 +68,13 @@ def _refuse_several_sizes(raw: RawData) -> None:
             split.columns["label"], RaggedColumn
         ):
             raise RecipeError(
-                ["dataset: labels are of several sizes and images of one; each place needs a label"]
+                "dataset: labels are of several sizes and images of one; each place needs a label"
             )
         if isinstance(images, RaggedColumn):
             largest = images.sizes.max(axis=0).tolist()
             raise RecipeError(
-                [
-                    "dataset.buckets = null: the images are of several sizes; give what to pad "
-                    f"them to, such as [{largest}]"
-                ]
+                "dataset.buckets = null: the images are of several sizes; give what to pad "
+                f"them to, such as [{largest}]"
             )
 
 
@@ -89,7 +87,7 @@ def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> S
     try:
         return BucketedOrder(**settings, buckets=numbers)
     except ValueError as error:
-        raise RecipeError([f"dataset.buckets: {error}"]) from error
+        raise RecipeError(f"dataset.buckets: {error}") from error
 
 
 def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> None:
@@ -102,7 +100,7 @@ def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[B
             numbers, buckets, order.batch_size if order.drop_remainder else 1
         )
     except ValueError as error:
-        raise RecipeError([f"dataset.buckets: {error}"]) from error
+        raise RecipeError(f"dataset.buckets: {error}") from error
 
 
 def bucket_line(split: Split, buckets: Sequence[Bucket], samples: str = "images") -> str:
@@ -132,11 +130,9 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
         for position, op in enumerate(split.ops):
             if isinstance(op, Op) and op.moves_pixels and op.column == "image":
                 raise RecipeError(
-                    [
-                        f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
-                        "moves pixels, and the mask is of the images as they were read; leave out "
-                        "the op or the mask"
-                    ]
+                    f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
+                    "moves pixels, and the mask is of the images as they were read; leave out "
+                    "the op or the mask"
                 )
 
 
@@ -148,10 +144,8 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
     axes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     if axes[: len(bucket)] != bucket:
         raise RecipeError(
-            [
-                f"dataset.padding_mask = true: the map ops make {list(axes[: len(bucket)])} of "
-                f"{list(bucket)}; they must leave the size as it is"
-            ]
+            f"dataset.padding_mask = true: the map ops make {list(axes[: len(bucket)])} of "
+            f"{list(bucket)}; they must leave the size as it is"
         )
     channels_last = (*axes[:-1], axes[-1] + 1)
     hwc = image.layout == "hwc"
@@ -177,10 +171,8 @@ def refuse_buckets_that_do_not_fit(parts: StepConfig, state: TrainState, split: 
     except (ValueError, FlaxError) as error:
         reason = str(error).splitlines()[0]
         raise RecipeError(
-            [
-                f"dataset.buckets: the network can't take all of them: {reason}; take one bucket, "
-                "or a network that averages over positions before its dense layers"
-            ]
+            f"dataset.buckets: the network can't take all of them: {reason}; take one bucket, "
+            "or a network that averages over positions before its dense layers"
         ) from error
 
 
@@ -196,7 +188,7 @@ def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
         lists = [chosen_ops(ops, number) for number in range(choices)]
         return tuple(column_specs(chosen, split.specs())["image"] for chosen in lists)
     except ValueError as error:
-        raise RecipeError([f"dataset.train.{error}"]) from error
+        raise RecipeError(f"dataset.train.{error}") from error
 
 
 def like_evaluation(
@@ -222,7 +214,7 @@ def refuse_sizes_that_do_not_fit(parts: StepConfig, state: TrainState, split: Sp
     where = f"dataset.train.ops.{position} ({parts.train_ops[position].name})"
     if parts.curvature is not None:
         problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
-        raise RecipeError([f"{where}: {problem}"])
+        raise RecipeError(f"{where}: {problem}")
     num_shards = 1 if parts.shards is None else parts.shards.count
     count = batch_multiple(parts.accumulate, num_shards)
 
@@ -242,8 +234,6 @@ def refuse_sizes_that_do_not_fit(parts: StepConfig, state: TrainState, split: Sp
         except (ValueError, TypeError, FlaxError) as error:
             reason = str(error).splitlines()[0]
             raise RecipeError(
-                [
-                    f"{where}: the network can't take all sizes: {reason}; take a network that "
-                    "averages over positions before its dense layers"
-                ]
+                f"{where}: the network can't take all sizes: {reason}; take a network that "
+                "averages over positions before its dense layers"
             ) from error

@@ -77,7 +77,7 @@ def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> Networ
     try:
         variables = _variables(model.build(classes, "float32"), images)
     except ValueError as error:
-        raise RecipeError([f"model {model.name}: {error}"]) from error
+        raise RecipeError(f"model {model.name}: {error}") from error
     shapes = shapes_of(variables)
     try:
         return NetworkArrays(model.name, shapes, _flattened(model, classes, images))
@@ -173,7 +173,7 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
     try:
         image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
-        raise RecipeError([f"dataset.eval.{error}"]) from error
+        raise RecipeError(f"dataset.eval.{error}") from error
     return arrays_of_model(model, classes, image)
 
 

@@ -72,7 +72,7 @@ def _layout_of(run: TrainedRun) -> str:
         columns = column_specs(encode, columns)
         return column_specs(run.recipe.dataset.eval.ops, columns)["image"].layout
     except ValueError as error:
-        raise RecipeError([f"dataset.eval.{error}"]) from error
+        raise RecipeError(f"dataset.eval.{error}") from error
 
 
 def _lengths(texts: Array, padding: int) -> Array:

@@ -43,7 +43,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
         missing = [name for name in SLURM if name not in environment]
         if missing:
             raise RecipeError(
-                [f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"]
+                f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"
             )
         rank, size = (_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
         place = RankPlace(rank, size, None, "slurm")
@@ -53,7 +53,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
         return None
     if not 0 <= place.rank < place.size:
         raise RecipeError(
-            [f"launch = {launch}: rank {place.rank} of {place.size} processes; must be below it"]
+            f"launch = {launch}: rank {place.rank} of {place.size} processes; must be below it"
         )
     return place if place.size > 1 else None
 
@@ -64,22 +64,18 @@ def _by_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlace:
     missing = [name for name in (rank, size) if name not in environment]
     if missing:
         raise RecipeError(
-            [
-                f"launch = {launch}: {' and '.join(missing)} not set; give RANK, WORLD_SIZE, "
-                "MASTER_ADDR and MASTER_PORT"
-            ]
+            f"launch = {launch}: {' and '.join(missing)} not set; give RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT"
         )
     number, count = _number(environment, rank), _number(environment, size)
     if count == 1:
         return RankPlace(number, count, None, "env")
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if lacking:
-        raise RecipeError(
-            [f"launch = {launch}: {size}={count}, and {' and '.join(lacking)} not set"]
-        )
+        raise RecipeError(f"launch = {launch}: {size}={count}, and {' and '.join(lacking)} not set")
     port = _number(environment, "MASTER_PORT")
     if not 0 < port <= MAX_PORT:
-        raise RecipeError([f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}"])
+        raise RecipeError(f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}")
     return RankPlace(number, count, f"{environment['MASTER_ADDR']}:{port}", "env")
 
 
@@ -87,7 +83,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:
-        raise RecipeError([f"{name} = {environment[name]}: must be a whole number"]) from None
+        raise RecipeError(f"{name} = {environment[name]}: must be a whole number") from None
 
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")

@@ -133,7 +133,7 @@ def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
         return read_recorded_recipe(Path(run_dir))
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
-        raise RecipeError([f"train.resume = {run_dir}: {reason}"]) from error
+        raise RecipeError(f"train.resume = {run_dir}: {reason}") from error
 
 
 def list_changes(

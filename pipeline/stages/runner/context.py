@@ -112,7 +112,7 @@ class NoInspection:
         """Return the run as it is."""
         mode = context.recipe.profile.mode
         if mode != "off":
-            raise RecipeError([f"profile.mode = {mode}: must be off, nothing here can profile"])
+            raise RecipeError(f"profile.mode = {mode}: must be off, nothing here can profile")
         return built
 
     def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
@@ -123,7 +123,7 @@ class NoInspection:
         """Return None."""
         steps = run.context.recipe.dump.steps
         if steps is not None:
-            raise RecipeError([f"dump.steps = {steps}: must be null, nothing here can dump"])
+            raise RecipeError(f"dump.steps = {steps}: must be null, nothing here can dump")
         return None
 
     def open_autopsy(self, run: CompiledRun) -> Examine | None:

@@ -135,7 +135,7 @@ def _resumed(context: RunContext, built: Built) -> tuple[TrainState, HostState] 
         )
     total = built.run_schedule.total
     if step > total:
-        raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])
+        raise RecipeError(f"train: {total} steps in all, and {context.run_dir} has done {step}")
     if ranks.is_first:
         context.folder.accepted.add(partial(set_others_aside, context.run_dir, step, warn))
     context.summary.resumed_from = {"run": str(context.run_dir), "step": step}

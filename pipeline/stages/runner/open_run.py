@@ -86,10 +86,10 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
 def _require_launchable(options: RunOptions) -> None:
     """Raise RecipeError if this process has parts that no other process could have."""
     if options.pruner is not None:
-        raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
+        raise RecipeError("launch = local: must be none in a sweep that prunes its trials")
     if options.callbacks:
         problem = "must be none with callbacks from Python; name them in train.callbacks"
-        raise RecipeError([f"launch = local: {problem}"])
+        raise RecipeError(f"launch = local: {problem}")
 
 
 @contextmanager

@@ -191,12 +191,12 @@ def _make_callbacks(context: RunContext) -> Sequence[Callback]:
             made.append(_require_callback(spec.build()))
         except Exception as error:
             key = f"train.callbacks.{position} ({spec.name})"
-            raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
+            raise RecipeError(f"{key}: {type(error).__name__}: {first_line(error)}") from error
     for callback in context.options.callbacks:
         try:
             made.append(_require_callback(callback))
         except TypeError as error:
-            raise RecipeError([f"callbacks: {error}"]) from error
+            raise RecipeError(f"callbacks: {error}") from error
     return made
 
 

@@ -34,11 +34,9 @@ def add_layers(
         if translation is None:
             known = ", ".join(sorted(kind.model_fields["name"].default for kind in _TRANSLATIONS))
             raise RecipeError(
-                [
-                    f"model layer {'/'.join((*path, name))} ({layer.name}): has no translation to "
-                    f"ONNX; those that have are {known}. Export without --to onnx: StableHLO has "
-                    "all"
-                ]
+                f"model layer {'/'.join((*path, name))} ({layer.name}): has no translation to "
+                f"ONNX; those that have are {known}. Export without --to onnx: StableHLO has "
+                "all"
             )
         value = translation(layer, value, (*path, name), graph)
     return value

@@ -121,22 +121,16 @@ def onnx_model(run: TrainedRun) -> Any:
     recipe, samples = run.recipe, run.samples
     if not isinstance(recipe.model, LayeredModelSpec):
         raise RecipeError(
-            [
-                f"model = {recipe.model.name}: is no list of layers, of which --to onnx is "
-                "written; export without it, as StableHLO"
-            ]
+            f"model = {recipe.model.name}: is no list of layers, of which --to onnx is "
+            "written; export without it, as StableHLO"
         )
     if samples.table is not None:
         raise RecipeError(
-            [
-                f"dataset = {recipe.dataset.name}: the encoding of a table has no translation to "
-                "ONNX; export without --to onnx, as StableHLO"
-            ]
+            f"dataset = {recipe.dataset.name}: the encoding of a table has no translation to "
+            "ONNX; export without --to onnx, as StableHLO"
         )
     if recipe.dataset.padding_mask:
-        raise RecipeError(
-            ["dataset.padding_mask = true: has no translation to ONNX; must be false"]
-        )
+        raise RecipeError("dataset.padding_mask = true: has no translation to ONNX; must be false")
     graph = GraphBuilder(run.arrays)
     images = Images(NodeOutput(INPUT, samples.shape), samples.dtype)
     value = add_ops(recipe.dataset.eval.ops, images, graph)

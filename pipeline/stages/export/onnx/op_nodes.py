@@ -39,10 +39,8 @@ def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOu
         added = _add_op(op, images, graph)
         if added is None:
             raise RecipeError(
-                [
-                    f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
-                    f"are {KNOWN}. Export without --to onnx: StableHLO has all"
-                ]
+                f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
+                f"are {KNOWN}. Export without --to onnx: StableHLO has all"
             )
         images = added
     return _cast(images, "float32", graph).value
