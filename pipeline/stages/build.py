@@ -279,7 +279,7 @@ def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:
     return files
 
 
-def fingerprints(files: Mapping[str, RateFile]) -> dict[str, Any]:
+def fingerprint_rates(files: Mapping[str, RateFile]) -> dict[str, Any]:
     """Fingerprints of files of learning rates, as provenance.json has those of columns."""
     return {
         key: {"shape": file.rates.shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}

@@ -9,15 +9,14 @@ from pipeline.backends.base import Backend, Estimate
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.inspect.profiler.run_profile import RunProfiler, only_profiled, require_profilable
 from pipeline.stages.build import Built
-from pipeline.stages.runner.context import CompiledRun, NoProfile, Profile, RunContext
+from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
 
 @dataclass(frozen=True)
-class OpenProfile:
+class OpenProfile(Profile):
     """A run whose program and schedule have a profiler around them."""
 
-    run: CompiledRun
     profiler: RunProfiler
 
     def open(self) -> AbstractContextManager[None]:
@@ -59,6 +58,6 @@ def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
             raise
         # A run that is resumed near its end was profiled before, or goes on without a profile.
         reporter.warn(error.problems[0])
-        return NoProfile(run)
+        return Profile(run)
     profiled = replace(run, built=profiler.built, executable=profiler.executable)
     return OpenProfile(profiled, profiler)

@@ -153,7 +153,7 @@ def require_own(run_dir: Path) -> None:
 
 
 @contextmanager
-def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
+def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
     """Keep every other process out of a run directory, as far as its file system has locks.
 
     Raises RunError where another process has it, or, for a `new` run, where a run is in it, and

@@ -89,7 +89,7 @@ def read_metrics(run_dir: Path) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, dict) else {}
 
 
-def facts_of(recipe: Recipe) -> dict[str, str]:
+def shared_facts(recipe: Recipe) -> dict[str, str]:
     """Return what all processes of a run must have in common, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
     digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
