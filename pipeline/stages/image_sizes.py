@@ -1,18 +1,14 @@
-"""Padding and buckets: applied to a dataset that was read, or refused."""
+"""Sizes of images: padded to buckets, or drawn for each step; checked as the data is read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 
-import jax
 import numpy as np
-from flax.errors import FlaxError
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.memory import require_room
-from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec, MapOp, Op
 from pipeline.data.order import SampleOrder
@@ -26,9 +22,6 @@ from pipeline.data.padding.buckets import (
 )
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.data.transform import choices_among, chosen_ops, column_specs
-from pipeline.training.parallel.microbatches import batch_multiple
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import gradients_of, make_train_step
 
 
 def pad_images(
@@ -36,29 +29,22 @@ def pad_images(
 ) -> RawData:
     """Pad the images of a dataset to its buckets; without buckets, return it unchanged.
 
-    Raises RecipeError where images have several sizes and there are no buckets, where no bucket
-    fits, and where a batch of padded samples has no room in memory.
+    Raises RecipeError if images have several sizes and there are no buckets, if no bucket fits, and
+    if a batch of padded samples has no room in memory.
     """
     if not buckets:
         _refuse_several_sizes(raw)
         return raw
+    ignore_index, crop = dataset.ignore_index, dataset.oversized == "crop"
     padded = []
     for name, split in (("training", raw.train), ("evaluation", raw.eval)):
         try:
-            padded.append(_padded(split, buckets, dataset, batch_size))
+            result = pad_split(split, buckets, ignore_index=ignore_index, crop=crop)
+            require_room(batch_size * result.sample_bytes, f"a padded batch of {batch_size:,}")
         except ValueError as error:
             raise RecipeError(f"dataset.buckets: {name} images: {error}") from error
-    train, evaluated = padded
-    return replace(raw, train=train, eval=evaluated)
-
-
-def _padded(
-    split: Split, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
-) -> Split:
-    crop, ignore_index = dataset.oversized == "crop", dataset.ignore_index
-    padded = pad_split(split, buckets, ignore_index=ignore_index, crop=crop)
-    require_room(batch_size * padded.sample_bytes, f"a padded batch of {batch_size:,}")
-    return padded
+        padded.append(result)
+    return replace(raw, train=padded[0], eval=padded[1])
 
 
 def _refuse_several_sizes(raw: RawData) -> None:
@@ -78,7 +64,7 @@ def _refuse_several_sizes(raw: RawData) -> None:
             )
 
 
-def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
+def order_in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
     """Return the order whose batches are of one bucket each. Raises RecipeError without one."""
     if not buckets:
         return order
@@ -152,88 +138,30 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
     return replace(image, shape=channels_last if hwc else (channels_last[-1], *channels_last[:-1]))
 
 
-def refuse_buckets_that_do_not_fit(parts: StepConfig, state: TrainState, split: Split) -> None:
-    """Raise RecipeError where a network has weights that fit one bucket alone."""
-    if not parts.buckets:
-        return
-
-    def shapes(*shape: int, dtype: object = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    columns = {
-        name: shapes(1, *column.shape[1:], dtype=column.dtype)
-        for name, column in split.columns.items()
-    }
-    batch = Batch(columns, shapes(2, dtype=np.uint32), shapes(), shapes(1), shapes())  # type: ignore[arg-type]
-    step = make_train_step(parts)
-    try:
-        jax.eval_shape(step.evaluate, state, batch, jax.eval_shape(step.zero_sums))
-    except (ValueError, FlaxError) as error:
-        reason = str(error).splitlines()[0]
-        raise RecipeError(
-            f"dataset.buckets: the network can't take all of them: {reason}; take one bucket, "
-            "or a network that averages over positions before its dense layers"
-        ) from error
-
-
 def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
-    """Return the spec of a mapped image by size; empty where no op draws one.
+    """Return the spec of a mapped image by size; () if no op draws one.
 
     Raises RecipeError that names the op which can't be applied to a size.
     """
     choices = choices_among(ops)
     if choices == 1:
         return ()
+    sized = [chosen_ops(ops, number) for number in range(choices)]
     try:
-        lists = [chosen_ops(ops, number) for number in range(choices)]
-        return tuple(column_specs(chosen, split.specs())["image"] for chosen in lists)
+        return tuple(column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
     except ValueError as error:
         raise RecipeError(f"dataset.train.{error}") from error
 
 
-def like_evaluation(
+def fit_to_evaluation(
     train: Mapping[str, ColumnSpec], evaluated: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return the specs of training in the size of evaluation, which the network is built for."""
+    """Return training's column specs in the size of evaluation, which the network is built for."""
     image, label = train["image"], train["label"]
     channel = 2 if image.layout == "hwc" else 0
-    wanted = evaluated["image"]
-    if (image.layout, image.shape[channel]) == (wanted.layout, wanted.shape[channel]):
-        image = replace(image, shape=wanted.shape)
+    other = evaluated["image"]
+    if (image.layout, image.shape[channel]) == (other.layout, other.shape[channel]):
+        image = replace(image, shape=other.shape)
     if len(label.shape) == len(evaluated["label"].shape):
         label = replace(label, shape=evaluated["label"].shape)
     return {**train, "image": image, "label": label}
-
-
-def refuse_sizes_that_do_not_fit(parts: StepConfig, state: TrainState, split: Split) -> None:
-    """Raise RecipeError where a network has weights that fit one size alone."""
-    choices = choices_among(parts.train_ops)
-    if choices == 1:
-        return
-    (position,) = (n for n, op in enumerate(parts.train_ops) if op.choices > 1)
-    where = f"dataset.train.ops.{position} ({parts.train_ops[position].name})"
-    if parts.curvature is not None:
-        problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
-        raise RecipeError(f"{where}: {problem}")
-    num_shards = 1 if parts.shards is None else parts.shards.count
-    count = batch_multiple(parts.accumulate, num_shards)
-
-    def shapes(*shape: int, dtype: object = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    columns = {
-        name: shapes(count, *column.shape[1:], dtype=column.dtype)
-        for name, column in split.columns.items()
-    }
-    sample = shapes(count)
-    batch = Batch(columns, shapes(2, dtype=np.uint32), shapes(), sample, shapes())  # type: ignore[arg-type]
-    for number in range(choices):
-        chosen = replace(parts, train_ops=chosen_ops(parts.train_ops, number), shards=None)
-        try:
-            jax.eval_shape(partial(gradients_of, chosen), state, batch)
-        except (ValueError, TypeError, FlaxError) as error:
-            reason = str(error).splitlines()[0]
-            raise RecipeError(
-                f"{where}: the network can't take all sizes: {reason}; take a network that "
-                "averages over positions before its dense layers"
-            ) from error
