@@ -1,4 +1,4 @@
-"""Input files of `infer`: images, folders of them, or arrays, read as a dataset would read them."""
+"""Files of `infer`: images and arrays to read, rows of predictions and masks to write."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _ARRAYS = (".npy", ".npz")
 
 
 def files_in(path: Path) -> list[Path]:
-    """The images of a folder and of folders in it, in the order of their paths; a file is itself.
+    """List the images of a folder and of folders in it, sorted by path; a file is itself.
 
     Links to folders are not followed. Raises DataError for a folder without images.
     """
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    files = [file for file in found if file.is_file()]
+    entries = sorted(path.rglob("*"))
+    files = [file for file in entries if file.suffix.lower() in SUFFIXES and file.is_file()]
     if not files:
         raise DataError(f"{path}: holds no images; they end in one of {', '.join(SUFFIXES)}")
     return files
 
 
 def read_images(path: Path, samples: Samples) -> np.ndarray:
-    """The images of a file, (n, height, width, channels), of the shape and dtype of the samples;
-    the encoded rows (n, columns) of a CSV or Parquet file where these are of a table.
+    """Read the images of a file, (n, height, width, channels), in the format of the samples.
 
-    An image file is turned upright, converted to grey or RGB, and resized bilinearly if its size
-    differs. A .npy or .npz file holds one array of one image or more, whose shape must match.
-    Raises DataError for any other file.
+    For samples of a table, read the encoded rows (n, columns) of a CSV or Parquet file. An image
+    file is turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A
+    .npy or .npz file holds one array of one image or more, whose shape must match. Raises DataError
+    for any other file.
     """
     if samples.table is not None:
         return read_rows(path, samples.table)
@@ -66,18 +66,6 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
         raise DataError(f"{path}: can't be read as images: {error}") from error
 
 
-def size_of(path: Path) -> tuple[int, int] | None:
-    """(width, height) of an image file; None for a file of arrays.
-
-    Raises one of `UNREADABLE_IMAGE` where it can't be read.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        return None
-    with open_image(path, FORMATS) as image:
-        height, width = upright_size(image)
-    return width, height
-
-
 def _decode(path: Path, samples: Samples) -> np.ndarray:
     height, width, channels = samples.shape
     if samples.dtype != "uint8" or channels not in _MODES:
@@ -90,7 +78,7 @@ def _decode(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _array(path: Path, samples: Samples) -> np.ndarray:
-    """The only array of a file, with missing batch and channel axes added."""
+    """Read the only array of a file, with missing batch and channel axes added."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:
@@ -113,19 +101,18 @@ def _array(path: Path, samples: Samples) -> np.ndarray:
 
 
 def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -> dict[str, Any]:
-    """The columns of one sample, whose outputs are float64 (K,).
+    """Return the columns of one sample, whose outputs are float64 (K,).
 
-    file, class, probability, and with `top` above 1 class_2, probability_2 and so on; the numbers
-    of a regression, in the units of the data, or the probability of each label, by name; a target
-    that is called file is predicted_file.
+    They are file, class, probability, and with `top` above 1 class_2, probability_2 and so on; or
+    file and the numbers of a regression, in the units of the data, or the probability of each
+    label, by name. A target that is called file becomes predicted_file.
     """
-    match targets.task:
-        case "regression":
-            numbers = targets.in_units(outputs).tolist()
-            return {"file": name, **dict(zip(_columns(targets), numbers, strict=True))}
-        case "multi_label":
-            shares = (f"{share:.6f}" for share in 0.5 * (1 + np.tanh(outputs / 2)))
-            return {"file": name, **dict(zip(_columns(targets), shares, strict=True))}
+    if targets.task in ("regression", "multi_label"):
+        numbers: Any = targets.in_units(outputs).tolist()
+        if targets.task == "multi_label":
+            numbers = (f"{share:.6f}" for share in 0.5 * (1 + np.tanh(outputs / 2)))
+        columns = ["predicted_file" if name == "file" else name for name in targets.names]
+        return {"file": name, **dict(zip(columns, numbers, strict=True))}
     powers = np.exp(outputs - outputs.max())
     probabilities = powers / powers.sum()
     row: dict[str, Any] = {"file": name}
@@ -136,43 +123,43 @@ def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -
     return row
 
 
-def _columns(targets: Targets) -> list[str]:
-    return ["predicted_file" if name == "file" else name for name in targets.names]
-
-
 MAX_MASK_CLASSES = 256
 """A value of a mask has 8 bits."""
 
 
 def mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
-    """The file of the mask of one of `count` images of a file."""
+    """Return the path of the mask of one of `count` images of a file."""
     return folder / (f"{file.stem}.png" if count == 1 else f"{file.stem}_{index}.png")
 
 
 def require_new_names(folder: Path, files: Sequence[Path]) -> None:
-    """Raise DataError where two masks would have one name, or a mask that of a file to read."""
-    written: dict[Path, Path] = {}
-    read = {file.resolve() for file in files}
+    """Raise DataError if two masks would have one name, or a mask the name of a file to read."""
+    files_by_mask: dict[Path, Path] = {}
+    inputs = {file.resolve() for file in files}
     for file in files:
-        target = mask_path(folder, file, 0, 1)
-        other = written.setdefault(target, file)
+        mask = mask_path(folder, file, 0, 1)
+        other = files_by_mask.setdefault(mask, file)
         if other is not file:
-            raise DataError(f"{file}: its mask and that of {other} would both be {target}")
-        if target.resolve() in read:
+            raise DataError(f"{file}: its mask and that of {other} would both be {mask}")
+        if mask.resolve() in inputs:
             raise DataError(f"{folder}: the mask of {file} would replace an image; name another")
 
 
 def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
-    """Write a mask (H, W) as a PNG with a palette, in the size of the image that it is of.
+    """Write a mask (H, W) as a PNG with a palette, in the size of the image file `file`.
 
-    Raises DataError for more classes than a mask can have, RunError where it can't be written.
+    Raises DataError for more classes than a mask can have, RunError if it can't be written.
     """
     if classes > MAX_MASK_CLASSES:
         raise DataError(f"{path}: a mask has {MAX_MASK_CLASSES} classes at most, not {classes:,}")
-    try:
-        size = size_of(file) or (mask.shape[1], mask.shape[0])
-    except UNREADABLE_IMAGE as error:
-        raise DataError(f"{file}: can't be read as an image: {first_line(error)}") from error
+    size = mask.shape[1], mask.shape[0]
+    if file.suffix.lower() in SUFFIXES:
+        try:
+            with open_image(file, FORMATS) as image:
+                height, width = upright_size(image)
+        except UNREADABLE_IMAGE as error:
+            raise DataError(f"{file}: can't be read as an image: {first_line(error)}") from error
+        size = width, height
     if path.resolve() == file.resolve():
         raise DataError(f"{path}: the mask of {file} would replace it; name another folder")
     content = io.BytesIO()
