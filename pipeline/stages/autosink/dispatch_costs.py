@@ -6,8 +6,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -55,8 +55,10 @@ class TimedRuns:
     def __init__(
         self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
     ) -> None:
-        self._recipe, self._run_schedule = recipe, run_schedule
-        self._executable, self._terminal = executable, terminal
+        self._recipe = recipe
+        self._run_schedule = run_schedule
+        self._executable = executable
+        self._terminal = terminal
         self._state = executable.init()
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
@@ -66,7 +68,7 @@ class TimedRuns:
 
         Raises RunError where one is not finite.
         """
-        watch, observers = _Stopwatch(), self._observers_of(variant)
+        watch, observers = _Stopwatch(), self._open_observers(variant)
         run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
         schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
         program = Program(self._executable, variant.mechanism)
@@ -76,11 +78,19 @@ class TimedRuns:
         observers.monitor.flush()
         return watch.timing(variant.sink_steps or 1)
 
-    def _observers_of(self, variant: Variant) -> Observers:
+    def _open_observers(self, variant: Variant) -> Observers:
         """Return the observers of a sink size, opened when first needed."""
         if variant.sink_steps not in self._observers:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-            console = self._open.enter_context(_unseen(self._terminal))
+            # A console that writes to nowhere, with the work of a visible one.
+            nowhere = self._open.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
+            console = Console(
+                file=nowhere,
+                force_terminal=self._terminal,
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
             reporter = self._open.enter_context(Reporter(folder, console))
             run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
             settings = observer_settings(self._recipe)
@@ -109,29 +119,23 @@ class _Stopwatch(Monitor):
 
     def timing(self, skipped: int) -> Timing:
         """Return the timing of the dispatches after boundary `skipped`."""
-        steps, at_ms = np.array(self._steps), 1000 * np.array(self._at)
+        steps = np.array(self._steps)
+        at_ms = 1000 * np.array(self._at)
         begin = int(np.searchsorted(steps, skipped))
         mean = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
         return Timing(float(mean), np.diff(at_ms[begin:]))
 
 
-@contextmanager
-def _unseen(terminal: bool) -> Iterator[Console]:
-    """A console that writes to nowhere, with the work of a visible one."""
-    with open(os.devnull, "w") as nowhere:
-        yield Console(
-            file=nowhere, force_terminal=terminal, soft_wrap=True, highlight=False, markup=False
-        )
-
-
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 15
-"""Rounds of a measurement; each times every variant once. What slows the machine for a while then
-slows all alike."""
+"""Rounds of a measurement; each times every variant once, so that what slows the machine for a
+while slows all alike."""
 TRIAL_MS = 50.0
-"""Wanted time of a trial, long enough to include the work of the threads that write logs."""
-LONGEST, SINKS = 1000, 3
-"""Longest timed sink in steps, and the least sinks in a trial; the first is not timed."""
+"""Time of a trial, long enough to include the work of the threads that write logs."""
+LONGEST = 1000
+"""Longest timed sink in steps."""
+SINKS = 3
+"""Least sinks in a trial; the first is not timed."""
 SINGLES = 4
 """Least steps in a trial of single steps."""
 
@@ -215,7 +219,7 @@ def undisturbed(times: Sequence[float]) -> float:
 
 def error_of_gain(slow: Sequence[float], fast: Sequence[float]) -> float:
     """Return the relative error of the median ratio of two variants over rounds."""
-    return error_of_median([one / other for one, other in zip(slow, fast, strict=True)])
+    return error_of_median([a / b for a, b in zip(slow, fast, strict=True)])
 
 
 def error_of_median(values: Sequence[float]) -> float:

@@ -178,10 +178,10 @@ def changed_software(before: Processes, now: Provenance) -> str | None:
         old, new = recorded.get(name, "none"), now.versions.get(name, "none")
         if old != new:
             parts.append(f"{shown(name)} {_text(old)} -> {_text(new)}")
-    new = now.code.get("sha256")
-    old = _newest(before, "code").get("sha256", new)
-    if old != new:
-        parts.append(f"code {_text(old)[:DIGEST]} -> {_text(new)[:DIGEST]}")
+    digest = now.code.get("sha256")
+    old_digest = _newest(before, "code").get("sha256", digest)
+    if old_digest != digest:
+        parts.append(f"code {_text(old_digest)[:DIGEST]} -> {_text(digest)[:DIGEST]}")
     if not parts:
         return None
     more = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""

@@ -91,7 +91,7 @@ def open_training(
         saves = NoSaves()
         if checkpoints is not None:
             every_seconds = recipe.checkpoint.every_seconds
-            saves = Saves(checkpoints, every_seconds, sink.kept, observers.log_marks)
+            saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
