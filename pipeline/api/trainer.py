@@ -34,7 +34,7 @@ from pipeline.stages import run as stages
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
-from pipeline.stages.record.log_arrays import read_arrays
+from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState

@@ -2,7 +2,7 @@
 
 JAX's own cache finds a program by its text, for which the step is traced and lowered: half of the
 time from the command to the first step of a small network. Here the key is a digest of what the
-text is a function of (`pipeline.stages.program_key`). A file holds what JAX knows of the compiled
+text is a function of (`pipeline.stages.compile`). A file holds what JAX knows of the compiled
 program, and the name of the file in JAX's cache that has its machine code, beside which it lies,
 with the same precautions: to load one is to run it.
 """

@@ -17,8 +17,7 @@ from pipeline.models.weights.files.weight_files import (
     require_written,
     write_weights,
 )
-from pipeline.stages.export.foreign_names import under_foreign_names
-from pipeline.stages.export.matching import match_weights, table
+from pipeline.stages.export.matching import match_weights, table, under_foreign_names
 from pipeline.stages.export.network import network_arrays
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.descendants import note_descendant

@@ -35,7 +35,7 @@ from pipeline.core.host.tested_versions import (
     installed_version,
 )
 from pipeline.data.download import DownloadError
-from pipeline.stages.record.fingerprint import fingerprint
+from pipeline.stages.record.environment import fingerprint
 from pipeline.stages.record.run_directory import OUTPUTS
 from pipeline.stages.record.summary import versions
 

@@ -42,6 +42,8 @@ from pipeline.stages.autosink.dispatch_costs import (
     OFF,
     SINGLES,
     Measurement,
+    TimedRuns,
+    Variant,
     error_of_gain,
     first_look,
     measure,
@@ -55,7 +57,6 @@ from pipeline.stages.autosink.explanation import (
     Explanation,
     Memory,
 )
-from pipeline.stages.autosink.timed_runs import TimedRuns, Variant
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data

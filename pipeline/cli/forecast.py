@@ -18,8 +18,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.forecast.host_forecast import forecast_step, measured_line
-from pipeline.stages.autosink.dispatch_costs import OFF, first_look
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, first_look
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_inputs, compile_programs
 from pipeline.stages.data import load_data

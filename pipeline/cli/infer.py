@@ -21,10 +21,15 @@ from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_lines_of_text
 from pipeline.data.text.text_format import TextFormat
 from pipeline.stages.export.export import is_export, read_export
-from pipeline.stages.export.image_inputs import files_in, read_images
-from pipeline.stages.export.mask_files import mask_path, require_new_names, write_mask
+from pipeline.stages.export.inference_files import (
+    files_in,
+    mask_path,
+    prediction_row,
+    read_images,
+    require_new_names,
+    write_mask,
+)
 from pipeline.stages.export.prediction import Weights, make_predict
-from pipeline.stages.export.prediction_rows import prediction_row
 from pipeline.stages.export.text_generation import (
     Decoder,
     Sampling,

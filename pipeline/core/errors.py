@@ -55,13 +55,13 @@ class RunError(PipelineError):
 
 
 class RecipeError(PipelineError):
-    """An invalid recipe. Carries every problem found, each starting with its dotted key."""
+    """An invalid recipe: one problem or several, each starting with its dotted key."""
 
     exit_status = 2
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: str | Sequence[str]) -> None:
         # Names in a problem may have newlines and any length.
-        lines = map(printable, problems)
+        lines = map(printable, (problems,) if isinstance(problems, str) else problems)
         self.problems = tuple(
             line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
             for line in lines

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import optax
 from flax import linen as nn
 
 from pipeline.config.precision import level_of, loss_scale_of, precision_of
-from pipeline.config.recipe import Recipe
+from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -26,20 +28,21 @@ from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.imported.with_lowerings import lowers_itself
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.standard import Network
-from pipeline.stages.blame import blaming_key
 from pipeline.stages.build_checks import (
     LAYER_CHECKS,
-    METRIC_CHECKS,
-    OUTPUT_CHECKS,
     STATE_CHECKS,
     TASK_CHECKS,
     StepDraft,
+    blaming_key,
+    check_metrics,
+    check_outputs,
     require_all,
 )
 from pipeline.stages.fine_tuning import fine_tuned
-from pipeline.stages.learning_rates import learning_rates
 from pipeline.training.freezing import config_at
 from pipeline.training.parallel.shards import Shards, shards_of
+from pipeline.training.part_specs import ScheduleSpec
+from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of
@@ -68,21 +71,20 @@ class Built:
     def step_on(self, shards: Shards | None) -> TrainStep:
         """Make the pure functions of the step, for the devices that share the shards.
 
-        Raises RecipeError for batch statistics of all devices in a network that has none of its
-        own.
+        Raises RecipeError for batch statistics of all devices in a custom network.
         """
         parts = replace(self.parts, shards=shards)
         if shards is not None and shards.sync_batch_norm and shards.axis is not None:
             if not isinstance(parts.network, Network):
                 raise RecipeError(
-                    ["parallel.sync_batch_norm = true: must be false for a model without layers"]
+                    "parallel.sync_batch_norm = true: must be false for a model without layers"
                 )
             parts = replace(parts, network=parts.network.clone(batch_axis=shards.axis))
         return make_train_step(parts)
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build from shapes alone, without any weights. Raises RecipeError where parts don't fit."""
+    """Build from shapes alone, without any weights. Raises RecipeError if parts don't fit."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
     parts = parts_of(
         recipe,
@@ -96,12 +98,12 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
     draft = StepDraft(recipe, dataset, parts, seed, logits.shape[1:], variables)
-    require_all(OUTPUT_CHECKS, draft)
+    check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
     parts = fine_tuned(recipe, parts, variables, schedule.steps_per_pass, seed)
     draft = replace(draft, parts=parts)
     require_all(TASK_CHECKS, draft)
-    require_all(METRIC_CHECKS, draft)
+    check_metrics(draft)
     with blaming_key("train.optimizer"):
         state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
     require_all(STATE_CHECKS, replace(draft, state=state))
@@ -117,7 +119,10 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     )
     reporter.stage("build", _line(recipe, built))
     if level_of(recipe) != "O0" or recipe.train.to_float:
-        reporter.stage("precision", _precision_line(recipe))
+        precision, scale = precision_of(recipe), loss_scale_of(recipe)
+        types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
+        scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
+        reporter.stage("precision", f"{level_of(recipe)}: {', '.join(types)}; {scale_text}")
     return built
 
 
@@ -131,9 +136,9 @@ def parts_of(
 ) -> StepConfig:
     """Return the configuration of a recipe's step, for images as the map ops leave them.
 
-    `train_images` are those of training where an op draws their size.
+    `train_images` has the sizes of training if an op draws them.
     """
-    train, ignored = recipe.train, recipe.dataset.ignore_index
+    train, ignore_index = recipe.train, recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
         loss = train.loss.fitted(targets).build()
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
@@ -154,7 +159,7 @@ def parts_of(
         train_ops=train_ops,
         eval_ops=eval_ops,
         loss=loss,
-        ignore_index=ignored,
+        ignore_index=ignore_index,
         hardest_share=train.loss.hardest_share,
         reduction=train.loss.reduction,
         optimizer=optimizer,
@@ -167,8 +172,8 @@ def parts_of(
         accumulate=train.accumulate_steps,
         gradients=gradients,
         metrics=(
-            *metrics_of(targets, ignored),
-            *(m.ignoring(ignored) for m in recipe.eval.metrics),
+            *metrics_of(targets, ignore_index),
+            *(metric.ignoring(ignore_index) for metric in recipe.eval.metrics),
         ),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
@@ -179,10 +184,9 @@ def parts_of(
 
 
 def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> nn.Module:
-    """Return the network, each layer in the dtype that the recipe says; `features` are those of
-    the table that it reads, if any.
+    """Return the network, each layer in the recipe's dtype; `features` are those of its table.
 
-    Raises RecipeError where the network is no list of layers and some dtypes are to differ.
+    Raises RecipeError if dtypes differ and the network isn't a list of layers.
     """
     precision = precision_of(recipe)
     with blaming_key(f"model {recipe.model.name}"):
@@ -193,8 +197,8 @@ def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     if isinstance(network, ImportedNetwork):
         network = network.clone(seed=recipe.seed)
     if isinstance(network, Network) and recipe.train.freeze_statistics != "none":
-        of_frozen = recipe.train.freeze_statistics == "frozen"
-        network = network.clone(fixed_statistics=recipe.train.freeze if of_frozen else ("*",))
+        patterns = recipe.train.freeze if recipe.train.freeze_statistics == "frozen" else ("*",)
+        network = network.clone(fixed_statistics=patterns)
     if not precision.rules:
         return network
     key = "to_float" if recipe.train.to_float else "precision"
@@ -207,12 +211,6 @@ def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     return network.clone(rules=precision.rules)
 
 
-def _precision_line(recipe: Recipe) -> str:
-    precision, scale = precision_of(recipe), loss_scale_of(recipe)
-    types = ", ".join([precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)])
-    return f"{level_of(recipe)}: {types}; loss scale {scale.name}, from {scale.initial:,g}"
-
-
 def _line(recipe: Recipe, built: Built) -> str:
     run = built.run_schedule
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
@@ -220,11 +218,14 @@ def _line(recipe: Recipe, built: Built) -> str:
         sink = "sinks to be chosen"
     frozen = ""
     if built.parts.frozen:
-        counts = [
-            f"{_trained(built, 0):,} of them trained",
-            *(f"{_trained(built, p.start):,} from step {p.start + 1}" for p in built.parts.phases),
-        ]
-        frozen = f", {', '.join(counts)}"
+
+        def count_trained(step: int) -> int:
+            trained, _ = split(built.state.params, config_at(built.parts, step).frozen)
+            return sum(leaf.size for leaf in jax.tree.leaves(trained))
+
+        starts = [phase.start for phase in built.parts.phases]
+        counts = [f"{count_trained(start):,} from step {start + 1}" for start in starts]
+        frozen = ", ".join(["", f"{count_trained(0):,} of them trained", *counts])
     return (
         f"{recipe.model.name}: {built.parameters:,} parameters{frozen}, "
         f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
@@ -232,7 +233,54 @@ def _line(recipe: Recipe, built: Built) -> str:
     )
 
 
-def _trained(built: Built, step: int) -> int:
-    """The number of parameters that are trained after a number of steps."""
-    trained, _ = split(built.state.params, config_at(built.parts, step).frozen)
-    return sum(leaf.size for leaf in jax.tree.leaves(trained))
+def learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
+    """Return the rates of each update: float32 (total,), or (total, 1 + rules) with `lr_rules`.
+
+    The first column is the main schedule's; each rule has `factor` times its schedule, or the main
+    one. Raises RecipeError for a schedule without such a table.
+    """
+
+    def make_table(key: str, schedule: ScheduleSpec) -> np.ndarray:
+        try:
+            return schedule.table(train.optimizer.lr, run.total, run.steps_per_pass)
+        except ValueError as error:
+            raise RecipeError(_rate_problem(key, error)) from error
+
+    main = make_table("train.schedule", train.schedule)
+    if not train.lr_rules:
+        return main
+    columns = [main]
+    for number, rule in enumerate(train.lr_rules):
+        key = f"train.lr_rules.{number}.schedule"
+        table = main if rule.schedule is None else make_table(key, rule.schedule)
+        columns.append(table * np.float32(rule.factor))
+    return np.stack(columns, axis=1)
+
+
+def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:
+    """Read the files of learning rates by key. Raises RecipeError with the problems of all."""
+    files = {}
+    problems = []
+    for key, schedule in train.schedules.items():
+        if isinstance(schedule, TableSchedule):
+            try:
+                files[key] = schedule.read()
+            except ValueError as error:
+                problems.append(_rate_problem(key, error))
+    if problems:
+        raise RecipeError(problems)
+    return files
+
+
+def fingerprint_rates(files: Mapping[str, RateFile]) -> dict[str, Any]:
+    """Return the fingerprints of files of learning rates, as provenance.json has them."""
+    return {
+        key: {"shape": file.rates.shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
+        for key, file in files.items()
+    }
+
+
+def _rate_problem(key: str, error: ValueError) -> str:
+    """Return a line that begins with the key; of the file if the error names it."""
+    text = str(error)
+    return f"{key}.{text}" if text.startswith("file = ") else f"{key}: {text}"

@@ -6,7 +6,8 @@ Each check raises RecipeError; `require_all` raises one for the problems of seve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,30 +15,50 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
+from flax.errors import FlaxError
 
 from pipeline.config.checks import wanted_metrics
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.batch import Batch
+from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
+from pipeline.data.transform import choices_among, chosen_ops
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.stages.blame import blaming_key
-from pipeline.stages.data_buckets import refuse_buckets_that_do_not_fit
-from pipeline.stages.drawn_sizes import refuse_sizes_that_do_not_fit
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
 from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
+from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
-from pipeline.training.step import initial_variables
+from pipeline.training.step import gradients_of, initial_variables, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric
+
+UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
+"""Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""
+
+
+@contextmanager
+def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
+    """Report errors of the body as a problem of the recipe, under this key.
+
+    Code that can't be traced is a problem of the key `untraceable`, if it is given.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError(f"{key}: {error}") from error
+    except UNTRACEABLE as error:
+        code = untraceable or key
+        raise RecipeError(f"{code}: can't be traced: {first_line(error)}") from error
+
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
@@ -46,7 +67,7 @@ MAX_LABELS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class StepDraft:
-    """A step in shapes, before all of it is known to fit."""
+    """A step in shapes, before all checks."""
 
     recipe: Recipe
     dataset: Dataset
@@ -57,7 +78,7 @@ class StepDraft:
     variables: Any
     """Shapes and dtypes of the network's variables, as a tree."""
     state: TrainState | None = None
-    """Shapes and dtypes; None until the rest is known to fit."""
+    """Shapes and dtypes; None before the last checks."""
 
 
 Check = Callable[[StepDraft], None]
@@ -76,67 +97,71 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
 
 
 def check_outputs(draft: StepDraft) -> None:
-    """Require one logit for each class, once for each label of a sample; say what to end in."""
-    problem = _output_problem(draft.outputs, draft.dataset)
-    if problem is not None:
-        raise RecipeError([f"model {draft.recipe.model.name}: {problem}"])
-
-
-def _output_problem(outputs: tuple[int, ...], dataset: Dataset) -> str | None:
+    """Require one logit for each class, once for each label of a sample."""
+    outputs, dataset = draft.outputs, draft.dataset
     count = len(dataset.targets)
-    ends = f"the network ends in {outputs[-1]} outputs, and"
-    if outputs[-1] != count and dataset.targets.task == "classification":
-        return f"{ends} {count} classes are to be told apart"
+    labels = len(dataset.eval) * math.prod(outputs[:-1])
+    problem = None
     if outputs[-1] != count:
-        return f"{ends} {dataset.targets} are to be predicted"
-    if len(outputs) > 1 and not dataset.label_positions:
-        return (
+        purpose = f"{dataset.targets} are to be predicted"
+        if dataset.targets.task == "classification":
+            purpose = f"{count} classes are to be told apart"
+        problem = f"the network ends in {outputs[-1]} outputs, and {purpose}"
+    elif len(outputs) > 1 and not dataset.label_positions:
+        problem = (
             f"the network ends in shape {('batch', *outputs)}, not (batch, classes), and a label "
             "is one class; end it in global_avg_pool or flatten, and dense"
         )
-    labels = len(dataset.eval) * math.prod(outputs[:-1])
-    if labels > MAX_LABELS:
-        return (
+    elif labels > MAX_LABELS:
+        problem = (
             f"the evaluation split has {labels:,} labels, and {MAX_LABELS:,} can be counted; "
             "set eval.samples to evaluate fewer samples"
         )
-    return None
+    if problem is not None:
+        raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
 
 
 def check_labels(draft: StepDraft) -> None:
     """Require that the loss takes the labels of both splits, for its outputs per sample."""
     recipe, dataset, parts = draft.recipe, draft.dataset, draft.parts
-    batch = recipe.train.batch_size
+    batch, ignore_index = recipe.train.batch_size, parts.ignore_index
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
         with blaming_key(
             f"dataset.{key}.ops", untraceable=f"train.loss = {recipe.train.loss.name}"
         ):
-            _require_integer_labels_to_ignore(parts, label)
+            dtype = np.dtype(label.dtype)
+            if ignore_index is not None and not (
+                np.issubdtype(dtype, np.integer)
+                and np.iinfo(dtype).min <= ignore_index <= min(np.iinfo(dtype).max, MAX_LABELS)
+            ):
+                raise ValueError(
+                    f"leave labels of {dtype}, among which there is no dataset.ignore_index = "
+                    f"{ignore_index}; leave them whole numbers that it is one of, or set it to null"
+                )
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, parts), logits, labels)
 
 
 def check_vocabulary(draft: StepDraft) -> None:
     """Require a row for each token of the texts: numbers of others would give NaN."""
-    dataset, network = draft.dataset, draft.parts.network
+    text, network = draft.dataset.text, draft.parts.network
     first = network.layers[0] if isinstance(network, Network) and network.layers else None
-    if dataset.text is None or not isinstance(first, Lookup):
+    if text is None or not isinstance(first, Lookup):
         return
-    wanted, rows = dataset.text.vocabulary, first.vocabulary
-    if isinstance(rows, int) and rows < wanted:
-        raise RecipeError(
-            [f"model.vocabulary = {rows}: must be {wanted} at least, the tokens of the texts"]
-        )
+    rows = first.vocabulary
+    if isinstance(rows, int) and rows < text.vocabulary:
+        problem = f"must be {text.vocabulary} at least, the tokens of the texts"
+        raise RecipeError(f"model.vocabulary = {rows}: {problem}")
 
 
 def check_to_float(draft: StepDraft) -> None:
     """Require that each pattern of `train.to_float` matches a layer."""
-    rules, parts = draft.recipe.train.to_float, draft.parts
+    rules = draft.recipe.train.to_float
     if not rules:
         return
     listing = PathListing()
-    traced = replace(parts, network=parts.network.clone(rules=(listing,)))
+    traced = replace(draft.parts, network=draft.parts.network.clone(rules=(listing,)))
     with blaming_key("train.to_float"):
         jax.eval_shape(lambda words: initial_variables(traced, words), draft.seed)
         require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
@@ -144,30 +169,28 @@ def check_to_float(draft: StepDraft) -> None:
 
 def check_jit_layers(draft: StepDraft) -> None:
     """Require that each pattern of `train.jit_layers` matches a layer with a module."""
-    patterns, parts = draft.recipe.train.jit_layers, draft.parts
+    patterns = draft.recipe.train.jit_layers
     if not patterns:
         return
     paths: dict[Path, None] = {}
     with blaming_key("train.jit_layers"):
         with nn.intercept_methods(list_layers(paths)):
-            jax.eval_shape(lambda words: initial_variables(parts, words), draft.seed)
+            jax.eval_shape(lambda words: initial_variables(draft.parts, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 
 
 def check_curvature(draft: StepDraft) -> None:
     """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
-    recipe, parts = draft.recipe, draft.parts
-    if parts.curvature is not None and isinstance(parts.network, ImportedNetwork):
+    recipe = draft.recipe
+    if draft.parts.curvature is not None and isinstance(draft.parts.network, ImportedNetwork):
         optimizer = recipe.train.optimizer.name
         raise RecipeError(
-            [
-                f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
-                f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
-            ]
+            f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
+            f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
         )
 
 
-def check_specs(draft: StepDraft) -> None:
+def check_cuts(draft: StepDraft) -> None:
     """Require that the cuts of parameters fit the mesh."""
     parallel = draft.recipe.parallel
     cuts = cuts_of(parallel)
@@ -179,47 +202,45 @@ def check_specs(draft: StepDraft) -> None:
 
 def check_constraints(draft: StepDraft) -> None:
     """Require that each constraint matches a layer, of as many axes."""
-    cuts = cuts_of(draft.recipe.parallel)
-    if cuts is None or draft.recipe.parallel.mode != "semi_auto" or not cuts.constraints:
+    parallel = draft.recipe.parallel
+    cuts = cuts_of(parallel)
+    if cuts is None or parallel.mode != "semi_auto" or not cuts.constraints:
         return
+    trace = partial(jax.eval_shape, partial(initial_variables, draft.parts), draft.seed)
     with blaming_key("parallel.constraints"):
-        initial = partial(jax.eval_shape, partial(initial_variables, draft.parts))
-        cuts.require_layers(ranks_of_layers(partial(initial, draft.seed)))
+        cuts.require_layers(ranks_of_layers(trace))
 
 
 def check_task(draft: StepDraft) -> None:
     """Require a loss for what is predicted, and metrics that evaluations of it have."""
-    recipe, dataset, metrics = draft.recipe, draft.dataset, draft.parts.metrics
-    task, loss = dataset.targets.task, recipe.train.loss
-    if (
-        recipe.model.two_outputs_are_classes
-        and task != "classification"
-        and len(dataset.targets) > 1
-    ):
-        problem = f"predicts classes, or one number or label, and not {dataset.targets}"
-        raise RecipeError([f"model {recipe.model.name}: {problem}"])
+    recipe, targets, metrics = draft.recipe, draft.dataset.targets, draft.parts.metrics
+    task, loss = targets.task, recipe.train.loss
+    is_classification = task == "classification"
+    if recipe.model.two_outputs_are_classes and not is_classification and len(targets) > 1:
+        problem = f"predicts classes, or one number or label, and not {targets}"
+        raise RecipeError(f"model {recipe.model.name}: {problem}")
     if task not in loss.tasks:
         fitting = ", ".join(losses_for(task))
-        raise RecipeError([f"train.loss = {loss.name}: must be one for {task}: {fitting}"])
+        raise RecipeError(f"train.loss = {loss.name}: must be one for {task}: {fitting}")
     of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
     if of_classes and task in ("regression", "multi_label"):
         problem = f"{', '.join(of_classes)} is of classes, which {task} has not; leave it out"
-        raise RecipeError([f"eval.metrics: {problem}"])
+        raise RecipeError(f"eval.metrics: {problem}")
     names = [metric.name for metric in metrics]
-    standard = [*METRICS] if task == "classification" else ["loss"]
-    if task == "classification" and len(dataset.targets) <= ALL_IN_TOP5:
+    standard = [*METRICS] if is_classification else ["loss"]
+    if is_classification and len(targets) <= ALL_IN_TOP5:
         standard.remove("top5")
-    known_names = [*standard, *names]
-    doubled = sorted({name for name in known_names if known_names.count(name) > 1})
+    all_names = [*standard, *names]
+    doubled = sorted({name for name in all_names if all_names.count(name) > 1})
     if doubled:
-        raise RecipeError([f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out"])
+        raise RecipeError(f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out")
     for key, metric in wanted_metrics(recipe).items():
-        if metric is not None and metric not in known_names:
-            raise RecipeError([f"{key} = {metric}: {task} has {', '.join(known_names)}"])
+        if metric is not None and metric not in all_names:
+            raise RecipeError(f"{key} = {metric}: {task} has {', '.join(all_names)}")
 
 
 def check_metrics(draft: StepDraft) -> None:
-    """Require that metric parts take what the network gives, and return sums like their zeros."""
+    """Require that metrics take the network's outputs, and return sums like their zeros."""
     parts, dataset = draft.parts, draft.dataset
     batch = dataset.eval_order.batch_size
     label = dataset.eval_label
@@ -230,18 +251,15 @@ def check_metrics(draft: StepDraft) -> None:
     for position, metric in enumerate(parts.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
             sums = jax.eval_shape(partial(zero_sums, parts.classes, (metric,)))
-            add = partial(_add_metric, metric)
-            jax.eval_shape(add, sums, logits, labels, mask, counted)
+            jax.eval_shape(partial(_add_metric, metric), sums, logits, labels, mask, counted)
 
 
-def _add_metric(
-    metric: MetricSpec, sums: Any, logits: Any, labels: Any, mask: Any, counted: Any
-) -> Any:
-    return add_own(sums, (metric,), logits, labels, mask, counted)
+def _add_metric(metric: MetricSpec, sums: Any, *batch: Any) -> Any:
+    return add_own(sums, (metric,), *batch)
 
 
 def check_gradients(draft: StepDraft) -> None:
-    """Require that custom gradients are like the parameters, beside what one pass returns."""
+    """Require that custom gradients are like the parameters, beside the other results."""
     rule = draft.parts.gradients
     if rule is None:
         return
@@ -261,31 +279,15 @@ def check_gradients(draft: StepDraft) -> None:
             raise ValueError("must return what else the backward pass gave, beside the gradients")
 
 
-def _require_integer_labels_to_ignore(parts: StepConfig, label: ColumnSpec) -> None:
-    ignored, dtype = parts.ignore_index, np.dtype(label.dtype)
-    if ignored is None or (
-        np.issubdtype(dtype, np.integer)
-        and np.iinfo(dtype).min <= ignored <= min(np.iinfo(dtype).max, MAX_LABELS)
-    ):
-        return
-    raise ValueError(
-        f"leave labels of {dtype}, among which there is no dataset.ignore_index = {ignored}; leave "
-        "them whole numbers that it is one of, or set it to null"
-    )
-
-
 def check_mixtures(draft: StepDraft) -> None:
     """Refuse a short batch before an op that would mix its padding with its samples."""
-    recipe, dataset = draft.recipe, draft.dataset
-    short = dataset.train_order.short_batch
-    for position, op in enumerate(dataset.train_ops):
+    short, batch = draft.dataset.train_order.short_batch, draft.recipe.train.batch_size
+    for position, op in enumerate(draft.dataset.train_ops):
         if short and isinstance(op, BatchOp):
             raise RecipeError(
-                [
-                    f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
-                    f"{recipe.train.batch_size} samples, and dataset.train.ops.{position} "
-                    f"({op.name}) would mix its padding with them; must be true with this op"
-                ]
+                f"dataset.train.drop_remainder = false: a last batch would hold {short} of "
+                f"{batch} samples, and dataset.train.ops.{position} "
+                f"({op.name}) would mix its padding with them; must be true with this op"
             )
 
 
@@ -294,29 +296,73 @@ def check_statistics(draft: StepDraft) -> None:
     recipe, short = draft.recipe, draft.dataset.train_order.short_batch
     if _state_of(draft).batch_stats and short:
         raise RecipeError(
-            [
-                f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
-                f"{recipe.train.batch_size} samples and its padding would enter the batch "
-                f"statistics of {recipe.model.name}; must be true for this network"
-            ]
+            f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
+            f"{recipe.train.batch_size} samples and its padding would enter the batch "
+            f"statistics of {recipe.model.name}; must be true for this network"
         )
 
 
 def check_buckets(draft: StepDraft) -> None:
     """Refuse a network with weights that fit one bucket alone."""
-    refuse_buckets_that_do_not_fit(draft.parts, _state_of(draft), draft.dataset.eval)
+    if not draft.parts.buckets:
+        return
+    step = make_train_step(draft.parts)
+    batch = _batch_shapes(draft.dataset.eval, 1)
+    try:
+        jax.eval_shape(step.evaluate, _state_of(draft), batch, jax.eval_shape(step.zero_sums))
+    except (ValueError, FlaxError) as error:
+        raise RecipeError(
+            f"dataset.buckets: the network can't take all of them: {_line_of(error)}; take one "
+            "bucket, or a network that averages over positions before its dense layers"
+        ) from error
 
 
 def check_drawn_sizes(draft: StepDraft) -> None:
-    """Refuse a network with weights that fit one size alone."""
-    refuse_sizes_that_do_not_fit(draft.parts, _state_of(draft), draft.dataset.train)
+    """Refuse a network with weights that fit one size of images alone."""
+    parts = draft.parts
+    choices = choices_among(parts.train_ops)
+    if choices == 1:
+        return
+    (position,) = (n for n, op in enumerate(parts.train_ops) if op.choices > 1)
+    key = f"dataset.train.ops.{position} ({parts.train_ops[position].name})"
+    if parts.curvature is not None:
+        problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
+        raise RecipeError(f"{key}: {problem}")
+    num_shards = 1 if parts.shards is None else parts.shards.count
+    batch = _batch_shapes(draft.dataset.train, batch_multiple(parts.accumulate, num_shards))
+    for number in range(choices):
+        sized = replace(parts, train_ops=chosen_ops(parts.train_ops, number), shards=None)
+        try:
+            jax.eval_shape(partial(gradients_of, sized), _state_of(draft), batch)
+        except (ValueError, TypeError, FlaxError) as error:
+            raise RecipeError(
+                f"{key}: the network can't take all sizes: {_line_of(error)}; take a network that "
+                "averages over positions before its dense layers"
+            ) from error
+
+
+def _line_of(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _batch_shapes(split: Split, count: int) -> Any:
+    """Return the shapes and dtypes of a batch of a split."""
+
+    def shapes(*shape: int, dtype: object = np.int32) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    columns = {
+        name: shapes(count, *column.shape[1:], dtype=column.dtype)
+        for name, column in split.columns.items()
+    }
+    return Batch(columns, shapes(2, dtype=np.uint32), shapes(), shapes(count), shapes())
 
 
 def check_parameters(draft: StepDraft) -> None:
     """Refuse more parameters than anything holds."""
     if sum(leaf.size for leaf in jax.tree.leaves(_state_of(draft).params)) > MAX_PARAMETERS:
         problem = f"has more than {MAX_PARAMETERS:,} parameters, which nothing holds"
-        raise RecipeError([f"model {draft.recipe.model.name}: {problem}"])
+        raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
 
 
 def _state_of(draft: StepDraft) -> TrainState:
@@ -324,10 +370,8 @@ def _state_of(draft: StepDraft) -> TrainState:
     return draft.state
 
 
-OUTPUT_CHECKS = (check_outputs,)
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_curvature, check_specs, check_constraints, check_task)
-METRIC_CHECKS = (check_metrics,)
+TASK_CHECKS = (check_curvature, check_cuts, check_constraints, check_task)
 STATE_CHECKS = (
     check_gradients,
     check_statistics,
@@ -336,4 +380,4 @@ STATE_CHECKS = (
     check_drawn_sizes,
     check_parameters,
 )
-"""The groups in their order: a problem of one group would show again as others in later ones."""
+"""Groups in their order: a problem of one group would show again as others in later ones."""

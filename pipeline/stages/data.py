@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -31,16 +30,17 @@ from pipeline.data.transform import (
     draw_choice,
     moving_labels,
 )
-from pipeline.stages.data_buckets import (
+from pipeline.stages.image_sizes import (
     bucket_line,
-    in_buckets,
+    drawn_specs,
+    fit_to_evaluation,
+    order_in_buckets,
     pad_images,
     refuse_moved_padding,
     refuse_useless_buckets,
     specs_in,
     with_mask_channel,
 )
-from pipeline.stages.drawn_sizes import drawn_specs, like_evaluation
 
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
@@ -49,80 +49,92 @@ COUNTED_SAMPLES = 1024
 def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     """Read the dataset.
 
-    Raises DataError for what can't be read and RecipeError for what can't be fed.
+    Raises DataError for data that can't be read and RecipeError for data that can't be fed.
     """
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
-    return _ordered(recipe, raw, reporter)
+    return _make_dataset(recipe, raw, reporter)
 
 
 def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
     """Return the dataset without its samples, if these would be downloaded and no stage reads any.
 
-    Raises RecipeError for what can't be fed.
+    Raises RecipeError for data that can't be fed.
     """
-    raw = None if _reads_samples(recipe) else recipe.dataset.declare(cache_root(recipe.cache))
+    spec = recipe.dataset
+    # The data stage alone reads the samples: it has nothing else to do.
+    if (
+        {"train", "eval"} & set(recipe.stages)
+        or "build" not in recipe.stages
+        or recipe.train.loss.counts_classes
+        or spec.train.balance
+        or spec.buckets
+    ):
+        return None
+    raw = spec.declare(cache_root(recipe.cache))
     if raw is None:
         return None
-    dataset = _ordered(recipe, raw, reporter)
+    dataset = _make_dataset(recipe, raw, reporter)
     reporter.stage("data", "not downloaded: no stage reads samples, and the sizes are known")
     return dataset
 
 
-def _reads_samples(recipe: Recipe) -> bool:
-    """Whether a stage reads samples, or what is built depends on them.
-
-    The data stage by itself reads them: it is all that is left to do.
-    """
-    read = {"train", "eval"} & set(recipe.stages) or "build" not in recipe.stages
-    dataset = recipe.dataset
-    return bool(
-        read or recipe.train.loss.counts_classes or dataset.train.balance or dataset.buckets
-    )
-
-
-def _ordered(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
-    """Return the dataset of what was read: map ops, and the order of samples."""
-    buckets = in_ascending_order(recipe.dataset.buckets or ())
-    raw = pad_images(raw, buckets, recipe.dataset, recipe.train.batch_size)
+def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
+    """Return the dataset of what was read, with its map ops and the order of its samples."""
+    spec = recipe.dataset
+    buckets = in_ascending_order(spec.buckets or ())
+    raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
     for bucket in buckets or (None,):  # the largest is the last
-        train_ops, mapped = _mapped(recipe, raw, "train", bucket)
-        eval_ops, mapped_eval = _mapped(recipe, raw, "eval", bucket)
-        drawn = drawn_specs(train_ops, raw.train)
-        if drawn:
-            mapped = like_evaluation(mapped, mapped_eval)
-        image = _one_image(mapped["image"], mapped_eval["image"])
-        if bucket is not None and recipe.dataset.padding_mask:
+        train_ops, train_specs = _map_specs(recipe, raw, "train", bucket)
+        eval_ops, eval_specs = _map_specs(recipe, raw, "eval", bucket)
+        train_images = drawn_specs(train_ops, raw.train)
+        if train_images:
+            train_specs = fit_to_evaluation(train_specs, eval_specs)
+        image, eval_image = train_specs["image"], eval_specs["image"]
+        if (image.shape, image.layout) != (eval_image.shape, eval_image.layout):
+            raise RecipeError(
+                f"dataset.eval.ops: leave images of shape {eval_image.shape}, "
+                f"dataset.train.ops of {image.shape}; a network takes one shape"
+            )
+        if bucket is not None and spec.padding_mask:
             image = with_mask_channel(image, bucket)
-            refuse_moved_padding(recipe.dataset)
-    plain = _train_order(recipe, raw.train)
-    if recipe.dataset.train.balance:
-        plain = _balanced(plain, raw)
-    refuse_useless_buckets(plain, raw.train, buckets)
-    order = in_buckets(plain, raw.train, buckets)
-    evaluated = _evaluated(recipe, raw.eval, order)
+            refuse_moved_padding(spec)
+    unbucketed = _train_order(recipe, raw)
+    refuse_useless_buckets(unbucketed, raw.train, buckets)
+    train_order = order_in_buckets(unbucketed, raw.train, buckets)
+    eval_split = _sample_evaluation(recipe, raw.eval, train_order)
+    eval_order = SampleOrder(
+        seed=recipe.seed,
+        samples=len(eval_split),
+        batch_size=spec.eval.batch_size or recipe.train.batch_size,
+        shuffle=False,
+        buffer_size=None,
+        drop_remainder=False,
+        repeat=1,
+    )
     targets = raw.targets
     if recipe.train.loss.counts_classes:
-        targets = _counted(raw, recipe.dataset.ignore_index)
+        targets = _count_classes(raw, spec.ignore_index)
+    raw_specs = raw.eval.specs()
     dataset = Dataset(
         train=raw.train,
-        eval=evaluated,
+        eval=eval_split,
         targets=targets,
         image=image,
-        train_images=drawn,
-        train_label=mapped["label"],
-        eval_label=mapped_eval["label"],
-        train_order=order,
-        eval_order=in_buckets(_eval_order(recipe, len(evaluated)), evaluated, buckets),
+        train_images=train_images,
+        train_label=train_specs["label"],
+        eval_label=eval_specs["label"],
+        train_order=train_order,
+        eval_order=order_in_buckets(eval_order, eval_split, buckets),
         train_ops=train_ops,
         eval_ops=eval_ops,
-        raw_image=_as_given(raw.eval.specs(), buckets),
+        raw_image=(specs_in(canvas(buckets), raw_specs) if buckets else raw_specs)["image"],
         whole_eval=raw.eval,
         table=raw.table,
         unit=raw.unit,
         text=raw.text,
     )
-    reporter.stage("data", f"{recipe.dataset.name}: {_line(raw, dataset)}")
+    reporter.stage("data", f"{spec.name}: {_summary_line(raw, dataset)}")
     if raw.table is not None:
         reporter.stage("data", f"columns: {raw.table}")
     for note in raw.notes:
@@ -132,32 +144,31 @@ def _ordered(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     return dataset
 
 
-def _as_given(specs: Mapping[str, ColumnSpec], buckets: Sequence[Bucket]) -> ColumnSpec:
-    return specs_in(canvas(buckets), specs)["image"] if buckets else specs["image"]
-
-
-def _evaluated(recipe: Recipe, split: Split, order: SampleOrder) -> Split:
+def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -> Split:
     """Return the part of the evaluation split that `eval.samples` requests."""
-    wanted = recipe.eval.samples
-    if wanted == "trained" and "train" in recipe.stages:
-        wanted = total_steps(recipe.train, order.steps_per_pass) * order.batch_size
-    if isinstance(wanted, str) or wanted >= len(split):
+    samples = recipe.eval.samples
+    if samples == "trained" and "train" in recipe.stages:
+        samples = total_steps(recipe.train, train_order.steps_per_pass) * train_order.batch_size
+    if isinstance(samples, str) or samples >= len(split):
         return split
-    rows = np.arange(wanted) * len(split) // wanted
+    rows = np.arange(samples) * len(split) // samples
     return Split({name: column[rows] for name, column in split.columns.items()})
 
 
 def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     """Return the first training images as the network will see them, float32 (n, H, W, C).
 
-    There are none of samples that are no images.
+    n is 0 if the samples aren't images.
     """
     if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
         return np.zeros((0, 1, 1, 1), np.float32)
     batches = dataset.train_order.batches(0, 1)
-    count, keys, rows = recipe.monitor.sample_images, batches.indices[0], batches.rows[0]
+    count = recipe.monitor.sample_images
+    keys, rows = batches.indices[0], batches.rows[0]
     if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
-        keys, rows = keys[:count], rows[:count]  # Else all of the batch is mixed, as in training.
+        # Else all of the batch is mixed, as in training.
+        keys = keys[:count]
+        rows = rows[:count]
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
     seed = seed_words(recipe.seed)
     choices = choices_among(dataset.train_ops)
@@ -167,7 +178,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
 
-def _mapped(
+def _map_specs(
     recipe: Recipe, raw: RawData, key: Literal["train", "eval"], bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
     """Return the ops of a split, and the column specs after them, for images of a bucket.
@@ -175,101 +186,77 @@ def _mapped(
     The rows of a table are encoded before all other ops.
     """
     split = raw.train if key == "train" else raw.eval
-    wanted = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
+    ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = encoding_ops(raw.table, recipe.model.table_input)
     specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
     specs = column_specs(encode, specs)
     try:
-        ops = moving_labels(wanted, specs, recipe.dataset.ignore_index)
+        ops = moving_labels(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), column_specs(ops, specs)
     except ValueError as error:
-        raise RecipeError([f"dataset.{key}.{error}"]) from error
+        raise RecipeError(f"dataset.{key}.{error}") from error
 
 
-def _one_image(train: ColumnSpec, evaluated: ColumnSpec) -> ColumnSpec:
-    if (train.shape, train.layout) != (evaluated.shape, evaluated.layout):
-        raise RecipeError(
-            [
-                f"dataset.eval.ops: leave images of shape {evaluated.shape}, "
-                f"dataset.train.ops of {train.shape}; a network takes one shape"
-            ]
-        )
-    return train
+def _train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
+    """Return the order of the training samples, without buckets.
 
-
-def _train_order(recipe: Recipe, split: Split) -> SampleOrder:
-    wanted = recipe.dataset.train
+    Raises RecipeError for files or classes that the split doesn't have.
+    """
+    spec, files = recipe.dataset.train, raw.train.files
     settings: dict[str, Any] = {
         "seed": recipe.seed,
-        "samples": len(split),
+        "samples": len(raw.train),
         "batch_size": recipe.train.batch_size,
-        "shuffle": wanted.shuffle,
-        "buffer_size": wanted.buffer_size,
-        "drop_remainder": wanted.drop_remainder,
-        "repeat": wanted.repeat,
-        "num_shards": wanted.num_shards or 1,
-        "shard_id": wanted.shard_id or 0,
+        "shuffle": spec.shuffle,
+        "buffer_size": spec.buffer_size,
+        "drop_remainder": spec.drop_remainder,
+        "repeat": spec.repeat,
+        "num_shards": spec.num_shards or 1,
+        "shard_id": spec.shard_id or 0,
     }
-    if wanted.interleave is not None and not split.files:
+    if spec.interleave is not None and not files:
         raise RecipeError(
-            [
-                f"dataset.train.interleave = {wanted.interleave}: must be null, since "
-                f"{recipe.dataset.name} does not read samples from files one after the other; "
-                "tfrecord and records do"
-            ]
+            f"dataset.train.interleave = {spec.interleave}: must be null, since "
+            f"{recipe.dataset.name} does not read samples from files one after the other; "
+            "tfrecord and records do"
         )
-    if wanted.interleave is not None and len(split.files) < settings["num_shards"]:
+    if spec.interleave is not None and len(files) < settings["num_shards"]:
         raise RecipeError(
-            [
-                f"dataset.train.num_shards = {wanted.num_shards}: must be {len(split.files)} at "
-                "most, since with interleave each shard reads files of its own"
-            ]
+            f"dataset.train.num_shards = {spec.num_shards}: must be {len(files)} at "
+            "most, since with interleave each shard reads files of its own"
         )
     try:
-        if wanted.interleave is None:
-            return SampleOrder(**settings)
-        return InterleavedOrder(**settings, cycle_length=wanted.interleave, files=split.files)
+        if spec.interleave is None:
+            order = SampleOrder(**settings)
+        else:
+            order = InterleavedOrder(**settings, cycle_length=spec.interleave, files=files)
     except ValueError as error:
-        raise RecipeError([f"train.batch_size: {error}"]) from error
-
-
-def _counted(raw: RawData, ignore_index: int | None) -> Targets:
-    """Return the targets, with the number of training labels of each class."""
-    labels = raw.train.columns["label"]
-    if not np.issubdtype(np.dtype(labels.dtype), np.integer):
-        return raw.targets
-    counts = np.zeros(len(raw.targets), np.int64)
-    for start in range(0, len(raw.train), COUNTED_SAMPLES):
-        found = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
-        known = found[found != ignore_index]
-        counts += np.bincount(known, minlength=len(counts))[: len(counts)]
-    return replace(raw.targets, counts=tuple(counts.tolist()))
-
-
-def _balanced(order: SampleOrder, raw: RawData) -> SampleOrder:
-    """Return the order of balanced classes. Raises RecipeError if samples have not one class."""
+        raise RecipeError(f"train.batch_size: {error}") from error
+    if not spec.balance:
+        return order
     labels = raw.train.columns["label"]
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         raise RecipeError(
-            ["dataset.train.balance = true: must be false where a sample has not one class"]
+            "dataset.train.balance = true: must be false where a sample has not one class"
         )
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
 
 
-def _eval_order(recipe: Recipe, samples: int) -> SampleOrder:
-    return SampleOrder(
-        seed=recipe.seed,
-        samples=samples,
-        batch_size=recipe.dataset.eval.batch_size or recipe.train.batch_size,
-        shuffle=False,
-        buffer_size=None,
-        drop_remainder=False,
-        repeat=1,
-    )
+def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
+    """Return the targets with the number of training labels of each class."""
+    labels = raw.train.columns["label"]
+    if not np.issubdtype(np.dtype(labels.dtype), np.integer):
+        return raw.targets
+    counts = np.zeros(len(raw.targets), np.int64)
+    for start in range(0, len(raw.train), COUNTED_SAMPLES):
+        chunk = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
+        valid = chunk[chunk != ignore_index]
+        counts += np.bincount(valid, minlength=len(counts))[: len(counts)]
+    return replace(raw.targets, counts=tuple(counts.tolist()))
 
 
-def _line(raw: RawData, dataset: Dataset) -> str:
+def _summary_line(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
     size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
     size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6

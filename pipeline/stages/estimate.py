@@ -7,15 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.backends.base import Backend, Estimate, StepToPrice
+from pipeline.backends.base import Backend, Estimate, SinkPrice, StepToPrice
+from pipeline.backends.sink_choice import SinkChoice, choose
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.stages.autosink.choose_sink import chooses_sink, modelled_chooser
+from pipeline.stages.autosink.choose_sink import chooses_sink, modelled_bounds, modelled_costs
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_cuts
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.step import image_shape, make_update_only_step
@@ -31,7 +32,7 @@ def estimate_cost(
 ) -> Estimate | None:
     """Price the run on the device, report the estimate and write its files.
 
-    Returns None on devices that are not emulated. Raises RunError where the run doesn't fit the
+    Returns None on devices that are not emulated. Raises RunError if the run doesn't fit the
     device, RecipeError for what the device can't do.
     """
     with reporter.clock(f"pricing {recipe.model.name}"):
@@ -59,7 +60,9 @@ def say_cuts(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter)
 
 def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
     """Describe the run to the device, in shapes: batches as the map ops on the host leave them."""
+    train, run_schedule = recipe.train, built.run_schedule
     image, label = image_shape(dataset.image), dataset.train_label
+    size = train.sink_size
 
     def batch(size: int) -> tuple[Any, Any]:
         return (
@@ -67,35 +70,36 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
             jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
         )
 
-    train, run_schedule = recipe.train, built.run_schedule
-    size = train.sink_size
+    def choose_sink(price: SinkPrice) -> SinkChoice:
+        return choose(modelled_costs(price), modelled_bounds(recipe, run_schedule))
+
     return StepToPrice(
         name=recipe.name,
         step=make_update_only_step(built.parts, train.optimizer.lr),
         state=built.state,
         batch=batch,
         batch_size=train.batch_size,
-        devices=_devices(recipe),
+        devices=_count_devices(recipe),
         sink=train.sink,
         sink_steps=size if isinstance(size, int) and size > 0 else run_schedule.steps_per_pass,
         steps_per_pass=run_schedule.steps_per_pass,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
-        choose_sink=modelled_chooser(recipe, run_schedule) if chooses_sink(recipe.train) else None,
+        choose_sink=choose_sink if chooses_sink(train) else None,
         sizes_each=recipe.parallel.batch_per_device is not None,
     )
 
 
-def _devices(recipe: Recipe) -> int:
+def _count_devices(recipe: Recipe) -> int:
     """Return the number of devices that share a batch."""
     if recipe.parallel.mode == "none":
         return 1
     devices, size = num_devices(recipe.parallel, jax.process_count()), recipe.train.batch_size
     if size % devices:
         problem = f"must be a multiple of the {devices} devices that it is priced for"
-        raise RecipeError([f"train.batch_size = {size}: {problem}"])
-    pieces = recipe.train.accumulate_steps
-    if size % batch_multiple(pieces, devices):
+        raise RecipeError(f"train.batch_size = {size}: {problem}")
+    microbatches = recipe.train.accumulate_steps
+    if size % batch_multiple(microbatches, devices):
         problem = f"must divide the {size // devices} samples that each of {devices} devices has"
-        raise RecipeError([f"train.accumulate_steps = {pieces}: {problem}"])
+        raise RecipeError(f"train.accumulate_steps = {microbatches}: {problem}")
     return devices

@@ -19,7 +19,7 @@ from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen
 from pipeline.models.layers.standard import scope_names
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.stages.blame import blaming_key
+from pipeline.stages.build_checks import blaming_key
 from pipeline.training.freezing import by_phase
 from pipeline.training.state import FreezePhase, StepConfig, paths_of, require_trainable, split
 from pipeline.training.step import initial_variables

@@ -24,8 +24,8 @@ from pipeline.data.transform import column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
 from pipeline.models.modules.apply_layers import noting_layers
 from pipeline.models.modules.standard import Network
-from pipeline.stages.blame import blaming_key
 from pipeline.stages.build import parts_of
+from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import fine_tuned
 from pipeline.training.state import StepConfig

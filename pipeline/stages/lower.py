@@ -1,21 +1,26 @@
 """Lower: choose how the layers of the network are computed on this device.
 
-Chosen once a run: the choice decides the last bits of its numbers, so it is kept in the run
-directory, and a resumed run reads it from there.
+The choice decides the last bits of a run's numbers. So it is made once and written into the run
+directory, where a resumed run reads it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from pipeline.backends.base import Backend
 from pipeline.config.cache import cache_root
@@ -28,32 +33,35 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
+from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, scope_root
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Problem
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    ROLES,
+    LoweringPolicy,
+    Problem,
+    RecordingPolicy,
+)
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.models.lowerings.tune.layouts import find_layout
+from pipeline.models.lowerings.tune.machine import describe_device
+from pipeline.models.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
 from pipeline.stages.build import Built
-from pipeline.stages.lowering_problems import (
-    layout_key,
-    list_kept_operations,
-    list_problems,
-    time_gradients_us,
-    with_policy,
-)
-from pipeline.stages.record.run_directory import LOWERINGS
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.parallel.cuts import cuts_of
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.shards import shards_of
+from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
-SHOWN_KEPT = 3
-"""Operations that are named where no lowering replaces them."""
+MAX_NAMED = 3
+"""Most operations that are named if no lowering replaces them."""
 
 TUNING_S = 24 * 3600.0
-"""How long processes wait while the first one times lowerings."""
+"""Seconds that processes wait while the first one times lowerings."""
 
 
 def lower(
@@ -64,58 +72,58 @@ def lower(
     folder: RunFolder | None,
     reporter: Reporter,
 ) -> Built:
-    """Return the same step with its layers computed as chosen for the device.
+    """Return the same step with its layers computed as is fastest on the device.
 
-    A choice that is in the run's `folder` is used again; else the choice is made and written there,
-    with the result of tuning. Of the processes that share it the first one chooses for all. Eager
-    mode changes nothing. Raises RunError for a choice or a bank that can't be read.
+    A choice in the run's `folder` is used again; else the choice is made and written there, with
+    the result of tuning. Of several processes the first one chooses for all. Eager mode changes
+    nothing. Raises RunError for a choice or a bank that can't be read.
     """
     parts = built.parts
     if recipe.train.mode == "eager":
         return built
     if parts.lowerings is not None:
-        single = _runs_single_steps(recipe, built, backend, reporter)
-        built = replace(built, single_steps=single)
+        built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(parts.network, "policy"):
         return built
     if cuts_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
         return built
-    file = folder.path / LOWERINGS if folder else None
 
     def choose() -> dict[str, Any]:
-        kept = read_choice(file) if file is not None and file.exists() else None
+        file = folder.path / LOWERINGS if folder else None
+        earlier = read_choice(file) if file is not None and file.exists() else None
         banks = cache_root(recipe.cache) / "autotune"
-        lowerings = kept.lowerings if kept is not None else None
+        lowerings = earlier.lowerings if earlier is not None else None
         tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, lowerings)
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
-        chosen = _in_best_layout(request) if kept is None else request.chosen_in(kept.layout)
-        if kept is not None:
+        if earlier is not None:
+            choice = request.choose_in(earlier.layout)
             reporter.stage("lower", f"as before: {file}")
-            return chosen.to_document()
-        _report(chosen, tuning, folder, reporter)
+            return choice.to_document()
+        choice = _choose_layout(request)
+        _report(choice, tuning, folder, reporter)
         if folder is not None:
-            folder.accepted.add(partial(write_choice, folder.path / LOWERINGS, chosen))
-        return chosen.to_document()
+            folder.accepted.add(partial(write_choice, folder.path / LOWERINGS, choice))
+        return choice.to_document()
 
     ranks = folder.ranks if folder is not None else Ranks()
-    chosen = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
-    laid_out = replace(parts, network=_in_layout(parts.network, chosen.layout))
-    return replace(built, parts=with_policy(laid_out, chosen.lowerings))
+    choice = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
+    laid_out = replace(parts, network=_with_layout(parts.network, choice.layout))
+    return replace(built, parts=with_policy(laid_out, choice.lowerings))
 
 
-def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
-    """Whether the network keeps convolutions that a loop of this device would slow down.
+def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
+    """Whether a loop of this device would slow down convolutions that no lowering replaces.
 
     Reports what no lowering replaces.
     """
-    kept = list_kept_operations(built.parts, built.state, recipe.train.batch_size)
-    if not kept:
+    unlowered = list_unlowered_operations(built.parts, built.state, recipe.train.batch_size)
+    if not unlowered:
         return False
-    shown = join_first(list(map(str, kept)), SHOWN_KEPT, "; ", "; ")
-    reporter.stage("lower", f"left to XLA: {shown}")
+    names = join_first(list(map(str, unlowered)), MAX_NAMED, "; ", "; ")
+    reporter.stage("lower", f"left to XLA: {names}")
     has_slow_loops = platform_of(backend.device.platform).has_slow_loops
-    slow = has_slow_loops and any(one.is_convolution for one in kept)
+    slow = has_slow_loops and any(operation.is_convolution for operation in unlowered)
     if slow and recipe.train.mechanism == "loop":
         reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
     elif slow:
@@ -123,8 +131,8 @@ def _runs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter:
     return slow and recipe.train.mechanism != "loop"
 
 
-def _in_layout(network: nn.Module, layout: Layout) -> nn.Module:
-    """Return the network with images in a layout, if it has a choice."""
+def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
+    """Return the network with images in a layout, if it has several."""
     return network.clone(layout=layout) if isinstance(network, LaidOutNetwork) else network
 
 
@@ -138,13 +146,8 @@ class _LoweringRequest:
     backend: Backend
     tuning: Tuning
     reporter: Reporter
-    chosen: dict[Layout, LoweringChoice] = field(default_factory=dict)
+    choices: dict[Layout, LoweringChoice] = field(default_factory=dict)
     """The choices so far."""
-
-    @property
-    def network(self) -> nn.Module:
-        """The network."""
-        return self.built.parts.network
 
     @property
     def batch(self) -> int:
@@ -165,73 +168,88 @@ class _LoweringRequest:
         with self.reporter.clock(f"tuning {name}"):
             yield
 
-    def problems_in(self, layout: Layout) -> tuple[Problem, ...]:
-        """Return the problems of the network with images in a layout."""
-        parts = replace(self.built.parts, network=_in_layout(self.network, layout))
+    def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
+        """List the problems of the network with images in a layout."""
+        parts = self.built.parts
+        parts = replace(parts, network=_with_layout(parts.network, layout))
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
         return list_problems(parts, self.built.state, self.batch, eval_batch)
 
-    def chosen_in(self, layout: Layout) -> LoweringChoice:
+    def choose_in(self, layout: Layout) -> LoweringChoice:
         """Return the best lowerings with images in a layout."""
-        if layout not in self.chosen:
-            problems = self.problems_in(layout)
-            chosen = self.backend.choose_lowerings(problems, self.tuning, self.watch)
-            self.chosen[layout] = replace(chosen, layout=layout)
-        return self.chosen[layout]
+        if layout not in self.choices:
+            problems = self.list_problems(layout)
+            choice = self.backend.choose_lowerings(problems, self.tuning, self.watch)
+            self.choices[layout] = replace(choice, layout=layout)
+        return self.choices[layout]
 
     def time_us(self, layout: Layout) -> float:
         """Time the gradients with the best lowerings in a layout, in microseconds."""
-        lowerings = self.chosen_in(layout).lowerings
-        network = _in_layout(self.network, layout).clone(policy=lowerings)
+        parts = self.built.parts
+        policy = self.choose_in(layout).lowerings
+        network = _with_layout(parts.network, layout).clone(policy=policy)
         with self.watch(f"the whole network in {layout.upper()}"):
-            parts, state = self.built.parts, self.built.state
-            return time_gradients_us(network, parts, state, self.batch, self.backend.device)
+            return time_gradients_us(
+                network, parts, self.built.state, self.batch, self.backend.device
+            )
 
 
-def _in_best_layout(request: _LoweringRequest) -> LoweringChoice:
-    """Choose in the layout that is fastest by a bank or the clock, else in that of the rule."""
-    network, device = request.network, request.backend.device
+def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
+    """Choose in the layout that is fastest by a bank or the clock, else by the rule."""
+    parts, device = request.built.parts, request.backend.device
+    network = parts.network
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
-        return request.chosen_in("nhwc")
-    problems = request.problems_in("nhwc")
-    can_choose = network.can_be_batch_last(image_shape(request.built.parts.image))
+        return request.choose_in("nhwc")
+    problems = request.list_problems("nhwc")
+    can_choose = network.can_be_batch_last(image_shape(parts.image))
     if not (can_choose and has_choice(problems, device.platform)):
-        return request.chosen_in("nhwc")
-    key = layout_key(network, request.built.parts, request.batch, device)
+        return request.choose_in("nhwc")
+    key = layout_key(network, parts, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
-    by_rule = best_layout(problems, device.platform)
-    chosen = request.chosen_in(tuned.best if tuned is not None else by_rule)
-    return replace(chosen, layout_found=tuned)
+    layout = tuned.best if tuned is not None else best_layout(problems, device.platform)
+    return replace(request.choose_in(layout), layout_found=tuned)
 
 
 def _report(
-    chosen: LoweringChoice, tuning: Tuning, folder: RunFolder | None, reporter: Reporter
+    choice: LoweringChoice, tuning: Tuning, folder: RunFolder | None, reporter: Reporter
 ) -> None:
-    """Report what was chosen, and write the result of tuning into the run directory."""
-    if chosen.layout != "nhwc":
-        reporter.stage("lower", f"images as CHWN: vectors of samples{_why(chosen)}")
-    if any(how != DEFAULT for _, how in chosen.lowerings.chosen):
-        reporter.stage("lower", _line(chosen))
-    if chosen.tuned and folder is not None:
+    """Report a choice, and write the result of tuning into the run directory."""
+    if choice.layout != "nhwc":
+        reason = ", for few channels"
+        if choice.layout_found is not None:
+            times_us = choice.layout_found.times_us
+            nhwc_ms, chwn_ms = (times_us[layout] / 1000 for layout in ("nhwc", "chwn"))
+            reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
+        reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
+    if any(how != DEFAULT for _, how in choice.lowerings.chosen):
+        reporter.stage("lower", _line(choice))
+    if choice.tuned and folder is not None:
         run_dir = folder.path
 
         def write() -> None:
-            path = write_result(chosen.to_result(), run_dir, datetime.now())
-            reporter.stage("lower", f"{chosen.tuned} tuned, kept in {tuning.folder}; {path.name}")
+            path = write_result(choice.to_result(), run_dir, datetime.now())
+            reporter.stage("lower", f"{choice.tuned} tuned, kept in {tuning.folder}; {path.name}")
 
         folder.accepted.add(write)
 
 
-def _why(chosen: LoweringChoice) -> str:
-    if chosen.layout_found is None:
-        return ", for few channels"
-    nhwc_ms, chwn_ms = (chosen.layout_found.times_us[each] / 1000 for each in ("nhwc", "chwn"))
-    return f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
+def _line(choice: LoweringChoice) -> str:
+    lowerings = [how for _, how in choice.lowerings.chosen]
+    onednn = sum(how.engine == "onednn" for how in lowerings)
+    banked = sum(result.status == "bank_hit" for result in choice.results)
+    tuned = len(choice.results) - banked
+    parts = [f"{len(lowerings)} computations: {banked} from the bank"]
+    parts += [f"{tuned} tuned"] if tuned else []
+    parts += [f"{choice.by_rule} by rule"] if choice.by_rule else []
+    line = ", ".join(parts) + f"; {onednn} by oneDNN"
+    before_ms = sum(result.before_us for result in choice.results) / 1000
+    after_ms = sum(result.after.us for result in choice.results) / 1000
+    return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if choice.results else "")
 
 
-def write_choice(path: Path, chosen: LoweringChoice) -> None:
-    """Write the choice as JSON."""
-    write_whole(path, json.dumps(chosen.to_document(), indent=1) + "\n")
+def write_choice(path: Path, choice: LoweringChoice) -> None:
+    """Write a choice as JSON."""
+    write_whole(path, json.dumps(choice.to_document(), indent=1) + "\n")
 
 
 def read_choice(path: Path) -> LoweringChoice:
@@ -245,15 +263,93 @@ def read_choice(path: Path) -> LoweringChoice:
         ) from error
 
 
-def _line(chosen: LoweringChoice) -> str:
-    lowerings = [how for _, how in chosen.lowerings.chosen]
-    onednn = sum(how.engine == "onednn" for how in lowerings)
-    banked = sum(result.status == "bank_hit" for result in chosen.results)
-    parts = [f"{len(lowerings)} computations: {banked} from the bank"]
-    tuned = len(chosen.results) - banked
-    parts += [f"{tuned} tuned"] if tuned else []
-    parts += [f"{chosen.by_rule} by rule"] if chosen.by_rule else []
-    line = ", ".join(parts) + f"; {onednn} by oneDNN"
-    before_ms = sum(result.before_us for result in chosen.results) / 1000
-    after_ms = sum(result.after.us for result in chosen.results) / 1000
-    return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if chosen.results else "")
+def list_problems(
+    parts: StepConfig, state: TrainState, train_batch: int, eval_batch: int
+) -> tuple[Problem, ...]:
+    """List every computation of a step or an evaluation that can be lowered, by tracing.
+
+    Gradients belong to training alone; the gradient of the input images is never computed.
+    """
+
+    def trace(parts: StepConfig, batch: int, train: bool) -> list[Problem]:
+        listing = RecordingPolicy()
+        recorded = with_policy(parts, listing)
+        forward = recorded.lower(_forward(recorded.network, train))
+        images = _image_shapes(parts, batch)
+        jax.eval_shape(forward, images, state.params, state.batch_stats)
+        return list(listing.problems)
+
+    problems: list[Problem] = []
+    for image in parts.train_images or (parts.image,):
+        listed = trace(replace(parts, image=image), train_batch, True)
+        problems += [p for p in listed if not _is_image_gradient(p, image_shape(image))]
+    problems += [p for p in trace(parts, eval_batch, False) if p.role == "forward"]
+    return tuple(dict.fromkeys(problems))
+
+
+def list_unlowered_operations(
+    parts: StepConfig, state: TrainState, batch: int
+) -> tuple[KeptOperation, ...]:
+    """List convolutions and max pooling of a custom network that nothing replaces."""
+    forward, root = _forward(parts.network, True), scope_root(parts.network)
+    images = _image_shapes(parts, batch)
+    return list_kept(forward, images, state.params, state.batch_stats, root=root)
+
+
+def with_policy(parts: StepConfig, policy: LoweringPolicy) -> StepConfig:
+    """Return the configuration of a step whose network is computed as a policy chooses."""
+    if parts.lowerings is not None:
+        return replace(parts, lowerings=policy)
+    return replace(parts, network=parts.network.clone(policy=policy))
+
+
+def _image_shapes(parts: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+
+
+def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
+    """Return the function (images, params, batch_stats) -> (logits, changed statistics)."""
+
+    def call(images: Array, params: Any, batch_stats: Any) -> Any:
+        variables = {"params": params, "batch_stats": batch_stats}
+        rngs = {"dropout": jax.random.key(0)}
+        return network.apply(variables, images, train=train, mutable=["batch_stats"], rngs=rngs)
+
+    return call
+
+
+def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
+    """Whether a problem is the gradient of the network's images, which is never computed."""
+    if problem.role != ROLES[1]:
+        return False
+    if isinstance(problem, ConvolutionProblem):
+        return (*problem.window.sizes, problem.channels) == image
+    return isinstance(problem, DenseProblem) and problem.channels == prod(image)
+
+
+def time_gradients_us(
+    network: nn.Module, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
+) -> float:
+    """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
+    forward = _forward(network, True)
+
+    def loss(params: Any, images: Array, batch_stats: Any) -> Array:
+        logits, _ = forward(images, params, batch_stats)
+        return jnp.square(logits).mean()
+
+    def gradients(operands: tuple[Array, Any, Any]) -> Any:
+        images, params, batch_stats = operands
+        return jax.grad(loss)(params, images, batch_stats)
+
+    shapes = (state.params, state.batch_stats)
+    weights = jax.tree.map(lambda shape: random_operands(shape.shape, shape.dtype), shapes)
+    images = random_operands((batch, *image_shape(parts.image)), "float32")
+    return Timer((images, *weights), device).time_us(gradients)
+
+
+def layout_key(network: LaidOutNetwork, parts: StepConfig, batch: int, device: jax.Device) -> str:
+    """Return the key of a network, its images and the device in a knowledge bank."""
+    image = image_shape(parts.image)
+    digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
+    shape = "x".join(map(str, (batch, *image)))
+    return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

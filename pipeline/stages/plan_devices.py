@@ -25,8 +25,7 @@ from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
-from pipeline.stages.record.run_directory import PLAN
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import PLAN, RunFolder
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardRule
 from pipeline.training.step import image_shape

@@ -23,30 +23,25 @@ from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
-from pipeline.stages.build import Built, build
-from pipeline.stages.compile import CompileOptions, compile_programs
+from pipeline.stages.build import Built, build, read_rate_files
+from pipeline.stages.compile import CompileOptions, compile_programs, program_key, write_figures
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
-from pipeline.stages.launch.join import join_processes
-from pipeline.stages.launch.place import LOCAL, find_place
-from pipeline.stages.learning_rates import read_rate_files
+from pipeline.stages.launch.join import LOCAL, join_processes
 from pipeline.stages.lower import lower
-from pipeline.stages.program_key import program_key
-from pipeline.stages.record.compiled_programs import write_figures
+from pipeline.stages.plan_devices import plan_devices
 from pipeline.stages.record.guards import timed
-from pipeline.stages.record.summary import Summary, facts_of, versions
+from pipeline.stages.record.summary import Summary, versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import initial_state, read_restored
-from pipeline.stages.runner.open_run import conclude_run, open_run, run_in_processes
+from pipeline.stages.runner.open_run import conclude_run, open_run, record_data, run_in_processes
 from pipeline.stages.runner.open_training import (
-    Extras,
-    make_extras,
+    make_callbacks,
     open_training,
     record_overflows,
     require_ready_callbacks,
 )
-from pipeline.stages.runner.origin import record_data
 from pipeline.training.parallel.devices import context_line
 
 
@@ -62,21 +57,16 @@ def run(recipe: Recipe, options: RunOptions) -> Summary:
 def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, None, Summary]:
     """Run as `run` does, and yield the report of each sink once it has been evaluated.
 
-    Who iterates must do so to the end, with a stop noted in `options.signals` where it is to end
-    earlier.
+    The caller iterates to the end; to end earlier, it notes a stop in `options.signals`.
     """
     called_at = time.perf_counter()
     require_usable_environment()
-    launch = recipe.launch
-    if launch.name == "local" and LOCAL not in os.environ:
+    if recipe.launch.name == "local" and LOCAL not in os.environ:
         return run_in_processes(recipe, options)
-    place = None
-    if launch.name != "auto" or recipe.parallel.mode != "none":
-        place = find_place(launch.name, os.environ)
     summary = None
     try:
         with (
-            join_processes(place, launch, partial(facts_of, recipe)) as ranks,
+            join_processes(recipe, os.environ) as ranks,
             open_run(recipe, options, ranks) as context,
         ):
             summary = context.summary
@@ -93,8 +83,9 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
 def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     """Run the stages in order, and end early if `stages` names no later one; yield each sink."""
     recipe, reporter, summary = context.recipe, context.reporter, context.summary
-    inspection, programs = context.options.inspection, context.options.programs
-    trains, evaluates = "train" in recipe.stages, "eval" in recipe.stages
+    inspection = context.options.inspection
+    trains = "train" in recipe.stages
+    evaluates = "eval" in recipe.stages
     require_ready_callbacks(recipe)
     rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
@@ -111,7 +102,8 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         return
 
     if recipe.parallel.mode == "auto":
-        recipe, backend = on_planned_devices(context, dataset, built)
+        recipe = plan_devices(recipe, dataset, built, context.folder, reporter)
+        backend = recipe.device.open(recipe.parallel)
     # Weights that can't be read are reported before anything is compiled.
     restored = read_restored(context, dataset, built) if trains or evaluates else None
     estimate = estimate_cost(recipe, dataset, built, backend, context.folder, reporter)
@@ -123,26 +115,32 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
 
     total_steps = built.run_schedule.total
     built = inspection.shorten(context, built, backend)
-    run = (programs or lower_and_compile)(context, recipe, dataset, built, backend)
+    open_programs = context.options.programs or lower_and_compile
+    run = open_programs(context, recipe, dataset, built, backend)
     if not (trains or evaluates):
         return
 
     state, host = initial_state(run, restored)
     if trains:
-        sink = sinks_of_run(run, estimate, host)
-        run = with_sink(run, sink)
+        sink = plan_sinks(run, estimate, host)
+        summary.sink = sink.summary()
+        schedule = replace(run.built.run_schedule, sink_steps=sink.size)
+        run = replace(run, built=replace(run.built, run_schedule=schedule))
     profile = inspection.open_profile(run, total_steps, int(state.step))
     run = profile.run
-    extras = make_extras(run) if trains else Extras()
-    accept_run(context, int(state.step), host)
+    callbacks = make_callbacks(context) if trains else ()
+    dumps = inspection.open_dumps(run) if trains else None
+    # From here on nothing refuses the run, except for a bad log.
+    require_logs(context.run_dir, int(state.step), log_marks(context, host))
+    context.folder.accepted.release()
     history = History(int(state.step))
-    with observers_of_run(run, history, estimate, host) as observers:
+    with open_run_observers(run, history, estimate, host) as observers:
         summary.logs = observers.log_flaws()
         evaluations = Evaluations(run, observers)
         if trains:
             collect_seldom()
             evaluations.show_start()
-            opened = open_training(run, sink, evaluations, history, extras)
+            opened = open_training(run, sink, evaluations, history, callbacks, dumps)
             with profile.open(), opened as training:
                 state = yield from train(
                     training.program, state, training.schedule, training.hooks, host, history
@@ -163,38 +161,24 @@ def lower_and_compile(
     *,
     keeps: bool = False,
 ) -> CompiledRun:
-    """Lower a step and compile its programs, as `recipe` says, which may be the planned one.
+    """Lower a step and compile its programs by `recipe`, which may be the planned one.
 
-    With `keeps`, which is for a process whose code is what lies on disk, programs that such a
-    process has kept are found without tracing the step.
+    With `keeps`, for a process whose code is what is on disk, programs that such a process has
+    written are found without tracing the step.
     """
     folder, reporter = context.folder, context.reporter
     built = lower(recipe, dataset, built, backend, folder, reporter)
     alone = context.ranks.size == 1 and recipe.profile.mode == "off"
-    options = CompileOptions(
-        key=_program_key(context, recipe, built) if keeps and alone else None,
-        evaluates_later=alone and "train" in recipe.stages and recipe.parallel.mode == "none",
-    )
+    key = None
+    if keeps and alone:
+        assert context.process is not None, "the only process has its origin"
+        key = program_key(asdict(context.process), recipe, built)
+    evaluates_later = alone and "train" in recipe.stages and recipe.parallel.mode == "none"
+    options = CompileOptions(key, evaluates_later)
     executable = compile_programs(recipe, dataset, built, backend, reporter, options)
     context.summary.time["compile_s"] = executable.report.compile_s
     folder.accepted.add(partial(write_figures, folder.path, executable.report))
     return CompiledRun(context, dataset, built, backend, executable)
-
-
-def _program_key(context: RunContext, recipe: Recipe, built: Built) -> str | None:
-    assert context.process is not None, "the only process keeps its origin"
-    return program_key(asdict(context.process), recipe, built)
-
-
-def on_planned_devices(
-    context: RunContext, dataset: Dataset, built: Built
-) -> tuple[Recipe, Backend]:
-    """Return the recipe with the mesh and cuts of a plan, and its devices."""
-    # Few runs need the planner, and all would wait for its import.
-    from pipeline.stages.plan_devices import plan_devices
-
-    recipe = plan_devices(context.recipe, dataset, built, context.folder, context.reporter)
-    return recipe, recipe.device.open(recipe.parallel)
 
 
 def open_backend(context: RunContext) -> Backend:
@@ -208,7 +192,7 @@ def open_backend(context: RunContext) -> Backend:
     return backend
 
 
-def sinks_of_run(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
+def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
     """Return the sinks of the run; several processes measure none."""
     recipe, reporter = run.context.recipe, run.context.reporter
     schedule = run.built.run_schedule
@@ -219,18 +203,12 @@ def sinks_of_run(run: CompiledRun, estimate: Estimate | None, host: HostState) -
     return choose_sink(recipe, schedule, run.executable, run.backend, estimate, reporter)
 
 
-def with_sink(run: CompiledRun, sink: SinkPlan) -> CompiledRun:
-    """Return the run with the length of its sinks, which its summary names."""
-    run.context.summary.sink = sink.summary()
-    schedule = replace(run.built.run_schedule, sink_steps=sink.size)
-    return replace(run, built=replace(run.built, run_schedule=schedule))
-
-
-def observers_of_run(
+def open_run_observers(
     run: CompiledRun, history: History, estimate: Estimate | None, host: HostState
 ) -> Observers:
     """Open the observers; only the first process of a run has any."""
-    context, recipe = run.context, run.context.recipe
+    context = run.context
+    recipe = context.recipe
     if not context.ranks.is_first:
         return Observers([], None)
     settings = replace(
@@ -242,17 +220,11 @@ def observers_of_run(
         lock=context.lock,
     )
     schedule, reporter = run.built.run_schedule, context.reporter
-    marks = marks_of_run(context, host)
+    marks = log_marks(context, host)
     return open_observers(settings, context.run_dir, schedule, history.step, reporter, marks)
 
 
-def accept_run(context: RunContext, step: int, host: HostState) -> None:
-    """Do the writes that wait until nothing can refuse the run. Raises RunError for a bad log."""
-    require_logs(context.run_dir, step, marks_of_run(context, host))
-    context.folder.accepted.release()
-
-
-def marks_of_run(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
+def log_marks(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
     """Return the marks of the logs in the checkpoint that the run goes on from, None without."""
     return host.logs if context.resuming else None
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.engine import loop as train_stage
-from pipeline.stages.autosink import timed_runs as trial_stage
+from pipeline.stages.autosink import dispatch_costs as trial_stage
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.test_loop import state_at

@@ -20,7 +20,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.estimate import estimate_cost, propose
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from tests import outcome
 from tests.whole_run import run
 

@@ -13,7 +13,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.stages.learning_rates import learning_rates
+from pipeline.stages.build import learning_rates
 from pipeline.stages.record.provenance import read_provenance
 from tests import outcome
 from tests.whole_run import run

@@ -32,9 +32,15 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.stages.lower import lower, read_choice, write_choice
-from pipeline.stages.lowering_problems import layout_key, list_problems, time_gradients_us
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.lower import (
+    layout_key,
+    list_problems,
+    lower,
+    read_choice,
+    time_gradients_us,
+    write_choice,
+)
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.parallel.devices import find_device
 from pipeline.training.parallel.placement import DevicePlacement
 from tests import outcome

@@ -32,8 +32,7 @@ from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.stages.lower import lower
-from pipeline.stages.lowering_problems import list_problems, with_policy
+from pipeline.stages.lower import list_problems, lower, with_policy
 from pipeline.training.state import StepConfig
 from pipeline.training.step import compute_gradients, make_train_step, mask_batch
 from tests import outcome

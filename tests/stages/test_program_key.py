@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.stages.program_key import program_key
+from pipeline.stages.compile import program_key
 from pipeline.training.losses import CrossEntropy
 
 PROCESS: dict[str, Any] = {

@@ -43,8 +43,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 from pipeline.stages.build import parts_of
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.lower import LOWERINGS, read_choice
-from pipeline.stages.lowering_problems import list_problems
+from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.freezing import config_at
 from pipeline.training.parallel.microbatches import microbatch_size

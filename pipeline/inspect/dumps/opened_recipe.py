@@ -29,8 +29,7 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.record.run_directory import LOWERINGS
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.freezing import config_at
 from pipeline.training.state import TrainState, restart_average
 

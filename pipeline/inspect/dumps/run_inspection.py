@@ -17,7 +17,7 @@ from pipeline.stages.runner.context import (
     CompiledRun,
     Dumps,
     Examine,
-    NoProfile,
+    Inspection,
     Profile,
     RunContext,
 )
@@ -25,8 +25,8 @@ from pipeline.training.state import TrainState
 
 
 @dataclass(frozen=True)
-class RunInspection:
-    """The `Inspection` of runs from the command line and from Python."""
+class RunInspection(Inspection):
+    """The inspection of runs from the command line and from Python."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
         """Return the run, no longer than its profile takes if it has no other purpose."""
@@ -40,7 +40,7 @@ class RunInspection:
         """Choose the steps to trace after the first `done`."""
         recipe = run.context.recipe
         if recipe.profile.mode == "off" or "train" not in recipe.stages:
-            return NoProfile(run)
+            return Profile(run)
         from pipeline.inspect.profiler.run_profile import open_profile
 
         return open_profile(run, total_steps, done)

@@ -25,8 +25,7 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.forecast.part_times import measure_us, rough_us
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
-from pipeline.stages.autosink.dispatch_costs import OFF
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
 from pipeline.training.state import TrainState
 from pipeline.training.step_record import Record
 

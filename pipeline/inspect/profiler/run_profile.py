@@ -38,10 +38,9 @@ from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
 from pipeline.stages.autosink.choose_sink import measured_bounds, mechanisms_of
-from pipeline.stages.autosink.dispatch_costs import first_look, least_steps, measure
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import TimedRuns, first_look, least_steps, measure
 from pipeline.stages.build import Built
-from pipeline.stages.runner.context import CompiledRun, NoProfile, Profile, RunContext
+from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
@@ -104,7 +103,7 @@ def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
             raise
         # A run that is resumed near its end was profiled before, or has no profile.
         run.context.reporter.warn(error.problems[0])
-        return NoProfile(run)
+        return Profile(run)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class TracedSteps:
     total: int
 
 
-class RunProfiler:
+class RunProfiler(Profile):
     """The `Profile` of a run under way; `run` has a traced executable and its schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
@@ -138,7 +137,7 @@ class RunProfiler:
         self.executable = ProfiledExecutable(self._raw, window.first, window.steps, notify)
         shortened = replace(run.built.run_schedule, total=window.total)
         built = replace(run.built, run_schedule=shortened)
-        self.run = replace(run, built=built, executable=self.executable)
+        super().__init__(replace(run, built=built, executable=self.executable))
 
     def _look(self) -> float:
         """Return the seconds of a step, roughly, timed on a state that is thrown away."""

@@ -21,7 +21,7 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.profiler.step_profile import PredictedChange, StepVerdict
 from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
 from pipeline.models.modules.apply_layers import around_layers
-from pipeline.stages.autosink.timed_runs import TimedRuns, Variant
+from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.lower import lower

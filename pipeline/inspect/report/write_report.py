@@ -58,7 +58,7 @@ from pipeline.inspect.report.report_files import (
 )
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_trained_run
-from pipeline.stages.record.log_arrays import read_arrays
+from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
 
 PAGE = "index.html"

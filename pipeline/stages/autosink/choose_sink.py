@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,8 +24,13 @@ from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
-from pipeline.stages.autosink.dispatch_costs import LONGEST, first_look, least_steps, measure
-from pipeline.stages.autosink.timed_runs import TimedRuns
+from pipeline.stages.autosink.dispatch_costs import (
+    LONGEST,
+    TimedRuns,
+    first_look,
+    least_steps,
+    measure,
+)
 
 BUDGET_SHARE = 0.05
 """Share of a run's time that measuring takes."""
@@ -36,20 +41,20 @@ MOST_SHARE = 0.1
 
 SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 
-KEPT = "sink"
-"""Key under which a checkpoint keeps sinks that were chosen."""
+SINK_KEY = "sink"
+"""Key in a checkpoint of sinks that were measured or modelled."""
 
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """The sinks of a run, and their predicted times where they were measured."""
+    """The sinks of a run, and their predicted times if they were measured."""
 
     size: int | None
     mechanism: Mechanism
     why: str
     choice: SinkChoice | None = None
-    kept: Mapping[str, Any] = field(default_factory=dict)
-    """JSON for a checkpoint, so that a resumed run keeps sinks that were chosen."""
+    host_entry: Mapping[str, Any] = field(default_factory=dict)
+    """JSON for a checkpoint, so that a resumed run has the same sinks; {} for the recipe's own."""
 
     def __str__(self) -> str:
         return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
@@ -58,12 +63,8 @@ class SinkPlan:
         """Return the section `sink` of summary.json."""
         section: dict[str, Any] = {"size": self.size, "mechanism": self.mechanism, "why": self.why}
         if self.choice is not None:
-            choice = self.choice
-            section["predicted"] = {
-                "off_ms": choice.off_ms,
-                "step_ms": choice.step_ms,
-                "gain": choice.gain,
-            }
+            names = ("off_ms", "step_ms", "gain")
+            section["predicted"] = {name: getattr(self.choice, name) for name in names}
         return section
 
 
@@ -80,7 +81,7 @@ def choose_sink(
     estimate: Estimate | None,
     reporter: Reporter,
 ) -> SinkPlan:
-    """Choose the sinks of a run: the recipe's, or the fastest where that is auto.
+    """Choose the sinks of a run: the recipe's, or the fastest if that is auto.
 
     An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
     measurement.
@@ -91,12 +92,26 @@ def choose_sink(
             return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS)
         mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
+    mechanisms = mechanisms_of(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
-        mechanisms = mechanisms_of(train.mechanism, executable)
-        plan = _modelled(mechanisms, backend, estimate.device, estimate.choice)
-    else:
-        with reporter.clock("measuring sinks"):
-            plan = _measured(recipe, run_schedule, executable, reporter.console.is_terminal)
+        # The sinks that are best on the emulated device, with a mechanism of this one.
+        choice = estimate.choice
+        requested: SinkMechanism | Literal["auto"] = "auto"
+        if len(mechanisms) == 1:
+            requested = mechanisms[0]
+        mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
+        plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.why}")
+        return _report(plan, reporter)
+    bounds = measured_bounds(recipe, run_schedule, executable)
+    terminal = reporter.console.is_terminal
+    with reporter.clock("measuring sinks"):
+        try:
+            with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
+                choice = _measure_choice(bounds, mechanisms, trials)
+            plan = SinkPlan(choice.size, choice.mechanism, choice.why, choice)
+        except RunError as error:
+            why = f"not measured, steps that were only timed failed: {error}"
+            plan = SinkPlan(None, "none", why)
     return _report(plan, reporter)
 
 
@@ -107,42 +122,20 @@ def resume_sink(before: SinkState, reporter: Reporter) -> SinkPlan:
 
 
 def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
-    """Report chosen sinks; return them with what checkpoints keep of the choice."""
+    """Report chosen sinks; return them with their entry in checkpoints."""
     reporter.stage("sink", f"{plan}; {plan.why}")
-    return replace(plan, kept={KEPT: {"size": plan.size, "mechanism": plan.mechanism}})
+    return replace(plan, host_entry={SINK_KEY: {"size": plan.size, "mechanism": plan.mechanism}})
 
 
-def _modelled(
-    mechanisms: tuple[SinkMechanism, ...], backend: Backend, device: str, choice: SinkChoice
-) -> SinkPlan:
-    """Plan the sinks that are best on the emulated device, with a mechanism of this one."""
-    requested: SinkMechanism | Literal["auto"] = mechanisms[0] if len(mechanisms) == 1 else "auto"
-    mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
-    return SinkPlan(choice.size, mechanism, f"modelled for {device}: {choice.why}")
-
-
-def _measured(
-    recipe: Recipe,
-    run_schedule: RunSchedule,
-    executable: Executable,
-    terminal: bool,
-) -> SinkPlan:
+def _measure_choice(
+    bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
+) -> SinkChoice:
     """Measure which sinks are best, in a share of the time that the run will take."""
-    bounds = measured_bounds(recipe, run_schedule, executable)
-    try:
-        with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
-            choice = _choose(bounds, mechanisms_of(recipe.train.mechanism, executable), trials)
-    except RunError as error:
-        return SinkPlan(None, "none", f"not measured, steps that were only timed failed: {error}")
-    return SinkPlan(choice.size, choice.mechanism, choice.why, choice)
-
-
-def _choose(bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns) -> SinkChoice:
     single_ms, total = first_look(trials), bounds.total
-    least = least_steps(mechanisms)
+    num_steps = least_steps(mechanisms)
     reason = unmeasurable(single_ms, bounds)
-    if reason is None and least > MOST_SHARE * total:
-        reason = f"not measured: that takes {least} steps, and the run has {total:,}"
+    if reason is None and num_steps > MOST_SHARE * total:
+        reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
     if reason is not None:
         return no_sink(single_ms, reason)
     budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
@@ -150,7 +143,7 @@ def _choose(bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: Timed
 
 
 def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
-    """Return why measuring is pointless, where no dispatch would hold more than one step."""
+    """Return why measuring is pointless if no dispatch would hold more than one step, or None."""
     longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
@@ -166,28 +159,20 @@ def mechanisms_of(
 
 def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
     """Return the bounds of a dispatch on the device at hand."""
-    return bounds_of(recipe, run_schedule, executable.feed.window(0).most_steps)
+    return _bounds(recipe, run_schedule, executable.feed.window(0).most_steps)
 
 
 def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
     """Return the bounds of a dispatch on an emulated device, fed by a queue of any length."""
-    return bounds_of(recipe, run_schedule, run_schedule.total)
+    return _bounds(recipe, run_schedule, run_schedule.total)
 
 
-def bounds_of(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
+def _bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
     """Return the bounds of a dispatch with `window_steps` batches on the device."""
-    every = event_periods(recipe, run_schedule.steps_per_pass)
-    saves = every[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
-    periods = (*every[Event.EVALUATE], *saves, *every[Event.COLLECT])
+    events = event_periods(recipe, run_schedule.steps_per_pass)
+    saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
+    periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
     return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
-
-
-def modelled_chooser(
-    recipe: Recipe, run_schedule: RunSchedule
-) -> Callable[[SinkPrice], SinkChoice]:
-    """Return the function that chooses the sinks on an emulated device."""
-    bounds = modelled_bounds(recipe, run_schedule)
-    return lambda price: choose(modelled_costs(price), bounds)
 
 
 def modelled_costs(price: SinkPrice) -> Costs:

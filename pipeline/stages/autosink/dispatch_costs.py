@@ -2,23 +2,140 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
 
 import numpy as np
+from rich.console import Console
 
+from pipeline.backends.base import Executable, Mechanism
 from pipeline.backends.sink_choice import Cost, Costs, SinkMechanism
-from pipeline.stages.autosink.timed_runs import TimedRuns, Timing, Variant
+from pipeline.checkpoint.host_state import HostState
+from pipeline.config.observer_settings import observer_settings
+from pipeline.config.recipe import Recipe
+from pipeline.core.reporter import Reporter
+from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.history import History
+from pipeline.engine.hooks import Hooks
+from pipeline.engine.loop import exhaust, train
+from pipeline.engine.monitors.observers import Observers, open_observers
+from pipeline.engine.program import Program
+from pipeline.engine.schedule import RunSchedule, Schedule
+from pipeline.training.telemetry import Telemetry
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of a run: sinks of `sink_steps` steps, None for no sinks, by a mechanism."""
+
+    sink_steps: int | None
+    mechanism: Mechanism
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of a trial without its first sink, in which dispatches find their size."""
+
+    step_ms: float
+    """The mean over all steps, the host's work included."""
+    dispatch_ms: np.ndarray
+    """float64 (dispatches,), each from the end of the one before."""
+
+
+class TimedRuns:
+    """Trials of a compiled run; with `terminal` its lines and bar are drawn as on a terminal."""
+
+    def __init__(
+        self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
+    ) -> None:
+        self._recipe = recipe
+        self._run_schedule = run_schedule
+        self._executable = executable
+        self._terminal = terminal
+        self._state = executable.init()
+        self._open = ExitStack()
+        self._observers: dict[int | None, Observers] = {}
+
+    def time(self, variant: Variant, steps: int) -> Timing:
+        """Time `steps` steps of a variant, at least three times as many as a sink has.
+
+        Raises RunError where one is not finite.
+        """
+        watch, observers = _Stopwatch(), self._open_observers(variant)
+        run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
+        schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
+        program = Program(self._executable, variant.mechanism)
+        hooks = Hooks(monitors=[observers.monitor, watch])
+        training = train(program, self._state, schedule, hooks, HostState(), History(0))
+        self._state = exhaust(training)
+        observers.monitor.flush()
+        return watch.timing(variant.sink_steps or 1)
+
+    def _open_observers(self, variant: Variant) -> Observers:
+        """Return the observers of a sink size, opened when first needed."""
+        if variant.sink_steps not in self._observers:
+            folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+            # A console that writes to nowhere, with the work of a visible one.
+            nowhere = self._open.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
+            console = Console(
+                file=nowhere,
+                force_terminal=self._terminal,
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
+            reporter = self._open.enter_context(Reporter(folder, console))
+            run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
+            settings = observer_settings(self._recipe)
+            observers = open_observers(settings, folder, run_schedule, 0, reporter)
+            self._observers[variant.sink_steps] = self._open.enter_context(observers)
+        return self._observers[variant.sink_steps]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+class _Stopwatch(Monitor):
+    """Record of when each dispatch ended, after all other monitors were notified."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._steps: list[int] = []
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Note the time and the boundary."""
+        self._at.append(time.perf_counter())
+        self._steps.append(telemetry.start + len(telemetry))
+
+    def timing(self, skipped: int) -> Timing:
+        """Return the timing of the dispatches after boundary `skipped`."""
+        steps = np.array(self._steps)
+        at_ms = 1000 * np.array(self._at)
+        begin = int(np.searchsorted(steps, skipped))
+        mean = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
+        return Timing(float(mean), np.diff(at_ms[begin:]))
+
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 15
-"""Rounds of a measurement; each times every variant once. What slows the machine for a while then
-slows all alike."""
+"""Rounds of a measurement; each times every variant once, so that what slows the machine for a
+while slows all alike."""
 TRIAL_MS = 50.0
-"""Wanted time of a trial, long enough to include the work of the threads that write logs."""
-LONGEST, SINKS = 1000, 3
-"""Longest timed sink in steps, and the least sinks in a trial; the first is not timed."""
+"""Time of a trial, long enough to include the work of the threads that write logs."""
+LONGEST = 1000
+"""Longest timed sink in steps."""
+SINKS = 3
+"""Least sinks in a trial; the first is not timed."""
 SINGLES = 4
 """Least steps in a trial of single steps."""
 
@@ -102,7 +219,7 @@ def undisturbed(times: Sequence[float]) -> float:
 
 def error_of_gain(slow: Sequence[float], fast: Sequence[float]) -> float:
     """Return the relative error of the median ratio of two variants over rounds."""
-    return error_of_median([one / other for one, other in zip(slow, fast, strict=True)])
+    return error_of_median([a / b for a, b in zip(slow, fast, strict=True)])
 
 
 def error_of_median(values: Sequence[float]) -> float:

@@ -79,7 +79,7 @@ class ExplainedRun:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything known of a run's sinks; None for what could not be measured."""
+    """The sinks of a run; None for what could not be measured."""
 
     run: ExplainedRun
     bounds: Bounds
@@ -96,11 +96,11 @@ class Explanation:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the mechanism that was chosen, else of the first."""
+        """The cost of the mechanism of the choice, else of the first."""
         if self.costs is None:
             return None
-        chosen = [cost for cost in self.costs.sinks if cost.mechanism == self.choice.mechanism]
-        return (chosen or [*self.costs.sinks])[0]
+        sinks = self.costs.sinks
+        return next((cost for cost in sinks if cost.mechanism == self.choice.mechanism), sinks[0])
 
     def predictions(self) -> dict[int, float]:
         """Predict milliseconds a step by sink size: `SHOWN`, the recipe's and the chosen one."""
@@ -133,8 +133,9 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        run, how = self.run, "MODELLED, not measured: " if self.modelled else ""
-        head = f"{how}{run.recipe} on {run.device}, batch {run.batch_size:,}"
+        run = self.run
+        origin = "MODELLED, not measured: " if self.modelled else ""
+        head = f"{origin}{run.recipe} on {run.device}, batch {run.batch_size:,}"
         if self.communication is not None:
             head += f" ({run.batch_size // self.communication.devices:,} a device)"
         lines = [f"  {name:<11} {text}" for name, text in self._facts()]
@@ -142,26 +143,27 @@ class Explanation:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         if self.costs is not None:
-            sinks = [f"{c.mechanism} {c.step_ms:.4g} ms" for c in self.costs.sinks]
-            yield "step", f"{', '.join(sinks)} in a long dispatch"
-            yield "dispatch", self._dispatch_text()
+            sinks = self.costs.sinks
+            steps = ", ".join(f"{cost.mechanism} {cost.step_ms:.4g} ms" for cost in sinks)
+            yield "step", f"{steps} in a long dispatch"
+            costs = ", ".join(f"{c.mechanism} {1000 * c.dispatch_ms:.0f} us" for c in sinks)
+            single = ""
+            if self.dispatch is not None:
+                single = (
+                    f"{self.dispatch.median_us:.0f} us on the host for each step without sinks "
+                    f"(90 % are below {self.dispatch.p90_us:.0f}), "
+                )
+            yield "dispatch", f"{single}for each sink {costs}"
         if self.communication is not None:
             yield "all-reduce", str(self.communication)
         if self.memory is not None:
             yield "memory", _memory_text(self.memory, self.choice.size or 1)
-        yield from _calendar_texts(self.calendar)
-
-    def _dispatch_text(self) -> str:
-        assert self.costs is not None
-        costs = (f"{cost.mechanism} {1000 * cost.dispatch_ms:.0f} us" for cost in self.costs.sinks)
-        of_sinks = f"for each sink {', '.join(costs)}"
-        if self.dispatch is None:
-            return of_sinks
-        single = self.dispatch
-        return (
-            f"{single.median_us:.0f} us on the host for each step without sinks (90 % are below "
-            f"{single.p90_us:.0f}), {of_sinks}"
-        )
+        calendar = self.calendar
+        counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
+        text = f"{', '.join(counts) or 'none'} in {calendar.total:,} steps"
+        yield "events", f"{text}; {calendar.longest:,} between two at most"
+        if calendar.first:
+            yield "", "; ".join(f"step {step:,}: {names}" for step, names in calendar.first)
 
     def _table(self) -> Iterator[str]:
         predicted = self.predictions()
@@ -180,7 +182,8 @@ class Explanation:
         return f"  <- {', '.join(marks)}" if marks else ""
 
     def _conclusion(self) -> Iterator[str]:
-        choice, achieved = self.choice, self.achieved
+        choice = self.choice
+        achieved = self.achieved
         size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"
         yield f"  {'chosen':<11} {size}: {choice.why}"
         if choice.size is not None:
@@ -210,11 +213,3 @@ def _memory_text(memory: Memory, size: int) -> str:
         f"{memory.window_steps:,} at once whatever the sink, {bytes_text(window_bytes)}{samples}; "
         f"telemetry {bytes_text(size * TELEMETRY_BYTES)} a sink"
     )
-
-
-def _calendar_texts(calendar: Calendar) -> Iterator[tuple[str, str]]:
-    counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
-    text = ", ".join(counts) if counts else "none"
-    yield "events", f"{text} in {calendar.total:,} steps; {calendar.longest:,} between two at most"
-    if calendar.first:
-        yield "", "; ".join(f"step {step:,}: {what}" for step, what in calendar.first)

@@ -4,7 +4,7 @@ model.bin            the program, serialised by jax.export
 model.mlir           the same as StableHLO text, for other compilers
 weights.safetensors  its first argument, by name
 tokenizer.json       the tokenizer of texts, and
-next_token.bin       the program that continues one, token by token, where a cache can be kept
+next_token.bin       the program that continues one, token by token, if its layers have a cache
 model.json           inputs, outputs, classes and origin
 
 With ONNX (`onnx_files`) also model.onnx, model_int8.onnx and predict.py.
@@ -32,10 +32,13 @@ from pipeline.stages.export.prediction import make_predict, shapes_of_weights
 from pipeline.stages.export.text_generation import cached_decoder
 from pipeline.stages.export.trained_run import Samples, TrainedRun, parse_samples
 
-PROGRAM, TEXT, WEIGHTS, ABOUT = "model.bin", "model.mlir", "weights.safetensors", "model.json"
+PROGRAM = "model.bin"
+TEXT = "model.mlir"
+WEIGHTS = "weights.safetensors"
+ABOUT = "model.json"
 NEXT_TOKEN = "next_token.bin"
 OF_ONNX = ("model.onnx", "model_int8.onnx", "predict.py")
-"""Files that an export to ONNX has besides."""
+"""More files of an export to ONNX."""
 PLATFORMS = ("cpu", "cuda")
 FORMAT = 1
 MAX_PROGRAM_BYTES = 2**30
@@ -56,22 +59,29 @@ class Exported:
 def export_run(run: TrainedRun, folder: Path, more: Mapping[str, Any] | None = None) -> None:
     """Write the evaluation of a run for any batch size, for CPU and GPU.
 
-    model.json, which also gets the entries `more`, is removed first and written last, so that half
-    an export does not count as one. Without such entries, which are of ONNX, the files of an
-    earlier export to ONNX are removed: they may be of other weights.
-    Raises RunError where the disk refuses, or an op can't be compiled for any batch size.
+    model.json, with the entries `more` of ONNX, is removed first and written last, so that half an
+    export doesn't count as one. Without such entries, the files of an earlier export to ONNX are
+    removed: they may be of other weights. Raises RunError if the disk refuses, or an op can't be
+    compiled for any batch size.
     """
-    program = _program(run)
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
+    predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
+    try:
+        program = predict(shapes_of_weights(run.arrays), images)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (ABOUT, *(() if more else OF_ONNX)):
-            (folder / old).unlink(missing_ok=True)
+        for name in (ABOUT, *(() if more else OF_ONNX)):
+            (folder / name).unlink(missing_ok=True)
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
         _write_text(run, folder)
-        about = {**_about(run, program), **(more or {})}
-        write_whole(folder / ABOUT, json_text(about, indent=2) + "\n")
+        description = {**_describe(run, program), **(more or {})}
+        write_whole(folder / ABOUT, json_text(description, indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
 
@@ -88,22 +98,25 @@ def holds_other_files(folder: Path) -> bool:
     if not folder.is_dir():
         return True
     names = {file.name for file in folder.iterdir()}
-    own: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN)
+    exported: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN)
     if names & {ABOUT, PROGRAM, OF_ONNX[0]}:
-        # A script called predict.py alone is somebody's.
-        own = (*own, *OF_ONNX)
-    return not all(name.startswith(own) for name in names)
+        # A script called predict.py alone may be the user's.
+        exported = (*exported, *OF_ONNX)
+    return not all(name.startswith(exported) for name in names)
 
 
 def read_export(folder: Path) -> Exported:
-    """Read an export. Raises DataError where a file is missing, damaged or of another export."""
+    """Read an export. Raises DataError if a file is missing, damaged or of another export."""
     try:
         samples = parse_samples(read_json(folder / ABOUT), folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / ABOUT}: does not describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
     program = _read_program(folder / PROGRAM)
-    _require_weights(folder, program, arrays)
+    (weights, _), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    shapes = {name: tuple(aval.shape) for name, aval in weights.items()}
+    if shapes != {name: array.shape for name, array in arrays.items()}:
+        raise DataError(f"{folder}: {WEIGHTS} is not of {PROGRAM}; export the run again")
     continues = (folder / NEXT_TOKEN).is_file() and samples.text is not None
     next_token = _read_program(folder / NEXT_TOKEN) if continues else None
     return Exported(program, arrays, samples, next_token)
@@ -114,7 +127,7 @@ def _read_program(path: Path) -> export.Exported:
         if path.stat().st_size > MAX_PROGRAM_BYTES:
             raise ValueError(f"it has more than {MAX_PROGRAM_BYTES:,} bytes")
         return export.deserialize(bytearray(path.read_bytes()))
-    except Exception as error:  # flatbuffers raises any error for bytes that are not its own
+    except Exception as error:  # flatbuffers raises any error for other bytes
         raise DataError(f"{path}: is no exported program: {error}") from error
 
 
@@ -132,19 +145,9 @@ def _write_text(run: TrainedRun, folder: Path) -> None:
         (folder / NEXT_TOKEN).write_bytes(step.serialize())
 
 
-def _program(run: TrainedRun) -> export.Exported:
-    (batch,) = export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
-    predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
-    try:
-        return predict(shapes_of_weights(run.arrays), images)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
-
-
-def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
-    samples, (logits,) = run.samples, program.out_avals
+def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
+    samples = run.samples
+    (logits,) = program.out_avals
     shape = [size if isinstance(size, int) else str(size) for size in logits.shape]
     return {
         "format": FORMAT,
@@ -167,11 +170,3 @@ def _about(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         **({} if samples.table is None else {"table": samples.table.to_dict()}),
         **({} if samples.text is None else {"text": samples.text.to_dict()}),
     }
-
-
-def _require_weights(folder: Path, program: export.Exported, arrays: Arrays) -> None:
-    """Raise DataError unless the program takes exactly these weights."""
-    (weights, _), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-    needed = {name: tuple(aval.shape) for name, aval in weights.items()}
-    if needed != {name: array.shape for name, array in arrays.items()}:
-        raise DataError(f"{folder}: {WEIGHTS} is not of {PROGRAM}; export the run again")

@@ -14,9 +14,8 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.models.weights.rules.frameworks import Framework
-from pipeline.stages.export.axis_order import to_own_layout
 from pipeline.stages.export.naming import NamedEntry, framework_of, name_entries
-from pipeline.stages.export.network import NetworkArrays
+from pipeline.stages.export.network import NetworkArrays, to_own_layout
 
 Rules = Literal["auto", "none", "torch", "mindspore"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
@@ -26,7 +25,7 @@ MAX_ROWS = 60
 
 
 class Rename(Protocol):
-    """A rule of the user's that renames entries of a file."""
+    """A user's rule that renames entries of a file."""
 
     @property
     def match(self) -> str:
@@ -47,10 +46,11 @@ class MatchRow:
     status: Status
     source: str
     """The name in the file; empty for a missing entry."""
-    found: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
+    """The shape in the file."""
     target: str
     """The network's name; empty for an entry without an array."""
-    needed: tuple[int, ...] | None
+    target_shape: tuple[int, ...] | None
     note: str = ""
 
 
@@ -68,7 +68,7 @@ class Matching:
     def require(self, *, partial: bool) -> None:
         """Raise DataError with a table of the problems, unless `partial` allows them.
 
-        Where no array matches, it is always raised.
+        It is always raised if no array matches.
         """
         problems = [row for row in self.rows if row.status in PROBLEMS]
         if not problems or (partial and self.arrays):
@@ -80,38 +80,12 @@ class Matching:
         raise DataError(f"{self.file}: {self.counts()}; {hint}\n{table(problems)}")
 
     def counts(self) -> str:
-        """`62 of 62 arrays matched, 1 skipped`."""
-        found = Counter(row.status for row in self.rows)
-        needed = found["matched"] + found["missing"] + found["misshapen"]
-        others = (*PROBLEMS, *HARMLESS)
-        rest = [f"{found[status]} {status}" for status in others if found[status]]
-        whose = self.rules or "own"
-        matched = f"{found['matched']} of {needed} arrays matched ({whose} names)"
-        return ", ".join([matched, *rest])
-
-
-@dataclass(frozen=True)
-class MatchedSoFar:
-    """The network's arrays that earlier entries matched, and the names of those entries."""
-
-    arrays: Arrays
-    origins: Mapping[str, str]
-
-    def add(self, row: MatchRow, array: np.ndarray) -> tuple[MatchRow, np.ndarray | None]:
-        """Add the first row of an array to every row of the matched one of the same target."""
-        rows = self.arrays.get(row.target)
-        if rows is None:
-            return replace(row, status="extra", note="nothing to add it to"), None
-        if array.ndim != rows.ndim or array.shape[1:] != rows.shape[1:] or not len(array):
-            return replace(row, status="misshapen", note="has other rows"), None
-        return row, rows + array[:1]
-
-    def compare(self, row: MatchRow, array: np.ndarray) -> MatchRow:
-        """Compare a second entry of a target: equal values are one array that is used twice."""
-        origin = shown(self.origins[row.target])
-        if np.array_equal(array, self.arrays[row.target]):
-            return replace(row, note=f"the same values as {origin}")
-        return replace(row, status="extra", note=f"{origin} is that already")
+        """Return the number of rows by status: `62 of 62 arrays matched, 1 skipped`."""
+        counts = Counter(row.status for row in self.rows)
+        arrays = counts["matched"] + counts["missing"] + counts["misshapen"]
+        matched = f"{counts['matched']} of {arrays} arrays matched ({self.rules or 'own'} names)"
+        statuses = (*PROBLEMS, *HARMLESS)
+        return ", ".join([matched, *(f"{counts[s]} {s}" for s in statuses if counts[s])])
 
 
 def match_weights(
@@ -123,8 +97,8 @@ def match_weights(
 ) -> Matching:
     """Match the entries of a file with the network's arrays. The user's rules come first.
 
-    Raises DataError for a rule of the user's that matches no entry, and for a network whose weights
-    can't be converted.
+    Raises DataError for a user's rule that matches no entry, and for a network whose weights can't
+    be converted.
     """
     if rules == "auto":
         framework = framework_of(file, arrays, network)
@@ -137,44 +111,44 @@ def match_weights(
         )
     renamed = _rename(file, arrays, renames)
     rows: list[MatchRow] = []
-    found: Arrays = {}
+    matched: Arrays = {}
     origins: dict[str, str] = {}
     entries = list(name_entries(file, renamed, network, framework))
     for entry in sorted(entries, key=lambda entry: entry.added):
-        row, array = _match(entry, network, framework, MatchedSoFar(found, origins))
+        row, array = _match(entry, network, framework, matched, origins)
         rows.append(row)
         if array is not None:
-            found[row.target] = array
+            matched[row.target] = array
             origins[row.target] = row.source
     reached = {row.target for row in rows if row.status in ("matched", "misshapen")}
     missing = [name for name in network.shapes if name not in reached]
     rows += [MatchRow("missing", "", None, name, network.shapes[name]) for name in missing]
-    return Matching(file, framework, tuple(rows), found)
+    return Matching(file, framework, tuple(rows), matched)
 
 
 def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
-    """The rows as text in columns, one line each, at most `limit`."""
+    """Return the rows as text in columns, one line each, at most `limit`."""
     cells = [
         (
             row.status,
             shown(row.source) or "-",
-            _shape(row.found),
+            _shape(row.shape),
             shown(row.target) or "-",
-            _shape(row.needed),
+            _shape(row.target_shape),
             row.note,
         )
         for row in rows
     ]
-    left = len(cells) - (limit or len(cells))
+    omitted = len(cells) - (limit or len(cells))
     head = ("", "in the file", "shape", "in the network", "shape", "")
     texts = align_columns([head, *cells[:limit]])
-    return "\n".join([*texts, *([f"... and {left} more"] if left > 0 else [])])
+    return "\n".join([*texts, *([f"... and {omitted} more"] if omitted > 0 else [])])
 
 
 def _rename(
     file: str, arrays: Arrays, renames: Sequence[Rename]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """The entries with the new names of the user's rules; the first matching rule applies."""
+    """Rename the entries by the user's rules; the first matching rule applies."""
     used: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -193,31 +167,47 @@ def _rename(
 
 
 def _match(
-    entry: NamedEntry, network: NetworkArrays, framework: Framework | None, so_far: MatchedSoFar
+    entry: NamedEntry,
+    network: NetworkArrays,
+    framework: Framework | None,
+    matched: Arrays,
+    origins: Mapping[str, str],
 ) -> tuple[MatchRow, np.ndarray | None]:
-    """The row of one entry, and its array where it matches."""
-    shape = entry.array.shape
-    if entry.target is None:
+    """Return the row of one entry, and its array if it matches.
+
+    `matched` has the network's arrays by earlier entries, `origins` the names of those entries.
+    """
+    array, target = entry.array, entry.target
+    shape = array.shape
+    if target is None:
         return MatchRow("skipped", entry.source, shape, "", None), None
-    needed = network.shapes.get(entry.target)
-    if needed is None:
-        note = "" if entry.target == entry.source else f"would be {shown(entry.target)}"
+    target_shape = network.shapes.get(target)
+    if target_shape is None:
+        note = "" if target == entry.source else f"would be {shown(target)}"
         return MatchRow("extra", entry.source, shape, "", None, note), None
-    row = MatchRow("matched", entry.source, shape, entry.target, needed)
-    array = entry.array
+    row = MatchRow("matched", entry.source, shape, target, target_shape)
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
         note = f"is {array.dtype}, no floating point"
         return replace(row, status="misshapen", note=note), None
-    array = array if framework is None else to_own_layout(array, entry.target, network)
+    array = array if framework is None else to_own_layout(array, target, network)
     array = array.astype(np.float32)
+    earlier = matched.get(target)
     if entry.added:
-        note = "its first row, to every row"
-        return so_far.add(replace(row, status="added", note=note), array)
-    if entry.target in so_far.origins:
-        return so_far.compare(replace(row, status="tied"), array), None
-    if array.shape != needed:
+        if earlier is None:
+            return replace(row, status="extra", note="nothing to add it to"), None
+        if array.ndim != earlier.ndim or array.shape[1:] != earlier.shape[1:] or not len(array):
+            return replace(row, status="misshapen", note="has other rows"), None
+        row = replace(row, status="added", note="its first row, to every row")
+        return row, earlier + array[:1]
+    if earlier is not None:
+        # Equal values are one array that is used twice.
+        origin = shown(origins[target])
+        if np.array_equal(array, earlier):
+            return replace(row, status="tied", note=f"the same values as {origin}"), None
+        return replace(row, status="extra", note=f"{origin} is that already"), None
+    if array.shape != target_shape:
         note = f"{_shape(shape)} in the file" if array.shape != shape else ""
-        return replace(row, status="misshapen", found=array.shape, note=note), None
+        return replace(row, status="misshapen", shape=array.shape, note=note), None
     return row, array
 
 
@@ -225,3 +215,34 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     if shape is None:
         return "-"
     return "x".join(map(str, shape)) or "scalar"
+
+
+def under_foreign_names(
+    file: str, model: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
+) -> Arrays:
+    """Return `arrays` with the names, order, layout and dtypes of `file`, with entries `model`.
+
+    No rules write such names: the rules that read them are applied to the positions of the file's
+    values, which gives the position of each of the network's values. Entries that aren't weights of
+    a layer, such as counters, have the file's values; entries that are added to another array
+    become 0. Raises DataError for a file of another network, or with an entry that `arrays` lacks.
+    """
+    matching = match_weights(file, model, network)
+    matching.require(partial=False)
+    positions = {
+        name: (name, np.arange(array.size).reshape(array.shape)) for name, array in model.items()
+    }
+    result = {name: np.array(array) for name, array in model.items()}
+    for entry in name_entries(file, positions, network, matching.rules):
+        if entry.target is None:
+            continue
+        if entry.target not in arrays:
+            raise DataError(f"{file}: has {shown(entry.source)}, for which there are no weights")
+        if entry.added:
+            result[entry.source][...] = 0
+            continue
+        places = entry.array
+        if matching.rules is not None:
+            places = to_own_layout(places, entry.target, network)
+        result[entry.source].flat[places.reshape(-1)] = arrays[entry.target].reshape(-1)
+    return result

@@ -1,13 +1,21 @@
-"""A run's checkpoints as MindSpore's `.ckpt` files, under its names, with the optimizer's state.
+"""A run's checkpoints as MindSpore's `.ckpt` files, written during a run or by a command.
 
-Where a folder has files of a prefix already, `_1`, `_2` and so on is added to it.
+Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint: the epoch is a
+sink if the run has sinks, else a pass, and the step is counted within it.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from pipeline.checkpoint.checkpoint_folder import (
@@ -16,15 +24,61 @@ from pipeline.checkpoint.checkpoint_folder import (
     checkpoint_step,
     saved_steps,
 )
+from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.bounded_read import read_json
 from pipeline.core.reporter import Reporter
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
-from pipeline.stages.export.mindspore_names import file_name, free_prefix, weight_arrays
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE, run_of
+
+SUFFIX = ".ckpt"
+STATE = "opt_state/"
+MOMENTS = {"trace": "moments", "mu": "moment1", "nu": "moment2"}
+"""MindSpore's names of the optimizers' arrays: Momentum and SGD, Adam's first and second."""
+GLOBAL_STEP = "global_step"
+STEP = re.compile(r"[0-9]{1,18}")
+
+
+def file_name(prefix: str, steps_per_epoch: int, step: int) -> str:
+    """Return the name of the checkpoint of a step, `{prefix}-{epoch}_{step}.ckpt`."""
+    epoch, epoch_step = divmod(step - 1, steps_per_epoch)
+    return f"{prefix}-{epoch + 1}_{epoch_step + 1}{SUFFIX}"
+
+
+def _file_pattern(prefix: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(prefix)}-\d+_\d+\.ckpt")
+
+
+def free_prefix(folder: Path, prefix: str) -> str:
+    """Return the prefix, with the first of `_1`, `_2`, ... if the folder has files of it."""
+    names = [file.name for file in folder.iterdir()]
+    numbered = (f"{prefix}_{number}" for number in count(1))
+    candidates = chain([prefix], numbered)
+    return next(name for name in candidates if not any(map(_file_pattern(name).fullmatch, names)))
+
+
+def weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
+    """Return the parameters of a checkpoint by path, and with `optimizer` its state.
+
+    The state's names are such as `moments.conv_0/kernel` and `optimizer.count`.
+    """
+    arrays = {path.removeprefix("params/"): array for path, array in saved.weights().items()}
+    if not optimizer:
+        return arrays
+    for path, array in saved.arrays.items():
+        if path.startswith(STATE):
+            parts = path.removeprefix(STATE).split("/")
+            place = next((place for place, part in enumerate(parts) if part in MOMENTS), None)
+            if place is None:
+                arrays[f"optimizer.{'/'.join(parts)}"] = array
+            else:
+                arrays[f"{MOMENTS[parts[place]]}.{'/'.join(parts[place + 1 :])}"] = array
+    return {**arrays, GLOBAL_STEP: np.array([saved.step], np.int32)}
 
 
 def write_checkpoints(
@@ -32,9 +86,9 @@ def write_checkpoints(
 ) -> list[Path]:
     """Write each checkpoint of a run, or the one that `source` is, and return the files.
 
-    Arrays have the names of the run's parameters; with `optimizer` those of its state follow, as
-    `moments.conv_0/kernel`, and `global_step`. Raises DataError where there is no checkpoint,
-    RunError where the folder can't be written.
+    Arrays have the names of the run's parameters, and with `optimizer` of its state, as in
+    `weight_arrays`. Raises DataError if there is no checkpoint, RunError if the folder can't be
+    written.
     """
     run_dir = run_of(source)
     if run_dir is None:
@@ -43,19 +97,19 @@ def write_checkpoints(
     steps_per_epoch = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = free_prefix(folder, prefix or recipe.model.name)
+        prefix = free_prefix(folder, prefix or recipe.model.name)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
-    written = []
-    for saved in _checkpoints(source, run_dir):
+    files = []
+    for saved in _read_checkpoints(source, run_dir):
         steps_per_epoch = steps_per_epoch or _steps_per_epoch(recipe, saved)
-        file = folder / file_name(free, steps_per_epoch, saved.step)
+        file = folder / file_name(prefix, steps_per_epoch, saved.step)
         write_weights(file, weight_arrays(saved, optimizer=optimizer))
-        written.append(file)
-    return written
+        files.append(file)
+    return files
 
 
-def _checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
+def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
     if checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER
@@ -66,10 +120,124 @@ def _checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 
 def _steps_per_epoch(recipe: Recipe, saved: Checkpoint) -> int:
-    """The length of a sink of the run; if sinks are passes, the data is read for its length."""
+    """Return the length of a sink; if sinks are passes, the data is read for its length."""
     train, sink = recipe.train, saved.host.sink
     size = sink.size if sink is not None else train.sink_size if train.sink else None
     if isinstance(size, int) and size > 0:
         return size
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
     return dataset.train_order.steps_per_pass
+
+
+@dataclass(frozen=True)
+class CopiesPlace:
+    """Where the files of a run are written."""
+
+    folder: Path
+    names: Path
+    """The file in the run directory that lists them by step."""
+    shared: bool
+    """Whether other runs may write to the folder; else it moves with the run."""
+
+
+class MindSporeCopies:
+    """The files of one run: `{prefix}-{epoch}_{step}.ckpt` in `place.folder`.
+
+    `ckpt.json` in the run directory lists them by step, so that a resumed run goes on with its
+    names, and no file of another run is ever removed. If the folder has files of that prefix from
+    another run, `_1`, `_2` and so on is added to it. In a shared folder a run claims its prefix by
+    a file. Raises RunError if the folder can't be made, or the list of the files can't be read.
+    """
+
+    def __init__(self, place: CopiesPlace, prefix: str, steps_per_epoch: int) -> None:
+        self._folder = place.folder.absolute()
+        self._shared = place.shared
+        # As the list names the folder; None for one that moves with the run.
+        self._listed_folder = str(self._folder) if place.shared else None
+        self._list = place.names
+        self._steps_per_epoch = steps_per_epoch
+        self._names, earlier_prefix = self._read_list(prefix)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._prefix = earlier_prefix or self._claim_prefix(prefix)
+            self._write_list()
+        except OSError as error:
+            problem = f"checkpoint.directory = {self._folder}: can't be written: {error.strerror}"
+            raise RunError(problem) from error
+
+    def add(self, checkpoint: Path) -> None:
+        """Write the file of a complete checkpoint, and list it."""
+        step = checkpoint_step(checkpoint)
+        assert step is not None, "a checkpoint is named by its step"
+        name = file_name(self._prefix, self._steps_per_epoch, step)
+        # Listed before it is written: a file that is killed in between is this run's to remove.
+        self._names[step] = name
+        self._write_list()
+        saved = read_checkpoint(checkpoint)
+        write_weights(self._folder / name, weight_arrays(saved, optimizer=False))
+
+    def remove(self, step: int) -> None:
+        """Remove the file of a step, if this run has written one."""
+        name = self._names.pop(step, None)
+        if name is not None:
+            (self._folder / name).unlink(missing_ok=True)
+            self._write_list()
+
+    def agree(self, checkpoints: Mapping[int, Path]) -> None:
+        """Write the files that checkpoints lack, and remove this run's others."""
+        for step in [step for step in self._names if step not in checkpoints]:
+            self.remove(step)
+        for step, checkpoint in checkpoints.items():
+            if not (self._folder / self._names.get(step, ".")).is_file():
+                # A damaged checkpoint has none, and is reported when it is read.
+                with suppress(DamagedError):
+                    self.add(checkpoint)
+
+    def _claim_prefix(self, prefix: str) -> str:
+        """Return a prefix that no other run has, and keep others from it."""
+        number = 0
+        while True:
+            free = free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
+            if not self._shared:
+                return free
+            try:
+                (self._folder / f".{free}.claim").touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+            else:
+                return free
+
+    def _write_list(self) -> None:
+        by_step = {str(step): name for step, name in sorted(self._names.items())}
+        files = {"folder": self._listed_folder, "prefix": self._prefix, "files": by_step}
+        write_whole(self._list, json.dumps(files, indent=1) + "\n")
+
+    def _read_list(self, prefix: str) -> tuple[dict[int, str], str | None]:
+        """Return the names of this run's files in the folder by step, and its prefix; {} and None
+        before there are any.
+
+        The list may be a stranger's: only names that a run would write are believed.
+        """
+        try:
+            document = read_json(self._list)
+        except FileNotFoundError:
+            return {}, None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self._list}: can't be read: {error}") from error
+        files = document.get("files") if isinstance(document, dict) else None
+        if not isinstance(files, dict):
+            raise RunError(f"{self._list}: must list files by step")
+        listed_prefix = document.get("prefix")
+        if (
+            not isinstance(listed_prefix, str)
+            or not re.fullmatch(rf"{re.escape(prefix)}(_\d+)?", listed_prefix)
+            or document.get("folder") != self._listed_folder
+        ):
+            return {}, None
+        pattern = _file_pattern(listed_prefix)
+        names = {
+            int(step): name
+            for step, name in files.items()
+            if STEP.fullmatch(step) and isinstance(name, str) and pattern.fullmatch(name)
+        }
+        return names, listed_prefix

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
 
 import numpy as np
 
-from pipeline.models.weights.files.named_arrays import Arrays
+from pipeline.core.errors import DataError
+from pipeline.core.files.error_text import shown
+from pipeline.models.weights.files.named_arrays import Arrays, natural_key
+from pipeline.models.weights.files.weight_files import keeps_order
+from pipeline.models.weights.rules import layer_rules
 from pipeline.models.weights.rules.frameworks import (
     CONVENTIONS,
     MINDSPORE,
@@ -16,9 +21,8 @@ from pipeline.models.weights.rules.frameworks import (
     WRAPPERS,
     Framework,
 )
-from pipeline.models.weights.rules.syntax import Place
-from pipeline.stages.export.file_layers import Layers
-from pipeline.stages.export.network import NetworkArrays
+from pipeline.models.weights.rules.syntax import SKIPPED, Place, place_by
+from pipeline.stages.export.network import NetworkArrays, to_own_layout
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
 
@@ -30,7 +34,7 @@ class NamedEntry:
     source: str
     """The entry's name in the file."""
     target: str | None
-    """The network's name; None where a rule skips the entry."""
+    """The network's name; None if a rule skips the entry."""
     array: np.ndarray
     """The array with output features first, as in the framework's other layers."""
     added: bool = False
@@ -38,12 +42,11 @@ class NamedEntry:
 
 
 def framework_of(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
-    """The framework that the names look like; None for the network's own.
+    """Return the framework that the names look like; None for the network's own.
 
-    Without norms the two frameworks have the same names; then the suffix of the file decides.
+    Without norms both frameworks have the same names, and the suffix of the file decides.
     """
-    own = sum(network.resolve(name) is not None for name in arrays)
-    if 2 * own >= len(arrays):
+    if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):
         return None
     leaves = {name.rpartition(".")[2] for name in arrays} - {"weight", "bias"}
     if leaves & set(MINDSPORE.leaves):
@@ -57,51 +60,48 @@ def name_entries(
     network: NetworkArrays,
     framework: Framework | None,
 ) -> Iterator[NamedEntry]:
-    """Every entry with the network's name for it, or its own name where no rule matches.
+    """Yield every entry with the network's name for it, or the file's name if no rule matches.
 
-    `arrays` has the entries by their names in the file, each with the name that the user's rules
-    gave it (None to skip it). The suffix of `file` says whether the order of entries is meaningful.
-    Raises DataError where it is not, and the order of exchangeable layers is unknown.
+    `arrays` has the entries by their names in the file, each with its name by the user's rules
+    (None to skip it). The suffix of `file` shows whether the order of entries is meaningful.
+    Raises DataError if it isn't, and the order of exchangeable layers is unknown.
     """
     if framework is None:
         for source, (name, array) in arrays.items():
             yield NamedEntry(source, name and (network.resolve(name) or name), array)
         return
     convention = CONVENTIONS[framework]
-    prefix = _wrapper([name for name, _ in arrays.values() if name is not None])
+    names = [name for name, _ in arrays.values() if name is not None]
+    # Wrappers of the network have added a common prefix to all names.
+    prefix = ""
+    while names and (
+        wrapper := next((w for w in WRAPPERS if all(n.startswith(prefix + w) for n in names)), "")
+    ):
+        prefix += wrapper
     resolved: dict[str, str | None] = {}
     unresolved: dict[str, str] = {}
     for source, (name, _) in arrays.items():
         short = (name or "").removeprefix(prefix)
         if name is None or convention.not_weights.fullmatch(short):
             resolved[source] = None
-        elif (own := network.resolve(name)) is not None:
-            resolved[source] = own
+        elif (target := network.resolve(name)) is not None:
+            resolved[source] = target
         else:
             unresolved[source] = short
-    theirs = {name: arrays[source][1] for source, name in unresolved.items()}
-    layers = Layers(file, theirs, network, framework)
+    layers = FileLayers(
+        file, {name: arrays[source][1] for source, name in unresolved.items()}, network, framework
+    )
     for source, (_, array) in arrays.items():
         if source in resolved:
             yield NamedEntry(source, resolved[source], array)
         else:
-            yield from _spread(source, layers.place(unresolved[source]), array, network)
+            yield from _split_entry(source, layers.place(unresolved[source]), array, network)
 
 
-def _wrapper(names: Sequence[str]) -> str:
-    """The common prefix that wrappers of the network have added to all names."""
-    prefix = ""
-    while True:
-        found = [w for w in WRAPPERS if names and all(n.startswith(prefix + w) for n in names)]
-        if not found:
-            return prefix
-        prefix += found[0]
-
-
-def _spread(
+def _split_entry(
     source: str, place: Place | None, array: np.ndarray, network: NetworkArrays
 ) -> Iterator[NamedEntry]:
-    """The entry, or its equal parts where it holds several arrays of the network."""
+    """Yield the entry, or its equal parts if it holds several arrays of the network."""
     if place is None:
         yield NamedEntry(source, None, array)
         return
@@ -118,3 +118,177 @@ def _spread(
     for option, part in zip(options, np.split(array, len(options)), strict=True):
         name = target[: braces.start()] + option + target[braces.end() :]
         yield NamedEntry(source, network.resolve(name) or name, part)
+
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of a layer's arrays, by their names in the file."""
+
+_PACKED = re.compile(r"in_proj_(weight|bias)$")
+"""torch.nn.MultiheadAttention has no layer of its own for its packed projection."""
+
+
+class FileLayers:
+    """The layers that a file's names describe, each with its path in the network."""
+
+    def __init__(
+        self, file: str, arrays: Arrays, network: NetworkArrays, framework: Framework
+    ) -> None:
+        self._file = file
+        self._network = network
+        # Only shapes are compared, and reordering flattened images does not change them.
+        self._unflattened = replace(network, flattened={})
+        names = (name.partition("/")[2] for name in network.shapes)
+        self._network_layers = {name.rpartition("/")[0] for name in names}
+        self._leaves = CONVENTIONS[framework].leaves
+        self._rules = layer_rules(network.model, framework, blocks=network.has_blocks)
+        self._shapes: dict[str, Shapes] = {}
+        for name, array in arrays.items():
+            layer, leaf = self._split(name)
+            if leaf:
+                self._shapes.setdefault(layer, {})[leaf] = array.shape
+        self._places = self._place_layers()
+
+    def place(self, name: str) -> Place | None:
+        """Return the place of an array, by the network's name; None if a rule skips the array.
+
+        Without a matching rule, the place is the array's name, with slashes.
+        """
+        layer, leaf = self._split(name)
+        if leaf:
+            place = self._places[layer]
+            if place.path != SKIPPED:
+                target = self._network_leaf(leaf, place.path, _kind(self._shapes[layer]))
+                transposed = place.transposed and self._leaves[leaf] == "kernel"
+                place = replace(place, path=f"{place.path}/{target}", transposed=transposed)
+        else:
+            by_rule = place_by(self._rules, layer, "")
+            place = Place(layer) if by_rule is None or "#" in by_rule.path else by_rule
+        return None if place.path == SKIPPED else place
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """Return a name's layer and array; "" for the array if the name doesn't end in one."""
+        layer, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
+        return (layer, leaf) if layer and leaf in self._leaves else (name, "")
+
+    def _network_leaf(self, leaf: str, path: str, kind: str) -> str:
+        """Return the network's name for an array of a layer at `path`."""
+        target = self._leaves[leaf]
+        if target != "kernel":
+            return target
+        if self._network.resolve(f"{path}/table") is not None:
+            return "table"
+        return "scale" if kind in ("batch_norm", "layer_norm") else target
+
+    def _place_layers(self) -> dict[str, Place]:
+        """Place every layer. Layers whose paths differ only in a number are counted."""
+        places: dict[str, Place] = {}
+        counted: dict[str, list[str]] = {}
+        for layer, shapes in self._shapes.items():
+            place = place_by(self._rules, layer, _kind(shapes))
+            if place is None:
+                places[layer] = Place(layer.replace(".", "/"))
+            elif "#" in place.path:
+                counted.setdefault(place.path, []).append(layer)
+            else:
+                places[layer] = place
+        for path, layers in counted.items():
+            paths = self._number_layers(path, layers)
+            places.update({layer: Place(numbered) for layer, numbered in paths.items()})
+        return places
+
+    def _number_layers(self, path: str, layers: list[str]) -> dict[str, str]:
+        """Return the paths of layers, with the number of the network's layer in place of `#`."""
+        ordered = keeps_order(self._file)
+        if not ordered:
+            layers = sorted(layers, key=natural_key)
+        before, _, after = map(re.escape, path.partition("#"))
+        matches = (re.fullmatch(rf"{before}(\d+){after}", name) for name in self._network_layers)
+        numbers = sorted(int(match[1]) for match in matches if match)
+        fits = self._count_fits([path.replace("#", str(number)) for number in numbers], layers)
+        if not ordered:
+            self._require_order(layers, fits)
+        numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
+        return {
+            layer: path.replace("#", str(numbers[place]))
+            for layer, place in zip(layers, align(fits), strict=True)
+        }
+
+    def _count_fits(self, paths: Sequence[str], layers: Sequence[str]) -> np.ndarray:
+        """Return int (file's layers, network's layers): number of arrays with fitting shapes."""
+        counts: dict[str, list[int]] = {}
+        for layer in layers:
+            if (text := self._shapes_as_text(layer)) not in counts:
+                counts[text] = [self._count_fitting(self._shapes[layer], path) for path in paths]
+        rows = [counts[self._shapes_as_text(layer)] for layer in layers]
+        return np.array(rows, np.int64).reshape(len(layers), len(paths))
+
+    def _shapes_as_text(self, layer: str) -> str:
+        return str(sorted(self._shapes[layer].items()))
+
+    def _count_fitting(self, shapes: Shapes, path: str) -> int:
+        kind = _kind(shapes)
+        fitting = 0
+        for leaf, shape in shapes.items():
+            target = self._network.resolve(f"{path}/{self._network_leaf(leaf, path, kind)}")
+            if target:
+                blank = np.broadcast_to(np.False_, shape)
+                converted = to_own_layout(blank, target, self._unflattened)
+                fitting += converted.shape == self._network.shapes[target]
+        return fitting
+
+    def _require_order(self, layers: Sequence[str], fits: np.ndarray) -> None:
+        """Raise DataError if names give no order to two layers with equal shapes."""
+        alike: dict[str, list[str]] = {}
+        for layer, row in zip(layers, fits, strict=True):
+            if row.any():
+                alike.setdefault(self._shapes_as_text(layer), []).append(layer)
+        for exchangeable in alike.values():
+            for first, second in pairwise(exchangeable):
+                parts = zip(natural_key(first), natural_key(second), strict=False)
+                differing = next((pair for pair in parts if pair[0] != pair[1]), ("", ""))
+                # A number tells which comes first.
+                if not isinstance(differing[0], int):
+                    raise DataError(
+                        f"{self._file}: keeps its entries in no order of layers, and nothing tells "
+                        f"which comes first of {shown(first)} and {shown(second)}, which have the "
+                        f"same shapes; number them with checkpoint.renames, as in "
+                        rf"{{match: '{re.escape(first)}\.(.*)', to: '0.\1'}}"
+                    )
+
+
+def _kind(shapes: Shapes) -> str:
+    """Return the kind of layer that has these arrays."""
+    if {"running_mean", "moving_mean"} & set(shapes):
+        return "batch_norm"
+    axes = len(shapes.get("weight", (1,)))
+    return {4: "conv", 2: "dense"}.get(axes, "layer_norm")
+
+
+def align(fits: np.ndarray) -> list[int]:
+    """Return for each of a file's n layers the index of its partner among a network's m layers.
+
+    `fits`, int (n, m), counts the arrays of a layer of the file that fit one of the network. Among
+    all pairings that keep the order, the result maximises first the number of fitting arrays, then
+    the number of pairs, and then leaves the last layers unpaired: an extra layer does not shift the
+    pairs after it, and a layer of another shape is paired with the one in its position. Unpaired
+    layers of the file get m, m + 1, ... Needleman and Wunsch, 1970, with free gaps.
+    """
+    worth = fits.astype(np.int64) * (min(fits.shape) + 1) + 1
+    row, column = fits.shape
+    # The score of the best pairing of the first i layers with the first j.
+    best = np.zeros((row + 1, column + 1), np.int64)
+    for index in range(row):
+        paired = best[index, :-1] + worth[index]
+        best[index + 1, 1:] = np.maximum.accumulate(np.maximum(best[index, 1:], paired))
+    partners: list[int | None] = [None] * row
+    while row and column:
+        if best[row, column] == best[row - 1, column]:
+            row -= 1
+        elif best[row, column] == best[row, column - 1]:
+            column -= 1
+        else:
+            row -= 1
+            column -= 1
+            partners[row] = column
+    unpaired = count(fits.shape[1])
+    return [next(unpaired) if partner is None else partner for partner in partners]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
@@ -37,7 +39,7 @@ _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
 class NetworkArrays:
     """Names and shapes of a network's arrays.
 
-    Names are those of flax with the collection first: `params/conv_0/kernel`,
+    Names are those of flax after the collection: `params/conv_0/kernel`,
     `batch_stats/batch_norm_0/mean`.
     """
 
@@ -48,16 +50,16 @@ class NetworkArrays:
     """Number of channels of the flattened images that dense layers read, by layer: frameworks with
     channels first have these inputs in another order."""
     unconverted: str = ""
-    """Why `flattened` is unknown for this network, which then takes only weights of its own layout;
-    empty where it is known."""
+    """Why `flattened` is unknown: the network then takes only weights in this project's layout;
+    empty if it is known."""
 
     def resolve(self, name: str) -> str | None:
-        """The full name for `name`, given with or without its collection; None if unknown."""
+        """Return the full name for `name`, with or without its collection; None if unknown."""
         if name in self.shapes:
             return name
         full = [f"{collection}/{name}" for collection in COLLECTIONS]
-        found = [name for name in full if name in self.shapes]
-        return found[0] if len(found) == 1 else None
+        matches = [name for name in full if name in self.shapes]
+        return matches[0] if len(matches) == 1 else None
 
     @property
     def has_blocks(self) -> bool:
@@ -67,77 +69,66 @@ class NetworkArrays:
 
 
 def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
-    """The arrays of a model for images as the map ops produce them.
+    """Return the arrays of a model for images as the map ops produce them.
 
     Raises RecipeError if it can't be built for them.
     """
     shape = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     try:
-        variables = _variables(model.build(classes, "float32"), images)
+        module: Any = model.build(classes, "float32")
+        init = partial(module.init, train=False)
+        variables = jax.eval_shape(init, jax.random.key(0), images)
     except ValueError as error:
-        raise RecipeError([f"model {model.name}: {error}"]) from error
-    shapes = shapes_of(variables)
+        raise RecipeError(f"model {model.name}: {error}") from error
+    collections = {name: variables[name] for name in COLLECTIONS if name in variables}
+    shapes = {name: tuple(leaf.shape) for name, leaf in leaves_by_path(collections).items()}
     try:
-        return NetworkArrays(model.name, shapes, _flattened(model, classes, images))
+        return NetworkArrays(model.name, shapes, _flattened_channels(model, classes, images))
     except ValueError as error:
         return NetworkArrays(model.name, shapes, {}, str(error))
 
 
-def shapes_of(variables: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of every array of a network by its full name."""
-    held = {name: variables[name] for name in COLLECTIONS if name in variables}
-    return {name: tuple(leaf.shape) for name, leaf in leaves_by_path(held).items()}
-
-
-def _variables(module: Any, images: jax.ShapeDtypeStruct) -> Any:
-    def initialise(images: jax.Array) -> Any:
-        return module.init(jax.random.key(0), images, train=False)
-
-    return jax.eval_shape(initialise, images)
-
-
-def _flattened(model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct) -> dict[str, int]:
-    """The dense layers that read flattened images of several channels and pixels."""
+def _flattened_channels(
+    model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
+) -> dict[str, int]:
+    """Return the channels by dense layer that reads flattened images of several pixels."""
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)
-    found = {}
-    for at, layer in enumerate(layers):
+    channels_by_layer = {}
+    for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
-            channels, pixels = _image_before(model, layers[:at], images)
+            channels, pixels = _image_before(model, layers[:position], images)
             if channels > 1 and pixels > 1:
-                found[_reader(layers, at)] = channels
+                channels_by_layer[_reader(layers, position)] = channels
         elif _holds_flatten(layer):
             raise ValueError(
                 f"{layer.name} holds a flatten; how other frameworks order its values is only "
                 "known for one that stands in no block"
             )
-    return found
+    return channels_by_layer
 
 
 def _image_before(
     model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
 ) -> tuple[int, int]:
-    """Channels and pixels of the layers' output; 1, 1 where it is no image."""
+    """Return channels and pixels of the layers' output; 1, 1 if it isn't an image."""
+
+    def width_after(layer: LayerSpec) -> int:
+        network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
+        init = partial(network.init_with_output, train=False)
+        return jax.eval_shape(init, jax.random.key(0), images)[0].shape[-1]
+
     try:
-        channels = _width(model, (*layers, GlobalAvgPool()), images)
+        channels = width_after(GlobalAvgPool())
     except ValueError:
         return 1, 1
-    return channels, _width(model, (*layers, Flatten()), images) // channels
-
-
-def _width(model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct) -> int:
-    network = Network(layers, initializers=model.init, dtype="float32")
-
-    def apply(images: jax.Array) -> jax.Array:
-        return network.init_with_output(jax.random.key(0), images, train=False)[0]
-
-    return jax.eval_shape(apply, images).shape[-1]
+    return channels, width_after(Flatten()) // channels
 
 
 def _reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
-    """The name of the dense layer that reads the output of a flatten."""
+    """Return the name of the dense layer that reads the output of a flatten."""
     names = scope_names(layers)
     for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
         if isinstance(layer, Dense):
@@ -156,9 +147,9 @@ def _holds_flatten(value: Any) -> bool:
 
 
 def network_arrays(recipe: Recipe) -> NetworkArrays:
-    """The arrays of a recipe's network; reads the dataset where its sizes are not known otherwise.
+    """Return the arrays of a recipe's network; reads the dataset if its sizes are unknown without.
 
-    Raises RecipeError where model, ops and dataset don't fit, DataError for unreadable data.
+    Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
     """
     facts, model = recipe.dataset.facts(), recipe.model
     if facts is not None:
@@ -166,11 +157,50 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
         classes = facts.classes
     else:
         raw = recipe.dataset.read(cache_root(recipe.cache))
-        columns, classes = raw.eval.specs(), len(raw.classes)
+        classes = len(raw.classes)
         encode = encoding_ops(raw.table, model.table_input)
-        columns, model = column_specs(encode, columns), model.for_table(encoded_features(encode))
+        columns = column_specs(encode, raw.eval.specs())
+        model = model.for_table(encoded_features(encode))
     try:
         image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
-        raise RecipeError([f"dataset.eval.{error}"]) from error
+        raise RecipeError(f"dataset.eval.{error}") from error
     return arrays_of_model(model, classes, image)
+
+
+_OIHW_TO_HWIO = (2, 3, 1, 0)
+_IOHW_TO_HWIO = (2, 3, 0, 1)
+
+
+def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
+    """Convert the layout of PyTorch and MindSpore to that of the network's array `target`.
+
+    Theirs is (out, in, height, width) for convolutions and (out, in) for dense layers; here it is
+    (height, width, in, out) and (in, out). They flatten images channel by channel, here pixel by
+    pixel. Transposed convolutions are (in, out, height, width) there, and (height, width, in, out),
+    rotated by 180 degrees, here: they have the kernel of the convolution that is transposed, here
+    it is the kernel that slides over the image with zeros between its pixels. Arrays of an unknown
+    layout are returned as they are; the caller checks the shape.
+    """
+    ndim = len(network.shapes[target])
+    path, _, leaf = target.partition("/")[2].rpartition("/")
+    if leaf != "kernel":
+        while array.ndim > ndim and array.shape[0] == 1:
+            array = array[0]
+        return array
+    if path.rpartition("/")[2].startswith("conv_transpose"):
+        return array.transpose(_IOHW_TO_HWIO)[::-1, ::-1] if array.ndim == 4 else array
+    if array.ndim == 4 and ndim == 2:
+        array = array.reshape(len(array), -1)  # a convolution over a whole image is a dense layer
+    elif array.ndim == 2 and ndim == 4:
+        array = array[:, :, None, None]
+    if array.ndim == 4:
+        return array.transpose(_OIHW_TO_HWIO)
+    if array.ndim != 2:
+        return array
+    channels = network.flattened.get(path)
+    if channels is not None and array.shape[1] % channels == 0:
+        outputs, inputs = array.shape
+        by_channel = array.reshape(outputs, channels, inputs // channels)
+        array = by_channel.swapaxes(1, 2).reshape(outputs, inputs)
+    return array.T

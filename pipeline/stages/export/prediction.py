@@ -30,29 +30,43 @@ Predict = Callable[[Weights, Array], Array]
 def make_predict(run: TrainedRun) -> Predict:
     """Make one function of a run's evaluation ops and its network.
 
-    Raises RecipeError where the ops don't accept the run's images.
+    Raises RecipeError if the ops don't accept the run's images.
     """
-    recipe, layout = run.recipe, _layout_of(run)
-    ops, seed = recipe.dataset.eval.ops, seed_words(recipe.seed)
-    ops = (*encoding_ops(run.samples.table, recipe.model.table_input), *ops)
-    network = typed_network(recipe, len(run.samples.classes), encoded_features(ops))
-    text = run.samples.text
+    recipe, samples = run.recipe, run.samples
+    encode = encoding_ops(samples.table, recipe.model.table_input)
+    ops = (*encode, *recipe.dataset.eval.ops)
+    columns = {
+        "image": ColumnSpec(samples.shape, samples.dtype),
+        "label": ColumnSpec((), "int32"),
+    }
+    try:
+        columns = column_specs(encode, columns)
+        layout = column_specs(recipe.dataset.eval.ops, columns)["image"].layout
+    except ValueError as error:
+        raise RecipeError(f"dataset.eval.{error}") from error
+    seed = seed_words(recipe.seed)
+    network = typed_network(recipe, len(samples.classes), encoded_features(ops))
+    text = samples.text
     classifies_texts = text is not None and text.predicts == "class"
-
-    # Where tokens follow the special ones, 0 is the padding of a dataset, and else a token.
+    # If tokens follow the special ones, 0 is the padding of a dataset, and else a token.
     padding = 0 if text is not None and text.adds_special else NO_TOKEN
 
     def predict(weights: Weights, images: Array) -> Array:
-        labels = jnp.zeros(images.shape[:1], jnp.int32)
-        lengths = _lengths(images, padding) if classifies_texts else None
-        if lengths is not None:
-            images = jnp.maximum(images, 0)
-        batch = {"image": images, "label": labels}
-        rows = jnp.arange(images.shape[0])
-        mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
         sizes = None
-        if recipe.dataset.padding_mask:
-            sizes = _full_sizes(mapped, layout) if lengths is None else lengths
+        if classifies_texts:
+            # The number of tokens of each text, int32 (B, 1).
+            tokens = images.reshape(images.shape[0], -1)
+            sizes = (tokens > padding).sum(axis=1, keepdims=True)
+            images = jnp.maximum(images, 0)
+        labels = jnp.zeros(images.shape[:1], jnp.int32)
+        rows = jnp.arange(images.shape[0])
+        batch = {"image": images, "label": labels}
+        mapped = apply_ops(jnp, ops, batch, seed, np.int32(0), rows)["image"]
+        if not recipe.dataset.padding_mask:
+            sizes = None
+        elif sizes is None:
+            height_width = mapped.shape[1:3] if layout == "hwc" else mapped.shape[2:4]
+            sizes = jnp.full((mapped.shape[0], 2), jnp.array(height_width), jnp.int32)
         inputs = network_inputs(mapped, layout, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
         return logits
@@ -60,32 +74,6 @@ def make_predict(run: TrainedRun) -> Predict:
     return predict
 
 
-def _layout_of(run: TrainedRun) -> str:
-    """The layout of images after the evaluation ops."""
-    samples = run.samples
-    columns = {
-        "image": ColumnSpec(samples.shape, samples.dtype),
-        "label": ColumnSpec((), "int32"),
-    }
-    encode = encoding_ops(samples.table, run.recipe.model.table_input)
-    try:
-        columns = column_specs(encode, columns)
-        return column_specs(run.recipe.dataset.eval.ops, columns)["image"].layout
-    except ValueError as error:
-        raise RecipeError([f"dataset.eval.{error}"]) from error
-
-
-def _lengths(texts: Array, padding: int) -> Array:
-    """The number of tokens of each text, int32 (B, 1); numbers up to `padding` fill up the rest."""
-    return (texts.reshape(texts.shape[0], -1) > padding).sum(axis=1, keepdims=True)
-
-
-def _full_sizes(images: Array, layout: str) -> Array:
-    """The sizes, int32 (B, 2), of images without padding."""
-    height_width = images.shape[1:3] if layout == "hwc" else images.shape[2:4]
-    return jnp.full((images.shape[0], 2), jnp.array(height_width), jnp.int32)
-
-
 def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes to trace `predict` with."""
+    """Return the shapes and dtypes to trace `predict` with."""
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}

@@ -1,10 +1,10 @@
 """Sampling from a network of the next token, in one compiled loop over tokens.
 
-Keys and values of the tokens so far are cached, so that each token costs one pass over the weights.
+Keys and values of earlier tokens are cached, so that each token costs one pass over the weights.
 A network whose layers can't be cached reads its whole context for every token instead.
 
-A context has as many tokens as a training window. Where it is full, the second half of it is read
-again as the beginning of the next: a token is drawn from the half of a context before it, or more.
+A context is as long as a training window. When it is full, its second half is read again as the
+beginning of the next: a token is sampled from half a context at least.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.stages.export.prediction import Predict, Weights, make_predict, sh
 from pipeline.stages.export.trained_run import TrainedRun
 
 DISPATCH_TOKENS = 64
-"""Tokens that are drawn before the host sees them."""
+"""Tokens that are sampled before the host sees them."""
 
 TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     standard.Activation,
@@ -40,11 +40,10 @@ TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     tokens.PositionEmbedding,
     tokens.TiedEmbedding,
 )
-"""Layers that read each token by itself, or hold layers; and causal self-attention does by its
-cache."""
+"""Layers that read each token by itself, or hold layers. Causal self-attention has a cache."""
 
 Cache = Any
-"""A pytree of arrays: what was read so far."""
+"""A pytree of arrays: the tokens so far."""
 Step = Callable[[Weights, Cache, Array, Array], tuple[Array, Cache]]
 """(weights, cache, token int32 (), its position int32 ()) -> logits of the token after it, float32
 (vocabulary,), and the cache with that token."""
@@ -58,28 +57,28 @@ class Decoder:
     shapes: Cache
     """Shapes and dtypes of the cache."""
     context: int
-    """The most tokens that a token is drawn from."""
+    """The most tokens that a token is sampled from."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: from the softmax of logits / temperature.
+    """How the next token is sampled: from the softmax of logits / temperature.
 
-    At temperature 0 it is the most probable one, of equally probable ones the first.
+    At temperature 0 it is the most probable token, the first of several.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
-    """Draw from this many most probable tokens; None: from all."""
+    """Sample from this many most probable tokens; None: from all."""
     seed: int = 0
 
 
-class _Drawn(NamedTuple):
-    """State of the loop. Token n is drawn with the key (seed, n), in whichever dispatch."""
+class _LoopState(NamedTuple):
+    """State of the loop. Token n is sampled with the key (seed, n), in whichever dispatch."""
 
     tokens: Array
-    """int32 (tokens in all,), of which the first `known` are the prompt and those drawn."""
-    known: Array
+    """int32 (tokens in all,), of which the first `length` are the prompt and the sampled ones."""
+    length: Array
     cursor: Array
     """The token to be read next."""
     start: Array
@@ -88,7 +87,7 @@ class _Drawn(NamedTuple):
 
 
 def cached_decoder(run: TrainedRun) -> Decoder | None:
-    """The decoder of a run that caches keys and values; None where some layer can't be cached."""
+    """Return the decoder that caches keys and values; None if some layer can't be cached."""
     context = run.samples.shape[0]
     network = typed_network(run.recipe, len(run.samples.classes))
     if not isinstance(network, Network) or not all(map(_is_cached, network.layers)):
@@ -111,7 +110,7 @@ def cached_decoder(run: TrainedRun) -> Decoder | None:
 
 
 def _is_cached(layer: LayerSpec) -> bool:
-    """Whether a layer, and all layers in it, can be computed token by token."""
+    """Whether a layer, and all layers inside it, can be computed token by token."""
     if isinstance(layer, tokens.SelfAttention):
         return layer.causal
     inner = [value for _, field in layer for value in (field if isinstance(field, tuple) else ())]
@@ -121,7 +120,7 @@ def _is_cached(layer: LayerSpec) -> bool:
 
 
 def whole_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
-    """The decoder that reads all tokens of the context for each, as evaluation does."""
+    """Return the decoder that reads the whole context for each token, as evaluation does."""
 
     def step(weights: Weights, cache: Cache, token: Array, position: Array) -> tuple[Array, Cache]:
         read = cache.at[position].set(token.astype(cache.dtype))
@@ -132,14 +131,13 @@ def whole_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
 
 
 def decoder_of(run: TrainedRun) -> Decoder:
-    """The decoder of a run, with a cache where its layers allow one."""
-    cached = cached_decoder(run)
+    """Return the decoder of a run, with a cache if its layers allow one."""
     samples = run.samples
-    return cached or whole_decoder(make_predict(run), samples.shape[0], samples.dtype)
+    return cached_decoder(run) or whole_decoder(make_predict(run), samples.shape[0], samples.dtype)
 
 
 def exported_decoder(next_token: export.Exported, context: int) -> Decoder:
-    """The decoder of an export with a cache."""
+    """Return the decoder of an export with a cache."""
     (_, shapes, _, _), _ = jax.tree.unflatten(next_token.in_tree, next_token.in_avals)
     return Decoder(next_token.call, shapes, context)
 
@@ -151,31 +149,34 @@ def continuation(
     count: int,
     sampling: Sampling,
 ) -> Iterator[np.ndarray]:
-    """Yield `count` tokens after a prompt, int32 (n,), in parts of up to `DISPATCH_TOKENS`.
+    """Yield `count` tokens after a prompt, int32 (n,), in chunks of up to `DISPATCH_TOKENS`.
 
-    `prompt` is int32 (tokens,), one at least; of a longer one than the context the last are read.
+    `prompt` is int32 (tokens,), one at least; its last tokens are read if it is longer than the
+    context.
     """
     on_device = jax.device_put(dict(weights))
-    draw = jax.jit(_make_loop(decoder, sampling.top_k, greedy=sampling.temperature == 0))
-    key, temperature = jax.random.key(sampling.seed), jnp.float32(sampling.temperature or 1.0)
+    sample = jax.jit(_make_loop(decoder, sampling.top_k, greedy=sampling.temperature == 0))
+    key = jax.random.key(sampling.seed)
+    temperature = jnp.float32(sampling.temperature or 1.0)
     first = max(0, len(prompt) - decoder.context)
-    drawn = _Drawn(
-        tokens=jnp.zeros(len(prompt) + count, jnp.int32).at[: len(prompt)].set(prompt),
-        known=jnp.int32(len(prompt)),
+    total = len(prompt) + count
+    state = _LoopState(
+        tokens=jnp.zeros(total, jnp.int32).at[: len(prompt)].set(prompt),
+        length=jnp.int32(len(prompt)),
         cursor=jnp.int32(first),
         start=jnp.int32(first),
-        cache=jax.tree.map(lambda kept: jnp.zeros(kept.shape, kept.dtype), decoder.shapes),
+        cache=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), decoder.shapes),
     )
-    known = len(prompt)
-    while known < len(prompt) + count:
-        until = min(len(prompt) + count, known + DISPATCH_TOKENS)
-        drawn = draw(on_device, drawn, jnp.int32(until), key, temperature)
-        yield np.asarray(drawn.tokens[known:until])
-        known = until
+    length = len(prompt)
+    while length < total:
+        until = min(total, length + DISPATCH_TOKENS)
+        state = sample(on_device, state, jnp.int32(until), key, temperature)
+        yield np.asarray(state.tokens[length:until])
+        length = until
 
 
-def _make_loop(decoder: Decoder, top_k: int | None, *, greedy: bool) -> Callable[..., _Drawn]:
-    """The function (weights, drawn, until, key, temperature) -> drawn up to token `until`."""
+def _make_loop(decoder: Decoder, top_k: int | None, *, greedy: bool) -> Callable[..., _LoopState]:
+    """Return the function (weights, state, until, key, temperature) -> state at token `until`."""
 
     def pick(logits: Array, key: Array, temperature: Array) -> Array:
         if greedy:
@@ -186,25 +187,25 @@ def _make_loop(decoder: Decoder, top_k: int | None, *, greedy: bool) -> Callable
         return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
 
     def loop(
-        weights: Weights, drawn: _Drawn, until: Array, key: Array, temperature: Array
-    ) -> _Drawn:
-        def read_one(now: _Drawn) -> _Drawn:
-            token, position = now.tokens[now.cursor], now.cursor - now.start
-            logits, cache = decoder.step(weights, now.cache, token, position)
-            is_last = now.cursor == now.known - 1
-            token = pick(logits, jax.random.fold_in(key, now.known), temperature)
-            kept = jnp.where(is_last, token, now.tokens[now.known])
+        weights: Weights, state: _LoopState, until: Array, key: Array, temperature: Array
+    ) -> _LoopState:
+        def read_one(now: _LoopState) -> _LoopState:
+            position = now.cursor - now.start
+            logits, cache = decoder.step(weights, now.cache, now.tokens[now.cursor], position)
+            is_last = now.cursor == now.length - 1
+            token = pick(logits, jax.random.fold_in(key, now.length), temperature)
+            token = jnp.where(is_last, token, now.tokens[now.length])
             cursor = now.cursor + 1
             is_full = position + 1 == decoder.context
             start = jnp.where(is_full, cursor - decoder.context // 2, now.start)
-            return _Drawn(
-                tokens=now.tokens.at[now.known].set(kept),
-                known=now.known + is_last,
+            return _LoopState(
+                tokens=now.tokens.at[now.length].set(token),
+                length=now.length + is_last,
                 cursor=jnp.where(is_full, start, cursor),
                 start=start,
                 cache=cache,
             )
 
-        return jax.lax.while_loop(lambda now: now.known < until, read_one, drawn)
+        return jax.lax.while_loop(lambda now: now.length < until, read_one, state)
 
     return loop

@@ -55,12 +55,12 @@ class TrainedRun:
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run, with overrides. Raises RecipeError where it is no longer valid."""
+    """Read the recipe of a run, with overrides. Raises RecipeError if it is no longer valid."""
     return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
 
 
 def spare_gpus(folder: Path) -> None:
-    """Keep JAX from GPUs where the run of a folder was not on one, in the whole process.
+    """Keep JAX from GPUs in the whole process, if the run of a folder was not on one.
 
     Else JAX would take most of a GPU's memory, beside a run that is on it.
     """
@@ -73,8 +73,8 @@ def spare_gpus(folder: Path) -> None:
 def read_trained_run(folder: Path) -> TrainedRun:
     """Read a run, given its directory, its checkpoints folder or one checkpoint.
 
-    Raises DataError where it is no run or has saved nothing, RecipeError where its recipe is no
-    longer valid.
+    Raises DataError if it isn't a run or has saved nothing, RecipeError if its recipe is no longer
+    valid.
     """
     run_dir = run_of(folder)
     if run_dir is None:
@@ -89,9 +89,9 @@ def read_trained_run(folder: Path) -> TrainedRun:
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:
-    """The sample format in `image` and `classes` of a JSON object; a tokenizer is in `folder`.
+    """Return the sample format that a JSON object describes; a tokenizer is in `folder`.
 
-    Raises ValueError without it, DataError where the tokenizer is missing or damaged.
+    Raises ValueError without it, DataError if the tokenizer is missing or damaged.
     """
     match data:
         case {
@@ -103,17 +103,19 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             and dtype in DTYPES
             and all(isinstance(name, str) for name in classes)
         ):
-            about = cast(Mapping[str, Any], rest)
-            targets, table = _parse_targets(tuple(classes), about), _parse_table(about)
-            text = read_text_format(folder, about)
+            entries = cast(Mapping[str, Any], rest)
+            targets = _parse_targets(tuple(classes), entries.get("targets"))
+            columns = entries.get("table")
+            table = None if columns is None else FittedTable.model_validate(columns)
+            text = read_text_format(folder, entries)
             if (len(shape) == 3) if table is None else (shape == [table.width]):
                 return Samples(tuple(shape), dtype, targets, table, text)
     raise ValueError("image and classes are missing")
 
 
-def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
-    """The targets that a JSON object describes. Raises ValueError for anything else."""
-    match about.get("targets"):
+def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
+    """Return the targets that a JSON object describes. Raises ValueError for anything else."""
+    match document:
         case {"task": str(task), "mean": [*mean], "std": [*std]} if (
             task in get_args(Task)
             and len(mean) == len(std) == (len(names) if task == "regression" else 0)
@@ -123,14 +125,8 @@ def _parse_targets(names: tuple[str, ...], about: Mapping[str, Any]) -> Targets:
     raise ValueError("targets are not those of a run")
 
 
-def _parse_table(about: Mapping[str, Any]) -> FittedTable | None:
-    """The table that a JSON object describes, if any. Raises ValueError for anything else."""
-    described = about.get("table")
-    return None if described is None else FittedTable.model_validate(described)
-
-
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """The sample format from the summary, or, where the run was killed, from the dataset."""
+    """Read the sample format from the summary, or from the dataset if the run was killed."""
     try:
         return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -5,36 +5,114 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from threading import Timer
-from typing import Any
+from typing import Any, Literal
 
-from pipeline.core.errors import RunError, exit_status_of, first_line
-from pipeline.stages.launch.place import RankPlace
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
+from pipeline.stages.record.summary import shared_facts
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
+
+SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+"""Variables of a task of a Slurm step; a shell inside a job has only some of them."""
+LOCAL = "PIPELINE_LOCAL"
+"""Variable of a process that `launch=local` has started."""
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Process `rank` of the `size` processes of a run."""
+
+    rank: int
+    size: int
+    address: str | None
+    """Where the processes meet; None if JAX asks the launcher."""
+    launcher: Literal["env", "slurm"]
+
+
+def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
+    """Find the place by the variables of the recipe's launcher; None for a process alone.
+
+    Raises RecipeError if variables are missing or make no sense.
+    """
+    if launch == "none" or (launch == "local" and LOCAL not in environment):
+        return None
+    if launch == "slurm" or (launch == "auto" and all(name in environment for name in SLURM)):
+        missing = [name for name in SLURM if name not in environment]
+        if missing:
+            raise RecipeError(
+                f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"
+            )
+        rank, size = (_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
+        place = RankPlace(rank, size, None, "slurm")
+    elif launch in ("env", "local") or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
+        place = _read_rank_and_size(environment, launch)
+    else:
+        return None
+    if not 0 <= place.rank < place.size:
+        raise RecipeError(
+            f"launch = {launch}: rank {place.rank} of {place.size} processes; must be below it"
+        )
+    return place if place.size > 1 else None
+
+
+def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlace:
+    """Read RANK and WORLD_SIZE, as torchrun sets them, or RANK_ID and RANK_SIZE."""
+    rank, size = ("RANK", "WORLD_SIZE") if "WORLD_SIZE" in environment else ("RANK_ID", "RANK_SIZE")
+    missing = [name for name in (rank, size) if name not in environment]
+    if missing:
+        raise RecipeError(
+            f"launch = {launch}: {' and '.join(missing)} not set; give RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT"
+        )
+    place = RankPlace(_number(environment, rank), _number(environment, size), None, "env")
+    if place.size == 1:
+        return place
+    lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
+    if lacking:
+        raise RecipeError(
+            f"launch = {launch}: {size}={place.size}, and {' and '.join(lacking)} not set"
+        )
+    port = _number(environment, "MASTER_PORT")
+    if not 0 < port <= MAX_PORT:
+        raise RecipeError(f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}")
+    return replace(place, address=f"{environment['MASTER_ADDR']}:{port}")
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise RecipeError(f"{name} = {environment[name]}: must be a whole number") from None
+
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
 """Variables that lead the processes' messages to each other astray."""
 
 
 @contextmanager
-def join_processes(
-    place: RankPlace | None, launch: LaunchSpec, facts: Callable[[], dict[str, str]]
-) -> Iterator[Ranks]:
-    """Take part in a run of several processes; None is the place of a process alone.
+def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Ranks]:
+    """Take part in a run of several processes, if `environment` has the variables of a launcher.
 
-    All must have the same `facts`, asked for where processes meet: the recipe and the versions. An
-    error of one ends all: it leaves at once, and the others, waiting for it in a step, raise
-    PeerGoneError. Raises RunError where they don't meet in time.
+    All processes must have the same recipe and versions. An error of one ends all: it leaves at
+    once, and the others, waiting for it in a step, raise PeerGoneError. Raises RecipeError for
+    variables that make no sense, RunError if the processes don't meet in time.
     """
+    launch = recipe.launch
+    place = None
+    if launch.name != "auto" or recipe.parallel.mode != "none":
+        place = find_place(launch.name, environment)
     if place is None:
         yield Ranks()
         return
     ranks = _meet(place, launch)
     try:
-        ranks.require_same(facts())
+        ranks.require_same(shared_facts(recipe))
         yield ranks
     except BaseException as error:
         if is_of_a_peer(error):
@@ -53,7 +131,7 @@ def join_processes(
 
 
 def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
-    """Connect to the others."""
+    """Connect to the other processes."""
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
     if flag not in os.environ.get("XLA_FLAGS", ""):
@@ -62,22 +140,22 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
 
     from pipeline.core.host.jax_private import coordination_client
 
-    how: dict[str, Any] = {"cluster_detection_method": place.launcher}
+    settings: dict[str, Any] = {"cluster_detection_method": place.launcher}
     if place.address is not None:
-        how = {
+        settings = {
             "coordinator_address": place.address,
             "num_processes": place.size,
             "process_id": place.rank,
             "cluster_detection_method": "deactivate",
         }
         if place.rank == 0:
-            how["coordinator_bind_address"] = place.address
+            settings["coordinator_bind_address"] = place.address
     limit = Timer(launch.start_seconds, _give_up, (place, launch.start_seconds))
     limit.daemon = True
     limit.start()
     try:
         jax.distributed.initialize(
-            **how,
+            **settings,
             # JAX aborts the process at its own limit.
             initialization_timeout=round(launch.start_seconds) + 60,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
@@ -95,9 +173,9 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
 
 def _give_up(place: RankPlace, limit_s: float) -> None:
     """End the process, which waits for others in C++, where no exception reaches it."""
-    where = place.address or "the address that Slurm gives"
+    address = place.address or "the address that Slurm gives"
     print(
-        f"error: {_who(place)}: did not meet the others at {where} in {limit_s:g} s; is each of "
+        f"error: {_who(place)}: did not meet the others at {address} in {limit_s:g} s; is each of "
         "them started, with a rank of its own?",
         file=sys.stderr,
         flush=True,

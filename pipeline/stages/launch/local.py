@@ -18,9 +18,10 @@ from typing import Any
 
 from pipeline.core.errors import PipelineError
 from pipeline.core.host.signals import Signals
-from pipeline.stages.launch.place import LOCAL
+from pipeline.stages.launch.join import LOCAL
 from pipeline.stages.record.run_directory import RANKS
 from pipeline.stages.record.summary import Summary, read_summary
+from pipeline.training.parallel.launch_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
 
 WORKER = "pipeline.cli.worker"
@@ -28,13 +29,13 @@ WORKER = "pipeline.cli.worker"
 REQUEST = "request.json"
 POLL_S = 0.05
 GRACE_S = 3.0
-"""How long processes may take to end by themselves once another one has failed."""
+"""Seconds that processes have to end by themselves once another one has failed."""
 
-Processes = Sequence[subprocess.Popen[bytes]]
+Workers = Sequence[subprocess.Popen[bytes]]
 
 
 class ProcessError(PipelineError):
-    """The error of the process that failed first; the exit status is its own."""
+    """The error of the process that failed first, with its exit status."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
@@ -49,55 +50,59 @@ class Failure:
     reason: str
     status: int = 1
     is_of_a_peer: bool = False
-    """Whether it failed for want of another process."""
-    own_error: str | None = None
+    """Whether it failed because another process has gone."""
+    message: str | None = None
+    """The error of the process itself."""
 
 
 def run_locally(
-    request: Mapping[str, Any], run_dir: Path, signals: Signals, size: int, end_s: float
+    request: Mapping[str, Any], run_dir: Path, signals: Signals, processes: int, launch: LaunchSpec
 ) -> Summary:
-    """Run `request`, JSON, in `size` processes, and return when all have ended.
+    """Run `request`, JSON, in several processes, and return when all have ended.
 
     The first one prints what a run prints; all else goes to `ranks/N.log` in the run directory.
-    A signal to this process goes to the first one. `end_s` is how long the others may take to end
+    A signal to this process goes to the first one. The others have `launch.end_seconds` to end
     once one has. Returns the first one's summary. Raises the error of the process that failed
     first.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
-        with _started(size, folder, run_dir) as processes, signals.held():
-            failed = _watch(processes, folder, signals, end_s)
-            silent = [rank for rank, each in enumerate(processes) if each.poll() is None]
+        with _start_workers(processes, folder, run_dir) as workers, signals.held():
+            failed = _watch(workers, folder, signals, launch.end_seconds)
+            silent = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failed is None and silent:
-            failed = Failure(silent[0], f"did not end within {end_s:g} s")
+            failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
         elif failed is not None and failed.is_of_a_peer and silent:
             failed = Failure(silent[0], "did not answer")
         if failed is not None:
-            if failed.rank == 0 and failed.own_error:
-                raise ProcessError(failed.own_error, failed.status)
+            if failed.rank == 0 and failed.message:
+                raise ProcessError(failed.message, failed.status)
             log = run_dir / RANKS / f"{failed.rank}.log"
             raise ProcessError(
-                f"process {failed.rank} of {size} {failed.reason}; log: {log}", failed.status
+                f"process {failed.rank} of {processes} {failed.reason}; log: {log}", failed.status
             )
         return read_summary(folder)
 
 
 @contextmanager
-def _started(size: int, folder: Path, run_dir: Path) -> Iterator[Processes]:
+def _start_workers(processes: int, folder: Path, run_dir: Path) -> Iterator[Workers]:
     """Start the processes; whatever happens, none is left running."""
     (run_dir / RANKS).mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
     place = {
         LOCAL: "1",
-        "WORLD_SIZE": str(size),
+        "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(port),
     }
     with ExitStack() as stack:
-        processes = []
-        for rank in range(size):
+        workers = []
+        for rank in range(processes):
             log = stack.enter_context((run_dir / RANKS / f"{rank}.log").open("ab"))
-            process = subprocess.Popen(
+            worker = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log if rank else None,
@@ -105,89 +110,78 @@ def _started(size: int, folder: Path, run_dir: Path) -> Iterator[Processes]:
                 env={**os.environ, **place, "RANK": str(rank)},
                 process_group=0,
             )
-            stack.callback(_kill, process)
-            processes.append(process)
-        yield processes
+            stack.callback(_kill, worker)
+            workers.append(worker)
+        yield workers
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+def _kill(worker: subprocess.Popen[bytes]) -> None:
+    if worker.poll() is None:
+        worker.kill()
+        worker.wait()
 
 
-def _watch(processes: Processes, folder: Path, signals: Signals, end_s: float) -> Failure | None:
+def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Failure | None:
     """Wait until all have ended, or some time after the first has; return what failed first."""
-    failed, stopped, saves, ended_at = None, False, 0, None
-    while any(process.poll() is None for process in processes):
-        if signals.stop and not stopped:
-            stopped = True
-            processes[0].send_signal(signal.SIGTERM)
+    failed = None
+    is_stopped = False
+    saves = 0
+    ended_at = None
+    while any(worker.poll() is None for worker in workers):
+        if signals.stop and not is_stopped:
+            is_stopped = True
+            workers[0].send_signal(signal.SIGTERM)
         if signals.saves > saves:
             saves = signals.saves
-            processes[0].send_signal(signal.SIGUSR1)
-        failed = failed or _first_failure(processes, folder)
-        if ended_at is None and any(process.poll() is not None for process in processes):
+            workers[0].send_signal(signal.SIGUSR1)
+        failed = failed or _first_failure(workers, folder)
+        if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
         # A process with an error of its own may have something to save still, as the others have.
-        at_once = failed is not None and failed.own_error is None
-        if ended_at is not None and time.monotonic() > ended_at + (GRACE_S if at_once else end_s):
+        limit_s = GRACE_S if failed is not None and failed.message is None else end_s
+        if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)
-    failed = _first_failure(processes, folder)
-    # The first one leaves at once where a signal finds it outside of training.
-    return None if stopped and failed is not None and failed.is_of_a_peer else failed
+    failed = _first_failure(workers, folder)
+    # The first one leaves at once if a signal interrupts it outside of training.
+    return None if is_stopped and failed is not None and failed.is_of_a_peer else failed
 
 
-def _first_failure(processes: Processes, folder: Path) -> Failure | None:
+def _first_failure(workers: Workers, folder: Path) -> Failure | None:
     """Return the failure that made others fail: a process that was killed, before one with an error
     of its own, before one that misses another."""
-    failures = [_failure_of(rank, process, folder) for rank, process in enumerate(processes)]
-    there = [failure for failure in failures if failure is not None]
-    return min(there, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
+    failures = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
+    known = [failure for failure in failures if failure is not None]
+    return min(known, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
 
 
-def _failure_of(rank: int, process: subprocess.Popen[bytes], folder: Path) -> Failure | None:
-    """Return how a process has failed; None where it runs, is done or was stopped in order."""
-    status = process.poll()
-    own, of_a_peer = _error_file(folder, rank), _error_file(folder, rank, of_a_peer=True)
+def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> Failure | None:
+    """Return how a process has failed; None if it runs, is done or was stopped in order."""
+    status = worker.poll()
     if status is None:
         return None
     if status < 0:
         # JAX aborts a process that hears nothing of the others.
         reason = f"was ended by {signal.Signals(-status).name}"
         return Failure(rank, reason, is_of_a_peer=status == -signal.SIGABRT)
-    if of_a_peer.exists():
-        return Failure(rank, f"has failed: {of_a_peer.read_text()}", is_of_a_peer=True)
-    if not own.exists():
-        if _end_file(folder, rank).exists():
-            return None
-        return Failure(rank, f"has ended with exit status {status} before it ran", status or 1)
-    text = own.read_text(errors="replace")
-    return Failure(rank, f"has failed: {text}", status or 1, own_error=text)
-
-
-def _error_file(folder: Path, rank: int, *, of_a_peer: bool = False) -> Path:
-    return folder / f"{'peer_error' if of_a_peer else 'error'}_{rank}"
-
-
-def _end_file(folder: Path, rank: int) -> Path:
-    return folder / f"end_{rank}"
+    peer_error = folder / f"peer_error_{rank}"
+    if peer_error.exists():
+        return Failure(rank, f"has failed: {peer_error.read_text()}", is_of_a_peer=True)
+    error = folder / f"error_{rank}"
+    if error.exists():
+        message = error.read_text(errors="replace")
+        return Failure(rank, f"has failed: {message}", status or 1, message=message)
+    if (folder / f"end_{rank}").exists():
+        return None
+    return Failure(rank, f"has ended with exit status {status} before it ran", status or 1)
 
 
 def note_end(folder: Path, rank: int) -> None:
-    """Say that a process has ended in order, done or stopped."""
-    _end_file(folder, rank).touch()
+    """Note that a process has ended in order, done or stopped."""
+    (folder / f"end_{rank}").touch()
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Leave the error of a process where the one that started it looks."""
-    file = _error_file(folder, rank, of_a_peer=isinstance(error, PeerGoneError))
-    file.write_text(str(error) or type(error).__name__)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Write the error of a process for the one that started it."""
+    name = "peer_error" if isinstance(error, PeerGoneError) else "error"
+    (folder / f"{name}_{rank}").write_text(str(error) or type(error).__name__)

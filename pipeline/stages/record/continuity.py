@@ -1,12 +1,14 @@
 """Continuity of a resumed run: whether its data, plug-ins, settings and code are as before.
 
-Compared with the newest process in provenance.json that has kept the section in question. The file
-may come from a stranger: its content is only compared and shown.
+Compared with the newest process in provenance.json that has recorded the section in question. The
+file may come from a stranger: its content is only compared and shown.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,28 +17,49 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.files.value_text import first_lines, show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
-from pipeline.stages.record.settings import compare_settings
 
 DIGEST = 12
 """Digits of a checksum that are shown."""
-MAX_VERSIONS, MAX_COLUMNS = 4, 8
-"""Most versions, and most columns, that one message names."""
+MAX_VERSIONS = 4
+MAX_COLUMNS = 8
+MAX_SETTINGS = 8
+"""Most versions, columns and settings that one message names."""
 ALLOW = "train.resume_changed=allow"
+XLA_FLAGS = "XLA_FLAGS"
+DECISIVE_VARIABLES = ("--", XLA_FLAGS, "ONEDNN_", "DNNL_", "NVIDIA_TF32")
+"""Prefixes of variables, and of XLA's flags, that decide how libraries compute."""
+HARMLESS_VARIABLES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "ONEDNN_JIT_DUMP", "DNNL_JIT_DUMP")
+HARMLESS_FLAGS = (
+    *("--xla_dump_", "--xla_hlo_profile", "--xla_force_host_platform_device_count"),
+    *("--xla_cpu_collective_timeout_seconds", "--xla_cpu_collective_call_"),
+    *("--xla_gpu_enable_command_buffer", "--xla_gpu_graph_min_graph_size"),
+    *("--xla_gpu_cuda_data_dir", "--xla_gpu_force_compilation_parallelism"),
+)
+"""Prefixes of XLA's flags that change no number: this package sets some of them itself."""
 _ABSENT = object()
 
+Processes = Sequence[Mapping[str, Any]]
+"""The processes in provenance.json, oldest first."""
 Warn = Callable[[str], None]
 
 
 def require_same_origin(
     run_dir: Path, now: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
 ) -> None:
-    """Compare a process that resumes a run with those that worked on it before.
+    """Compare a process that resumes a run with the processes that worked on it before.
 
-    Warns of other versions and code, of settings that decide no numbers, and where nothing can be
-    compared. Other data, plug-ins and settings that do decide them are warned of where they are
-    allowed; else DataError is raised.
+    Warns of other versions and code, of settings that decide no numbers, and if nothing can be
+    compared. Other data, plug-ins and settings that do decide numbers raise DataError, or a warning
+    if `on_changed` allows them.
     """
-    before = _read_or_warn(run_dir, warn)
+    unknown = "whether data, versions and code are as they were is not known"
+    before: Processes = []
+    try:
+        before = read_provenance(run_dir)
+        if not before:
+            warn(f"{run_dir / PROVENANCE}: is not there; {unknown}")
+    except DataError as error:
+        warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(before, now)
     for what, changed in (
         ("the data are not those that the run was trained on", changed_data(before, now)),
@@ -55,55 +78,84 @@ def require_same_origin(
         warn(f"{problem}, and {ALLOW}: {'; '.join(changed)}")
     if software := changed_software(before, now):
         warn(f"{run_dir}: goes on with other software, and may round otherwise: {software}")
-    if settings.others:
-        warn(f"{run_dir}: goes on with other settings: {'; '.join(settings.others)}")
+    if settings.harmless:
+        warn(f"{run_dir}: goes on with other settings: {'; '.join(settings.harmless)}")
 
 
-def _read_or_warn(run_dir: Path, warn: Warn) -> Sequence[Mapping[str, Any]]:
-    unknown = "whether data, versions and code are as they were is not known"
-    try:
-        before = read_provenance(run_dir)
-    except DataError as error:
-        warn(f"{str(error).partition('; delete')[0]}; {unknown}")
-        return []
-    if not before:
-        warn(f"{run_dir / PROVENANCE}: is not there; {unknown}")
-    return before
+def _newest(before: Processes, section: str) -> Mapping[str, Any]:
+    """Return a section of the newest process that has it; {} without one."""
+    sections = (process.get(section) for process in reversed(before))
+    return next((entry for entry in sections if isinstance(entry, Mapping) and entry), {})
 
 
-def changed_data(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[str]:
+def changed_data(before: Processes, now: Provenance) -> list[str]:
     """Return a line for each column of each split that differs from the run's data so far."""
-    kept = _newest(before, "data")
-    if kept is None:
+    recorded = _newest(before, "data")
+    if not recorded:
         return []
     lines = [
-        f"{shown(f'{split} {column}')}: was {_of_data(old)}, is {_of_data(new)}"
-        for split, column, old, new in _columns(kept, now.data)
+        f"{shown(f'{split} {column}')}: was {_data_text(old)}, is {_data_text(new)}"
+        for split, column, old, new in _columns(recorded, now.data)
         if not _is_same_data(old, new)
     ]
     return first_lines(lines, MAX_COLUMNS)
 
 
-def changed_plugins(before: Sequence[Mapping[str, Any]], now: Provenance) -> list[str]:
+def _columns(
+    recorded: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield split, column, and the fingerprints that were recorded and that are now."""
+    for split in dict.fromkeys((*recorded, *now)):
+        old = recorded.get(split, {})
+        new = now.get(split, {})
+        if not isinstance(old, Mapping):
+            yield split, "", old, _ABSENT
+            continue
+        for column in dict.fromkeys((*old, *new)):
+            yield split, column, old.get(column, _ABSENT), new.get(column, _ABSENT)
+
+
+def _is_same_data(old: Any, new: Any) -> bool:
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return False
+
+    def comparable(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    # If other samples were hashed, only shape and type can be compared.
+    names = ("shape", "dtype", *(["sha256"] if old.get("of") == new.get("of") else []))
+    return all(comparable(old.get(name)) == comparable(new.get(name)) for name in names)
+
+
+def _data_text(entry: Any) -> str:
+    if entry is _ABSENT:
+        return "not there"
+    match entry:
+        case {"shape": [*sizes] | (*sizes,), "dtype": str(dtype), "sha256": str(digest), "of": of}:
+            shape = "x".join(map(str, sizes))
+            return shown(f"{dtype} {shape} (SHA-256 {digest[:DIGEST]} of {of})")
+    return show(entry)
+
+
+def changed_plugins(before: Processes, now: Provenance) -> list[str]:
     """Return a line for each file of a plug-in that differs, or that is not loaded any more.
 
     A plug-in that the run did without so far can't have changed it.
     """
-    kept = _newest(before, "plugins") or {}
     lines: list[str] = []
-    for name, entry in kept.items():
-        own = now.plugins.get(name)
-        if own is None:
+    for name, old in _newest(before, "plugins").items():
+        new = now.plugins.get(name)
+        if new is None:
             lines.append(f"{FLAG} {shown(name)}: is missing")
             continue
-        for file, old, new in _plugin_versions(entry, own):
-            if old != new:
-                lines.append(f"{shown(f'{name}: {file}')} {_digest(old)} -> {_digest(new)}")
+        for file, was, is_now in _plugin_versions(old, new):
+            if was != is_now:
+                lines.append(f"{shown(f'{name}: {file}')} {_digest(was)} -> {_digest(is_now)}")
     return first_lines(lines, MAX_COLUMNS)
 
 
 def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield version and each file of a plug-in as it was kept and as it is now."""
+    """Yield version and each file of a plug-in as it was recorded and as it is now."""
     if not isinstance(old, Mapping):
         yield "what was kept", old, dict(new)
         return
@@ -118,71 +170,84 @@ def _digest(value: Any) -> str:
     return shown(value)[:DIGEST] if isinstance(value, str) else show(value)
 
 
-def changed_software(before: Sequence[Mapping[str, Any]], now: Provenance) -> str | None:
-    """Describe versions and code that differ; None where none does."""
-    parts = [*_changed_versions(before, now), *_changed_code(before, now)]
+def changed_software(before: Processes, now: Provenance) -> str | None:
+    """Describe versions and code that differ; None if none does."""
+    recorded = _newest(before, "versions")
+    parts = []
+    for name in dict.fromkeys((*recorded, *now.versions)) if recorded else ():
+        old, new = recorded.get(name, "none"), now.versions.get(name, "none")
+        if old != new:
+            parts.append(f"{shown(name)} {_text(old)} -> {_text(new)}")
+    digest = now.code.get("sha256")
+    old_digest = _newest(before, "code").get("sha256", digest)
+    if old_digest != digest:
+        parts.append(f"code {_text(old_digest)[:DIGEST]} -> {_text(digest)[:DIGEST]}")
     if not parts:
         return None
-    rest = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""
-    return ", ".join(parts[-MAX_VERSIONS:]) + rest
+    more = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""
+    return ", ".join(parts[-MAX_VERSIONS:]) + more
 
 
-def _newest(before: Sequence[Mapping[str, Any]], section: str) -> Mapping[str, Any] | None:
-    """Return a section of the newest process that has it."""
-    kept = (process.get(section) for process in reversed(before))
-    return next((entry for entry in kept if isinstance(entry, Mapping) and entry), None)
-
-
-def _columns(
-    kept: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield split, column, the fingerprint that was kept and that of now."""
-    for split in dict.fromkeys((*kept, *now)):
-        old, new = kept.get(split, {}), now.get(split, {})
-        if not isinstance(old, Mapping):
-            yield split, "", old, _ABSENT
-            continue
-        for column in dict.fromkeys((*old, *new)):
-            yield split, column, old.get(column, _ABSENT), new.get(column, _ABSENT)
-
-
-def _is_same_data(old: Any, new: Any) -> bool:
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        return False
-    # Where other samples were hashed, only shape and type can be compared.
-    names = ("shape", "dtype", *(["sha256"] if old.get("of") == new.get("of") else []))
-    return all(_comparable(old.get(name)) == _comparable(new.get(name)) for name in names)
-
-
-def _comparable(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _of_data(entry: Any) -> str:
-    """Describe a fingerprint in words."""
-    if entry is _ABSENT:
-        return "not there"
-    match entry:
-        case {"shape": [*sizes] | (*sizes,), "dtype": str(dtype), "sha256": str(digest), "of": of}:
-            shape = "x".join(map(str, sizes))
-            return shown(f"{dtype} {shape} (SHA-256 {digest[:DIGEST]} of {of})")
-    return show(entry)
-
-
-def _changed_versions(before: Sequence[Mapping[str, Any]], now: Provenance) -> Iterator[str]:
-    kept = _newest(before, "versions") or {}
-    for name in dict.fromkeys((*kept, *now.versions)) if kept else ():
-        old, new = kept.get(name, "none"), now.versions.get(name, "none")
-        if old != new:
-            yield f"{shown(name)} {_of_software(old)} -> {_of_software(new)}"
-
-
-def _changed_code(before: Sequence[Mapping[str, Any]], now: Provenance) -> Iterator[str]:
-    kept = _newest(before, "code") or {}
-    old, new = kept.get("sha256", now.code.get("sha256")), now.code.get("sha256")
-    if old != new:
-        yield f"code {_of_software(old)[:DIGEST]} -> {_of_software(new)[:DIGEST]}"
-
-
-def _of_software(value: Any) -> str:
+def _text(value: Any) -> str:
     return shown(value) if isinstance(value, str) else show(value)
+
+
+@dataclass(frozen=True)
+class ChangedSettings:
+    """Settings that differ, a line each: jax's, XLA's flags and oneDNN's."""
+
+    decisive: Sequence[str] = ()
+    """Settings that decide numbers."""
+    harmless: Sequence[str] = ()
+
+
+def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
+    """Compare with the newest process that has recorded `numerics`.
+
+    The values may be a stranger's: they are only compared and shown.
+    """
+    recorded = [process for process in before if isinstance(process.get("numerics"), Mapping)]
+    if not recorded or not recorded[-1]["numerics"]:
+        return ChangedSettings()
+    numerics = recorded[-1]["numerics"]
+    variables = recorded[-1].get("settings")
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    # A name that only one of them has is another version's.
+    for name in now.numerics:
+        if name in numerics and numerics[name] != now.numerics[name]:
+            lines[True].append(_line(f"jax_{name}", numerics[name], now.numerics[name]))
+    was = _split_flags(variables if isinstance(variables, Mapping) else {})
+    is_now = _split_flags(now.settings)
+    for name in dict.fromkeys((*was, *is_now)):
+        is_numeric = name.lower().removeprefix("jax_") in now.numerics
+        if not is_numeric and was.get(name) != is_now.get(name):
+            # A variable, or a flag that starts with `--`.
+            decisive = name.startswith(DECISIVE_VARIABLES) and not name.startswith(
+                HARMLESS_VARIABLES
+            )
+            lines[decisive].append(_line(name, was.get(name), is_now.get(name)))
+    return ChangedSettings(
+        first_lines(lines[True], MAX_SETTINGS), first_lines(lines[False], MAX_SETTINGS)
+    )
+
+
+def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return variables by name, and XLA's flags that may change numbers, each by its name."""
+    settings = {str(name): value for name, value in variables.items() if name != XLA_FLAGS}
+    text = variables.get(XLA_FLAGS)
+    try:
+        words = shlex.split(text) if isinstance(text, str) else []
+    except ValueError:
+        words = [str(text)]
+    for word in words:
+        name, _, value = word.partition("=")
+        if not name.startswith("--"):
+            settings[XLA_FLAGS] = word  # a file of flags
+        elif not name.startswith(HARMLESS_FLAGS):
+            settings[name] = value or "true"
+    return settings
+
+
+def _line(name: str, old: Any, new: Any) -> str:
+    was, is_now = (shown("not set" if value is None else str(value)) for value in (old, new))
+    return f"{shown(name)}: was {was}, is {is_now}"

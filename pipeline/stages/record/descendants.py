@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Descendant:
-    """A thing that was made of a run."""
+    """Something that was made of a run."""
 
     made: Made
     to: str
@@ -32,7 +32,7 @@ class Descendant:
 
 
 def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
-    """Append what was made of a run; nothing where its directory can't be written."""
+    """Append what was made of a run; nothing if its directory can't be written."""
     entry = Descendant(made, os.path.abspath(to), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     with (
         suppress(OSError),
@@ -44,7 +44,7 @@ def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
 def read_descendants(run_dir: Path) -> Sequence[Descendant]:
     """Read what was made of a run, each path once, in the order of time.
 
-    Lines that say nothing are passed over, since the file may be a stranger's.
+    Other lines are skipped, since the file may be a stranger's.
     """
     file = run_dir / DESCENDANTS
     if not file.is_file():
@@ -54,7 +54,7 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
             lines = opened.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-    found: dict[tuple[str, str], Descendant] = {}
+    descendants: dict[tuple[str, str], Descendant] = {}
     for line in lines:
         try:
             entry = json.loads(line)
@@ -62,5 +62,5 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
         except (ValueError, AttributeError, RecursionError):
             continue
         if made in get_args(Made) and isinstance(to, str):
-            found[made, to] = Descendant(made, to, at if isinstance(at, str) else "")
-    return list(found.values())
+            descendants[made, to] = Descendant(made, to, at if isinstance(at, str) else "")
+    return list(descendants.values())

@@ -1,37 +1,52 @@
-"""Environment of this process: its machine, its settings, the data that it has read."""
+"""Environment of this process: its code, machine and settings, and the data that it has read."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
+import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from pipeline.config.overrides import without_secret_values
 from pipeline.core.errors import without_secrets
+from pipeline.core.files.package_paths import PACKAGE
 from pipeline.core.plugins.loading import loaded_plugins
-from pipeline.data.columns import Split
+from pipeline.data.blank_data import BlankColumn
+from pipeline.data.columns import Column, Split
+from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
+from pipeline.data.text.windows import TokenWindows
 from pipeline.models.lowerings.tune.machine import describe_device
-from pipeline.stages.record.code_version import describe_imported_code
-from pipeline.stages.record.fingerprint import fingerprint
 from pipeline.stages.record.provenance import Provenance
-from pipeline.stages.record.settings import describe_numerics
 
 SETTINGS = ("XLA_", "JAX_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "CUDA_VISIBLE", "NVIDIA_TF32")
 """Prefixes of environment variables that can change numbers or threads."""
+NUMERICS = (
+    *("threefry_partitionable", "default_prng_impl", "random_seed_offset", "enable_custom_prng"),
+    *("high_dynamic_range_gumbel", "default_matmul_precision", "enable_x64", "explicit_x64_dtypes"),
+    *("numpy_dtype_promotion", "allow_f16_reductions", "softmax_custom_jvp", "accurate_erf_inv"),
+    *("use_hlo_logistic_lowering", "disable_jit", "disable_most_optimizations"),
+    *("optimization_level", "exec_time_optimization_effort", "threefry_gpu_kernel_lowering"),
+    *("use_direct_linearize", "use_shardy_partitioner", "use_magma"),
+)
+"""Settings of jax that decide numbers, without `jax_`; a version has those that it knows."""
 
 
 def describe_process(
     seed: int, versions: Mapping[str, str], device: jax.Device, splits: Mapping[str, Split]
 ) -> Provenance:
-    """Describe this process. Raises DataError where a sample can't be read."""
+    """Describe this process. Raises DataError if a sample can't be read."""
     return Provenance(
         begun=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=shlex.join(without_secret_values(sys.orig_argv)),
@@ -64,6 +79,16 @@ def describe_machine(device: jax.Device) -> dict[str, Any]:
     }
 
 
+def describe_numerics() -> dict[str, Any]:
+    """Return the values of jax's settings that decide numbers, as JSON."""
+    values = {name: jax.config.values.get(f"jax_{name}", ...) for name in NUMERICS}
+    return {
+        name: value.name.lower() if isinstance(value, Enum) else value
+        for name, value in values.items()
+        if isinstance(value, Enum | bool | int | float | str | None)
+    }
+
+
 def _read_processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -85,3 +110,122 @@ def describe_settings() -> dict[str, str]:
     """Return the environment variables that can change numbers or threads, without passwords."""
     names = [name for name in sorted(os.environ) if name.startswith(SETTINGS)]
     return {name: without_secrets(os.environ[name]) for name in names}
+
+
+NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})
+"""Folders and files of the package that a composed recipe doesn't depend on."""
+GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
+GIT_S = 5.0
+"""Seconds that git has, whose file system may hang."""
+MAX_CHANGES = 50
+FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
+"""Fields before the path in a line of `git status`, by the kind of line."""
+
+
+@cache
+def describe_imported_code() -> dict[str, Any]:
+    """Return the result of the first `describe_code` of this package in a process.
+
+    Imported code stays as it is, so later runs read no file again and start no git.
+    """
+    return describe_code()
+
+
+def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
+    """Return a SHA-256 of the package's files, the same in a checkout and a wheel.
+
+    In a checkout `git` has the commit, whether files differ from it, and which.
+    """
+    digest = hashlib.sha256()
+    for folder, inner, files in os.walk(package):
+        inner[:] = sorted(set(inner) - NOT_CODE)
+        for file in sorted(set(files) - NOT_CODE):
+            path = os.path.join(folder, file)
+            if not os.path.isfile(path):
+                continue  # such as an editor's lock, a link to nowhere
+            with open(path, "rb") as opened:
+                content = opened.read()
+            name = os.path.relpath(path, package)
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+    git = _read_git_state(package.parent)
+    return {"sha256": digest.hexdigest()} | ({"git": git} if git else {})
+
+
+def _read_git_state(root: Path) -> dict[str, Any] | None:
+    # Git itself would also find a user's checkout that has the package inside it.
+    if not (root / ".git").exists():
+        return None
+    try:
+        status = subprocess.run(
+            GIT, cwd=root, capture_output=True, text=True, timeout=GIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"commit": None, "why": str(error).splitlines()[0]}
+    lines = status.stdout.splitlines()
+    commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid "))
+    changed = [
+        line.split(" ", FIELDS[line[0]])[-1].partition("\t")[0]
+        for line in lines
+        if line[0] in FIELDS
+    ]
+    return {"commit": commit, "dirty": bool(changed), "changed": changed[:MAX_CHANGES]}
+
+
+SAMPLED = 32
+"""Samples that are hashed of a column that isn't in memory: decoding all would take minutes."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
+
+    If samples have several sizes, the sizes are hashed first, and no padding is; of windows the
+    text that they are cut from.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+    of: str
+    """Which values were hashed: all, evenly spread samples, or none, of which `sha256` is empty."""
+
+
+def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
+    """Return the fingerprint of every column.
+
+    A column in memory is hashed as a whole, about 1 ms a megabyte, and without padding. Of any
+    other column `SAMPLED` samples are hashed. Raises DataError if one can't be read.
+    """
+    return {name: _fingerprint_column(column) for name, column in split.columns.items()}
+
+
+def _fingerprint_column(column: Column) -> Fingerprint:
+    shape, dtype = tuple(column.shape), np.dtype(column.dtype).name
+    if isinstance(column, BlankColumn):
+        return Fingerprint(shape, dtype, sha256="", of="none")
+    arrays, of = _arrays_of(column), "all"
+    if arrays is None:
+        rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED).astype(np.int64))
+        arrays, of = (column[rows],), f"{len(rows)} of {shape[0]:,}"
+    digest = hashlib.sha256()
+    for values in arrays:
+        little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        digest.update(np.ascontiguousarray(little_endian).data)
+    return Fingerprint(shape, dtype, digest.hexdigest(), of)
+
+
+def _arrays_of(column: Column) -> Sequence[np.ndarray] | None:
+    """Return the arrays of a column in memory, sizes first; None if it is read on demand."""
+    match column:
+        case np.ndarray():
+            return (column,)
+        case RaggedArray(flat=flat, sizes=sizes):
+            return sizes, flat
+        case PaddedColumn(values=padded):
+            return _arrays_of(padded)
+        case UniformColumn(column=uniform):
+            return _arrays_of(uniform)
+        case TokenWindows(tokens=tokens):
+            return (tokens,)
+    return None

@@ -11,7 +11,7 @@ from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError, exit_status_of, first_line, status_after
 from pipeline.core.host.signals import Interrupted
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary, read_metrics
 
 
@@ -41,8 +41,8 @@ def oom_to_run_error() -> Iterator[None]:
 def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
     """Write the summary of a run at its end, unless the process is killed.
 
-    That of a run that is resumed stays as it is until the run has advanced: a run that is refused,
-    or stopped or killed before its first new step, is what it was.
+    The summary of a resumed run stays as it is until the run has advanced: a run that is refused,
+    or stopped or killed before its first new step, is as before.
     """
     earlier = read_metrics(folder.path)
     started_at = time.perf_counter()
@@ -60,7 +60,7 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
         raise
     finally:
         summary.time["total_s"] = time.perf_counter() - started_at
-        # Where a run has failed and its summary can't be written, the first failure says more.
+        # If a failed run can't write its summary, the first failure is the one to report.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if not folder.advanced.is_held:
                 summary.write(folder.path)
@@ -68,17 +68,18 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signal(summary: Summary) -> Iterator[None]:
-    """End the run as stopped where a signal interrupts its stages."""
+    """End the run as stopped if a signal interrupts its stages."""
     try:
         yield
     except Interrupted as signal:
-        summary.status, summary.reason = "stopped", str(signal)
+        summary.status = "stopped"
+        summary.reason = str(signal)
         summary.exit_status = exit_status_of(signal)
 
 
 @contextmanager
 def timed(summary: Summary, name: str) -> Iterator[None]:
-    """Keep the seconds of a stage in the summary, under `name`."""
+    """Record the seconds of a stage in the summary, under `name`."""
     started_at = time.perf_counter()
     yield
     summary.time[name] = time.perf_counter() - started_at

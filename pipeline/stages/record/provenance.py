@@ -49,16 +49,16 @@ def add_provenance(run_dir: Path, process: Provenance) -> None:
     try:
         before = read_provenance(run_dir)
     except DataError:
-        # The earlier entries are lost; that is no reason to refuse the run.
+        # The earlier entries are lost, which is no reason to refuse the run.
         before = []
     processes = [*before, asdict(process)]
     write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
 
 
 def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
-    """Read the processes that worked on a run, oldest first; none where nothing was kept.
+    """Read the processes that worked on a run, oldest first; [] without the file.
 
-    Raises DataError for a file that is damaged.
+    Raises DataError for a damaged file.
     """
     file = run_dir / PROVENANCE
     try:

@@ -50,10 +50,10 @@ FREE_TO_CHANGE = (
     ("parallel", "mesh"),
     ("launch",),
 )
-"""Keys that a resumed run may change: nothing that decides its losses but its length, with which
-the learning-rate schedule stretches, and that only where the run is named."""
+"""Keys that a resumed run may change: nothing that decides its losses except its length, if the
+run is named. The learning-rate schedule stretches with the length."""
 FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
-"""Keys that may differ in a run that is found to resume, not named."""
+"""Keys that may differ from a run that `train.resume=auto` finds."""
 
 
 def decides(where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
@@ -62,7 +62,7 @@ def decides(where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_T
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
-    """Write the resolved recipe into its run directory, which a power cut doesn't remove then."""
+    """Write the resolved recipe into its run directory, safe from a power cut."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     write_whole(run_dir / RECIPE, text)
     sync_ancestors(run_dir)
@@ -71,7 +71,7 @@ def write_recipe(run_dir: Path, recipe: Recipe) -> None:
 def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
     """Read the recipe of a run, with defaults for keys that are newer than the run.
 
-    Raises DataError where it can't be read.
+    Raises DataError if it can't be read.
     """
     file = run_dir / RECIPE
     try:
@@ -84,24 +84,19 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
 
 
 def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
-    """Return the run directory of `train.resume`; None where `auto` finds no unfinished run.
+    """Return the run directory of `train.resume`; None if `auto` finds no unfinished run.
 
-    Raises RecipeError when the named directory is no run, or one of a recipe that would have
-    had other losses.
+    `auto` finds the newest run of the recipe that isn't done and that no process is writing. Raises
+    RecipeError if the named directory isn't a run, or a run of a recipe that would have had other
+    losses.
     """
     resume = recipe.train.resume
     if resume is None:
         return None
-    if resume == "auto":
-        return _find_unfinished(recipe, outputs)
-    changes = list_changes(recipe, _read_recipe_to_resume(resume))
-    if changes:
-        raise RecipeError(changes)
-    return Path(resume)
-
-
-def _find_unfinished(recipe: Recipe, outputs: Path) -> Path | None:
-    """Return the newest run of the recipe that isn't done and that no process is at."""
+    if resume != "auto":
+        if changes := list_changes(recipe, _read_recipe_to_resume(resume)):
+            raise RecipeError(changes)
+        return Path(resume)
     files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
     for run_dir in [file.parent for file in reversed(files)]:
         # First what takes least: nearly all runs are done, and a recipe takes long to parse.
@@ -116,14 +111,14 @@ def _find_unfinished(recipe: Recipe, outputs: Path) -> Path | None:
 def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     """Return a line for each key that differs in a run directory's recipe, length included.
 
-    Raises RecipeError where there is no recipe to be read.
+    Raises RecipeError if the recipe can't be read.
     """
     try:
-        # One that this version has written needs no defaults of newer keys, which take longer.
-        written = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
+        # A file of this version needs no defaults of newer keys, which take longer.
+        recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
     except (OSError, ValueError):
-        written = None
-    if isinstance(written, dict) and not list_changes(recipe, written, FREE_AT_SAME_LENGTH):
+        recorded = None
+    if isinstance(recorded, dict) and not list_changes(recipe, recorded, FREE_AT_SAME_LENGTH):
         return []
     return list_changes(recipe, _read_recipe_to_resume(str(run_dir)), FREE_AT_SAME_LENGTH)
 
@@ -133,7 +128,7 @@ def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
         return read_recorded_recipe(Path(run_dir))
     except DataError as error:
         reason = f"no run directory, {RECIPE} can't be read from it"
-        raise RecipeError([f"train.resume = {run_dir}: {reason}"]) from error
+        raise RecipeError(f"train.resume = {run_dir}: {reason}") from error
 
 
 def list_changes(

@@ -14,8 +14,9 @@ timeline.html, and AutoTune's result; for a device.target compiled.json.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
@@ -27,6 +28,7 @@ from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.stages.record.descendants import DESCENDANTS
+from pipeline.training.parallel.ranks import Ranks
 
 OUTPUTS = Path("outputs")
 RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
@@ -69,39 +71,39 @@ DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 """Prefixes of half-written files, whose names end in `.part`."""
 OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 """Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
-SHOWN_ENTRIES = 3
+MAX_ENTRIES = 3
+"""Most entries of a directory that a message names."""
 
 
 def create(name: str, outputs: Path = OUTPUTS) -> Path:
-    """Create a new directory for a run of the named recipe. Raises RunError where it can't."""
-    day, clock = time.strftime("%Y-%m-%d"), time.strftime("%H-%M-%S")
-    return make_unique(outputs / day / f"{clock}_{name}")
+    """Create a new directory for a run of the named recipe. Raises RunError if it can't."""
+    return make_unique(outputs / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}_{name}")
 
 
-def make_unique(wanted: Path) -> Path:
-    """Make a directory that did not exist before, `wanted` or `wanted_1`, `wanted_2`, ...
+def make_unique(run_dir: Path) -> Path:
+    """Make a directory that did not exist before, `run_dir` or `run_dir_1`, `run_dir_2`, ...
 
     `mkdir` either makes the directory or fails, so two processes never get the same one.
     """
     try:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
         for attempt in range(1000):
-            path = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+            path = run_dir if attempt == 0 else run_dir.with_name(f"{run_dir.name}_{attempt}")
             try:
                 path.mkdir()
             except FileExistsError:
                 continue
             return path
     except OSError as error:
-        raise RunError(f"{wanted}: can't make the run directory: {error.strerror}") from error
-    raise RunError(f"{wanted}: a thousand directories of that name are there already")
+        raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
+    raise RunError(f"{run_dir}: a thousand directories of that name are there already")
 
 
 def make(run_dir: Path) -> Path:
     """Make a directory that the user has named, unless it is there.
 
-    Raises RunError where it can't be made, or holds a run that would be overwritten, DataError
-    where it holds something else.
+    Raises RunError if it can't be made, or holds a run that would be overwritten, DataError if it
+    holds something else.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -112,9 +114,9 @@ def make(run_dir: Path) -> Path:
 
 
 def require_unused(run_dir: Path) -> None:
-    """Raise RunError where a directory holds a run, DataError where it holds anything else.
+    """Raise RunError if a directory holds a run, DataError if it holds anything else.
 
-    Files that prepare a run may be there, and those of a run that was killed before it began.
+    Files that prepare a run may be there, and files of a run that was killed before it began.
     """
     if (run_dir / RECIPE).exists():
         raise RunError(
@@ -122,12 +124,14 @@ def require_unused(run_dir: Path) -> None:
             f"train.resume={run_dir}"
         )
     require_own(run_dir)
-    there = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
-    if not there:
+    entries = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
+    if not entries:
         return
-    left = [name for name in there if name in (*APPENDED, *REPLACED, *FOLDERS)]
-    what = f"what is left of a run without its {RECIPE}" if left else "no run, and is not empty"
-    names = join_first(list(map(printable, there)), SHOWN_ENTRIES)
+    is_of_run = any(name in (*APPENDED, *REPLACED, *FOLDERS) for name in entries)
+    what = (
+        f"what is left of a run without its {RECIPE}" if is_of_run else "no run, and is not empty"
+    )
+    names = join_first(list(map(printable, entries)), MAX_ENTRIES)
     raise DataError(
         f"{run_dir}: holds {what}: {names}; name a directory that is empty or not there yet"
     )
@@ -142,20 +146,20 @@ def _prepares_a_run(path: Path) -> bool:
 
 
 def require_own(run_dir: Path) -> None:
-    """Raise DataError where an entry that a run writes or deletes is a link or no regular file.
+    """Raise DataError if an entry that a run writes or deletes is a link or no regular file.
 
-    The directory may be somebody else's. Other entries are never touched.
+    The directory may be another user's. Other entries are never touched.
     """
     require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
     require_real_trees(run_dir, FOLDERS)
 
 
 @contextmanager
-def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
+def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
     """Keep every other process out of a run directory, as far as its file system has locks.
 
-    Raises RunError where another process has it, or, for a `new` run, where a run is in it, and
-    DataError where a link in it would redirect writes elsewhere.
+    Raises RunError if another process has it, or, for a `new` run, if a run is in it, and DataError
+    if a link in it would redirect writes elsewhere.
     """
     require_real(run_dir, (LOCK,), ())
     with owned_folder(run_dir) as lock:
@@ -170,7 +174,7 @@ def owned(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
 
 
 def is_free(run_dir: Path) -> bool:
-    """Whether no process is at this run; without locks this is only known of one that ended."""
+    """Whether no process writes this run; without locks this is only known of a run that ended."""
     try:
         with owned_folder(run_dir) as lock:
             if lock is None:
@@ -181,7 +185,7 @@ def is_free(run_dir: Path) -> bool:
 
 
 def written_at_ns(file: Path) -> int:
-    """Return when a file was written, in ns; 0 where it was removed meanwhile."""
+    """Return when a file was written, in ns; 0 if it was removed meanwhile."""
     try:
         return file.stat().st_mtime_ns
     except OSError:
@@ -197,12 +201,60 @@ def run_of(folder: Path) -> Path | None:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """Read the status in a run's summary; None for a run that was killed before it wrote one.
-
-    None too where the summary can't be read.
-    """
+    """Read the status in a run's summary; None if there is none or it can't be read."""
     try:
         status = read_json(run_dir / SUMMARY)["status"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return status if isinstance(status, str) else None
+
+
+Write = Callable[[], object]
+
+
+class HeldWrites:
+    """Writes that wait for `release`; if nothing is held, each is done at once."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.is_held = held
+        self._waiting: list[Write] = []
+
+    def add(self, write: Write) -> None:
+        """Do a write, or let it wait."""
+        if self.is_held:
+            self._waiting.append(write)
+        else:
+            write()
+
+    def release(self) -> None:
+        """Do the writes that wait, in order; later ones wait no more. Raises what they raise."""
+        self.is_held = False
+        waiting, self._waiting = self._waiting, []
+        for write in waiting:
+            write()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run directory. A resumed run leaves it as it is until it can go on.
+
+    So if the run is refused or its process killed before, the files are those of the run so far.
+    """
+
+    path: Path
+    accepted: HeldWrites = field(default_factory=HeldWrites)
+    """Writes that wait until nothing can refuse the run: its log, its provenance, its lowerings."""
+    advanced: HeldWrites = field(default_factory=HeldWrites)
+    """Writes that wait for the first new step, or the end of a run without one: they replace
+    records of the run so far."""
+    resuming: bool = False
+    """Whether the run goes on in the directory of an earlier one."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that share the directory; only the first one writes."""
+
+
+def open_folder(run_dir: Path, ranks: Ranks, *, resuming: bool) -> RunFolder:
+    """Return the folder of a run, which holds the writes of one that is resumed."""
+    accepted = HeldWrites(held=resuming)
+    advanced = HeldWrites(held=resuming)
+    return RunFolder(run_dir, accepted, advanced, resuming, ranks)

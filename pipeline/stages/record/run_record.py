@@ -21,7 +21,7 @@ TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it was kept; `recipe` has defaults for keys that are newer than the run."""
+    """The record of a run; `recipe` has defaults for keys that are newer than the run."""
 
     run_dir: Path
     recipe: Mapping[str, Any]
@@ -32,7 +32,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """done, stopped or failed; killed where there is no summary."""
+        """The status in the summary; killed without one."""
         return str(self.summary.get("status", "killed"))
 
     @property
@@ -44,80 +44,65 @@ class RunRecord:
 def read_record(folder: Path) -> RunRecord:
     """Read the record of a run directory, its checkpoints folder or one checkpoint in there.
 
-    Raises DataError where it is none of these, or can't be read.
+    Raises DataError if it is none of these, or can't be read.
     """
     run_dir = run_of(folder)
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
-    recipe, summary = read_recorded_recipe(run_dir), _read_summary(run_dir)
-    return RunRecord(run_dir, recipe, summary, read_provenance(run_dir))
-
-
-def _read_summary(run_dir: Path) -> Mapping[str, Any]:
+    recipe = read_recorded_recipe(run_dir)
     file = run_dir / SUMMARY
     try:
         summary = read_json(file)
     except FileNotFoundError:
-        return {}
+        summary = {}
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: can't be read: {error}") from error
     if not isinstance(summary, dict):
         raise DataError(f"{file}: must hold a section of keys")
-    return summary
+    return RunRecord(run_dir, recipe, summary, read_provenance(run_dir))
 
 
-def compare_origins(one: RunRecord, other: RunRecord) -> dict[str, list[Difference] | None]:
-    """Compare recipe, data, code and environment; None for a section that a run has not kept.
+def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | None]:
+    """Compare recipe, data, code and environment by the process that began each run.
 
-    By the provenance of the process that began each run.
+    A section is None if a run has no provenance.
     """
-    sections: dict[str, list[Difference] | None] = {"config": differences(one.recipe, other.recipe)}
-    first, second = _origin(one), _origin(other)
+    sections: dict[str, list[Difference] | None] = {"config": differences(a.recipe, b.recipe)}
+    origin_a, origin_b = _origin(a), _origin(b)
     for section in ("data", "code", "environment"):
-        known = bool(one.processes and other.processes)
-        sections[section] = differences(first[section], second[section]) if known else None
+        is_recorded = bool(a.processes and b.processes)
+        changes = differences(origin_a[section], origin_b[section]) if is_recorded else None
+        sections[section] = changes
     return sections
 
 
 def _origin(record: RunRecord) -> dict[str, Any]:
-    made_by = record.made_by
-    code = made_by.get("code")
-    return {
-        "data": made_by.get("data"),
-        "code": _with_one_list_of_changes(code) if isinstance(code, Mapping) else code,
-        "environment": {name: made_by.get(name) for name in ENVIRONMENT},
-    }
+    process = record.made_by
+    code = process.get("code")
+    if isinstance(code, Mapping):
+        git = code.get("git")
+        if isinstance(git, Mapping) and isinstance(git.get("changed"), list):
+            code = {**code, "git": {**git, "changed": ", ".join(map(str, git["changed"]))}}
+    environment = {name: process.get(name) for name in ENVIRONMENT}
+    return {"data": process.get("data"), "code": code, "environment": environment}
 
 
-def _with_one_list_of_changes(code: Mapping[str, Any]) -> Mapping[str, Any]:
-    git = code.get("git")
-    if not isinstance(git, Mapping) or not isinstance(git.get("changed"), list):
-        return code
-    return {**code, "git": {**git, "changed": ", ".join(map(str, git["changed"]))}}
-
-
-def compare_outcomes(one: RunRecord, other: RunRecord) -> list[Difference]:
+def compare_outcomes(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Compare the outcomes of two runs: status, lengths, metrics, speeds."""
-    return differences(_outcome(one), _outcome(other))
+    return differences(_outcome(a), _outcome(b))
 
 
 def _outcome(record: RunRecord) -> dict[str, Any]:
     summary = record.summary
-    metrics, times = summary.get("metrics"), summary.get("time")
+    metrics = summary.get("metrics")
+    times = summary.get("time")
+    metrics = metrics if isinstance(metrics, Mapping) else {}
+    times = times if isinstance(times, Mapping) else {}
+    # Of precision, recall and F1 the macro average; metrics of each class are left out.
+    numbers = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
     return {
         "status": record.status,
         **{name: summary.get(name) for name in ("reason", "steps", "passes", "parameters")},
-        "metrics": _single_numbers(metrics) if isinstance(metrics, Mapping) else {},
-        "time": _compared(times) if isinstance(times, Mapping) else {},
+        "metrics": {name: v for name, v in numbers.items() if not isinstance(v, list)},
+        "time": {n: s for n, s in times.items() if n in TIMES or n.endswith("_per_s")},
     }
-
-
-def _compared(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the times that are compared."""
-    return {name: times[name] for name in times if name in TIMES or name.endswith("_per_s")}
-
-
-def _single_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics without those of each class; of precision, recall and F1 the macro average."""
-    macros = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
-    return {name: value for name, value in macros.items() if not isinstance(value, list)}

@@ -44,13 +44,13 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
     """
     changes = _differences(saved, recipe)
     sections: list[tuple[str, ...]] = [("model",)]
-    if not any(changed.where == ("dataset", "name") for changed in changes):
+    if not any(change.where == ("dataset", "name") for change in changes):
         sections.append(("dataset", "eval", "ops"))
     return [
-        str(changed)
-        for changed in changes
-        if any(changed.where[: len(section)] == section for section in sections)
-        and changed.where[:2] != ("model", "init")
+        str(change)
+        for change in changes
+        if any(change.where[: len(section)] == section for section in sections)
+        and change.where[:2] != ("model", "init")
     ]
 
 
@@ -79,9 +79,9 @@ def restore_weights(
     keys of `recipe` that differ are in its message.
     """
     saved = read_saved(folder, warn)
-    wanted = {"params": like.params, "batch_stats": like.batch_stats}
+    variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        return replace(like, **fill(saved.where, saved.weights(), wanted)), saved
+        return replace(like, **fill(saved.where, saved.weights(), variables)), saved
     except DataError as error:
         changes = listed(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error

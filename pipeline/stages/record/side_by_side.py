@@ -26,26 +26,30 @@ NOT_KEPT = "not kept by both runs"
 class SideBySide:
     """Print runs A and B: a line for each run, then a section for each comparison."""
 
-    def __init__(self, one: RunRecord, other: RunRecord) -> None:
-        self._runs = one, other
+    def __init__(self, a: RunRecord, b: RunRecord) -> None:
+        self._runs = a, b
         self._console = Console(highlight=False, markup=False)
         for letter, record in zip("AB", self._runs, strict=True):
-            line = printable(f"{letter}  {describe_run(record)}")
-            self._console.print(line, soft_wrap=True)
+            steps = record.summary.get("steps")
+            done = f", {steps:,} steps" if type(steps) is int else ""
+            count = len(record.processes)
+            several = f", by {count} processes" if count > 1 else ""
+            line = f"{letter}  {record.run_dir}: {shown(record.status)}{done}{several}"
+            self._console.print(printable(line), soft_wrap=True)
 
     def show_text(self, section: str, text: str) -> None:
         """Print a section of one line."""
         self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
-        """Print a table of differences; a line where there are none, or they are unknown (None)."""
+        """Print a table of differences; a line if there are none, or they are unknown (None)."""
         if not differences:
             self.show_text(section, "the same" if differences is not None else NOT_KEPT)
             return
         table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for difference in differences:
-            one, other = difference.one, difference.other
-            table.add_row(shown(difference.key), _cell(one), _cell(other), _change(one, other))
+            a, b = difference.one, difference.other
+            table.add_row(shown(difference.key), _cell(a), _cell(b), _change(a, b))
         self._console.print(table)
 
     def show_origins(self) -> None:
@@ -54,30 +58,20 @@ class SideBySide:
             self.show_differences(section, differences)
 
     def show_steps(self, comparison: Comparison | None) -> None:
-        """Print the comparison of two logs of steps; None where a log is missing."""
+        """Print the comparison of two logs of steps; None if a log is missing."""
         self.show_text("steps", NOT_KEPT if comparison is None else _steps_text(comparison))
 
 
-def differences_to_dicts(
-    differences: Sequence[Difference] | None,
-) -> list[dict[str, Any]] | None:
+def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[str, Any]] | None:
     """Return the differences for JSON; None if they are unknown."""
     if differences is None:
         return None
     return [{"key": line.key, "a": line.one, "b": line.other} for line in differences]
 
 
-def describe_run(record: RunRecord) -> str:
-    """Describe a run in one line."""
-    steps = record.summary.get("steps")
-    done = f", {steps:,} steps" if type(steps) is int else ""
-    several = f", by {len(record.processes)} processes" if len(record.processes) > 1 else ""
-    return f"{record.run_dir}: {shown(record.status)}{done}{several}"
-
-
 def _steps_text(comparison: Comparison) -> str:
-    alone = [("A", comparison.only_one), ("B", comparison.only_other)]
-    more = [f"{letter} has {steps:,} more" for letter, steps in alone if steps]
+    extra = {"A": comparison.only_one, "B": comparison.only_other}
+    more = [f"{letter} has {steps:,} more" for letter, steps in extra.items() if steps]
     if comparison.first is None:
         return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *more])
     parts = [f"{comparison.differing:,} of {comparison.steps:,} differ, from {comparison.first}"]
@@ -96,9 +90,9 @@ def _cell(value: Any) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else show(value)
 
 
-def _change(one: Any, other: Any) -> str:
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (one, other))
+def _change(a: Any, b: Any) -> str:
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
     try:
-        return f"{other / one - 1:+.2%}" if numbers and one else ""
+        return f"{b / a - 1:+.2%}" if numbers and a else ""
     except OverflowError:  # whole numbers beyond any float
         return ""

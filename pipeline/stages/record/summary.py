@@ -19,7 +19,8 @@ from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
-SHOWN_METRICS = 3
+MAX_METRICS = 3
+"""Most metrics in one line."""
 
 
 @dataclass
@@ -56,15 +57,15 @@ class Summary:
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
     logs: dict[str, Any] = field(default_factory=dict)
-    """For each log that was not as it was written: `missing` ranges of steps (the first few), the
-    number of `missing_lines`, whether the others are `verified`, and the `restored` ranges."""
+    """For each damaged log: the first `missing` ranges of steps, the number of `missing_lines`,
+    whether the others are `verified`, and the `restored` ranges."""
 
     def __repr__(self) -> str:
         """Return status, first metrics and folder in one line; `vars` has all fields."""
-        numbers = {name: v for name, v in self.metrics.items() if isinstance(v, float)}
-        shown = [f"{name} {value:.4g}" for name, value in list(numbers.items())[:SHOWN_METRICS]]
+        numbers = [(name, v) for name, v in self.metrics.items() if isinstance(v, float)]
+        metrics = [f"{name} {value:.4g}" for name, value in numbers[:MAX_METRICS]]
         status = f"{self.status} ({self.reason})" if self.reason else self.status
-        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *shown)
+        parts = (f"{self.recipe}: {status}", f"{self.steps:,} steps", *metrics)
         return f"<{', '.join(parts)}; {self.run_dir}>"
 
     def write(self, run_dir: Path) -> None:
@@ -73,7 +74,7 @@ class Summary:
 
 
 def read_summary(run_dir: Path) -> Summary:
-    """Read the summary of a run that has ended. Raises RunError where there is none."""
+    """Read the summary of a run that has ended. Raises RunError without one."""
     try:
         return Summary(**read_json(run_dir / "summary.json"))
     except (OSError, ValueError, TypeError) as error:
@@ -81,7 +82,7 @@ def read_summary(run_dir: Path) -> Summary:
 
 
 def read_metrics(run_dir: Path) -> Mapping[str, Any]:
-    """Read the metrics of a run's summary; none where there is no summary that can be read."""
+    """Read the metrics of a run's summary; {} if it can't be read."""
     try:
         metrics = read_json(run_dir / "summary.json")["metrics"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -89,11 +90,11 @@ def read_metrics(run_dir: Path) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, dict) else {}
 
 
-def facts_of(recipe: Recipe) -> dict[str, str]:
+def shared_facts(recipe: Recipe) -> dict[str, str]:
     """Return what all processes of a run must have in common, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
     digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
-    plugins = {f"{FLAG} {own.name}": json_text(own.describe()) for own in loaded_plugins()}
+    plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
     libraries = versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})
     return {"recipe": digest, **plugins, **libraries}
 
@@ -125,8 +126,8 @@ DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "sci
 def versions(backend: Mapping[str, str]) -> dict[str, str]:
     """Return versions that may change a run's numbers; also of packages that add parts."""
     ours = {name: _version(name) for name in DECISIVE}
-    others = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
-    parts = {dist.name: dist.version for dist in others if dist is not None}
+    dists = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
+    parts = {dist.name: dist.version for dist in dists if dist is not None}
     return {"python": platform.python_version(), **ours, **parts, **backend}
 
 

@@ -1,7 +1,6 @@
-"""Inputs of a run: its options, its services, its compiled programs, and what inspects it.
+"""Inputs of a run: its options, services, compiled programs and inspection.
 
-`Inspection` is the one way in which a profile, dumps and the autopsy of a bad step reach a run. Who
-starts the run passes it; without one a run has none of these.
+A profile, dumps and the autopsy of a bad step reach a run by a subclass of `Inspection` alone.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -28,22 +27,24 @@ from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.resume_command import HowToResume, resume_overrides
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.state import TrainState
 
 
-class Profile(Protocol):
-    """A run with a profiler around its program, if its recipe has one."""
+@dataclass(frozen=True)
+class Profile:
+    """The profile of a run; this one has no profiler."""
 
-    @property
-    def run(self) -> CompiledRun:
-        """The run to train: its executable is traced, its schedule may be shorter."""
+    run: CompiledRun
+    """The run to train: its executable is traced if there is a profiler, and its schedule may be
+    shorter."""
 
     def open(self) -> AbstractContextManager[None]:
         """Watch the training in the body."""
+        return nullcontext()
 
     def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
         """Write the profile once training has ended with `state`."""
@@ -66,103 +67,70 @@ Examine = Callable[[TrainState, int], Examined]
 """Examines a step that ended a run, from the state before it."""
 
 
-class Inspection(Protocol):
-    """Looks into a run: its profile, its dumps, and the autopsy of a bad step."""
+class Inspection:
+    """Profile, dumps and autopsy of a run; this one has none, and refuses recipes that name one."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
         """Return the run, no longer than its profile takes if it has no other purpose.
 
         Raises RecipeError if it can't be profiled.
         """
+        mode = context.recipe.profile.mode
+        if mode != "off":
+            raise RecipeError(f"profile.mode = {mode}: must be off, nothing here can profile")
+        return built
 
     def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
         """Choose the steps to trace after the first `done`; without a profile, nothing changes.
 
         `total_steps` is the run's length before `shorten`. Raises RecipeError if it is too short.
         """
+        return Profile(run)
 
     def open_dumps(self, run: CompiledRun) -> Dumps | None:
         """Return the dumps of a run, None without any. Raises RecipeError if one can't be made."""
+        steps = run.context.recipe.dump.steps
+        if steps is not None:
+            raise RecipeError(f"dump.steps = {steps}: must be null, nothing here can dump")
+        return None
 
     def open_autopsy(self, run: CompiledRun) -> Examine | None:
         """Return what examines a bad step that ends the run, None if nothing does."""
+        return None
 
     def archive(self, run_dir: Path) -> Path | None:
         """Set an earlier run's findings aside; return their folder, None without any."""
-
-
-@dataclass(frozen=True)
-class NoProfile:
-    """A run without a profile."""
-
-    run: CompiledRun
-
-    def open(self) -> AbstractContextManager[None]:
-        """Watch nothing."""
-        return nullcontext()
-
-    def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
-        """Write nothing."""
-
-
-class NoInspection:
-    """Looks into nothing. Refuses a recipe that asks for a profile or for dumps."""
-
-    def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the run as it is."""
-        mode = context.recipe.profile.mode
-        if mode != "off":
-            raise RecipeError([f"profile.mode = {mode}: must be off, nothing here can profile"])
-        return built
-
-    def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
-        """Return the run as it is."""
-        return NoProfile(run)
-
-    def open_dumps(self, run: CompiledRun) -> Dumps | None:
-        """Return None."""
-        steps = run.context.recipe.dump.steps
-        if steps is not None:
-            raise RecipeError([f"dump.steps = {steps}: must be null, nothing here can dump"])
-        return None
-
-    def open_autopsy(self, run: CompiledRun) -> Examine | None:
-        """Return None."""
-        return None
-
-    def archive(self, run_dir: Path) -> Path | None:
-        """Leave everything where it is."""
         return None
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run a recipe: what is no part of the recipe."""
+    """Options of a run that aren't part of its recipe."""
 
     run_dir: Path | None = None
     """Directory of a new run; None makes one under `outputs/`."""
     changed: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the keys in which the run differs from others of a sweep."""
+    """Values of the keys that differ between the runs of a sweep."""
     started_at: float = field(default_factory=time.perf_counter)
     """When the command started, by `time.perf_counter`."""
     pruner: Pruner | None = None
-    """May end training at a boundary."""
+    """Ends training at a boundary if its trial is pruned."""
     signals: Signals = field(default_factory=Signals)
-    """Let a caller see a signal that came when the run had nothing left to stop."""
+    """Signals of the run: a caller sees those that came when nothing was left to stop."""
     how_to_resume: HowToResume = resume_overrides
-    """A run that ends early prints it."""
+    """Returns the command that a run prints when it ends early."""
     callbacks: Sequence[Callback] = ()
     """Called after those of the recipe."""
     programs: OpenPrograms | None = None
-    """Lowers and compiles in place of `lower_and_compile`, if several runs share a program."""
-    inspection: Inspection = field(default_factory=NoInspection)
+    """Replaces `lower_and_compile` if several runs share a program."""
+    inspection: Inspection = field(default_factory=Inspection)
     console: Console | None = None
-    """Where the run's lines go."""
+    """Console of the run's lines."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Recipe, directory and services of one run; what stages compute is passed apart from it."""
+    """Recipe, directory and services of one run."""
 
     recipe: Recipe
     options: RunOptions
@@ -172,7 +140,7 @@ class RunContext:
     lock: Lock | None = None
     """Lock on the directory against other processes."""
     process: Provenance | None = None
-    """The origin of what this process does, once its data are read; only the first one has it."""
+    """The origin of this process once its data are read; of the first process alone."""
 
     @property
     def run_dir(self) -> Path:
@@ -191,13 +159,13 @@ class RunContext:
 
     @property
     def shows_pictures(self) -> bool:
-        """Whether this process has a TensorBoard to show pictures of predictions in."""
+        """Whether this process shows pictures in TensorBoard."""
         return self.recipe.monitor.tensorboard and self.ranks.is_first
 
 
 @dataclass(frozen=True)
 class CompiledRun:
-    """A run with its data, its step as it is lowered for a device, and the compiled programs."""
+    """A run with its data, its step lowered for a device, and the compiled programs."""
 
     context: RunContext
     dataset: Dataset

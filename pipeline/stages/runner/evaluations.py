@@ -11,17 +11,19 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
-from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
 from pipeline.engine.monitors.monitors import class_table, never_predicted
 from pipeline.engine.monitors.observers import Observers
-from pipeline.stages.build import Built
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
-from pipeline.stages.predicted_masks import mask_pictures
-from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.stages.sample_pictures import predict_samples, sample_labels
+from pipeline.stages.runner.context import CompiledRun
+from pipeline.stages.sample_pictures import (
+    embed_samples,
+    mask_pictures,
+    predict_samples,
+    sample_labels,
+)
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
 
@@ -33,35 +35,22 @@ class Evaluations:
     run: CompiledRun
     observers: Observers
 
-    @property
-    def context(self) -> RunContext:
-        """The recipe, directory and services of the run."""
-        return self.run.context
-
-    @property
-    def dataset(self) -> Dataset:
-        """The splits of the run."""
-        return self.run.dataset
-
-    @property
-    def built(self) -> Built:
-        """The step of the run."""
-        return self.run.built
-
     @cached_property
     def _draw_masks(self) -> Callable[[TrainState], np.ndarray] | None:
-        shows = self.context.shows_pictures
-        return mask_pictures(self.context.recipe, self.dataset, self.built) if shows else None
+        context = self.run.context
+        if not context.shows_pictures:
+            return None
+        return mask_pictures(context.recipe, self.run.dataset, self.run.built)
 
-    def unless_stopped(self, state: TrainState) -> Evaluation | None:
-        """Evaluate a state of training; None where a signal to stop comes first."""
-        agree, signals = self.context.ranks.agree, self.context.options.signals
-        found = self._evaluate(state, agree, lambda: agree(lambda: signals.stop is not None))
-        if found is not None:
+    def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
+        """Evaluate a state of training; None if a signal to stop comes first."""
+        agree, signals = self.run.context.ranks.agree, self.run.context.options.signals
+        evaluation = self._evaluate(state, agree, lambda: agree(lambda: signals.stop is not None))
+        if evaluation is not None:
             self._show_masks(state)
-        return found
+        return evaluation
 
-    def at_once(self, state: TrainState) -> Evaluation | None:
+    def evaluate_alone(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state for a callback, in the first process alone."""
         return self._evaluate(state, decide_alone)
 
@@ -70,11 +59,12 @@ class Evaluations:
 
         A signal interrupts it.
         """
-        context, recipe, observers = self.context, self.context.recipe, self.observers
+        context, observers = self.run.context, self.observers
+        recipe = context.recipe
         evaluation = history.evaluated.get(history.step)
         if evaluation is None:
             evaluation = self._evaluate(state, context.ranks.agree)
-            assert evaluation is not None, "nobody gives it up"
+            assert evaluation is not None, "nothing stops it"
             self._show_masks(state)
             observers.monitor.on_eval(history.step, evaluation)
         self._show_classes(evaluation)
@@ -82,44 +72,38 @@ class Evaluations:
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         parameters = context.options.changed or _main_parameters(recipe)
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
-        if context.ranks.is_first and recipe.monitor.tensorboard:
-            shown = predict_samples(recipe, self.built.parts, state, self.dataset)
-            if shown is not None:
-                step, predicted = history.step, shown
-                observers.show(
-                    lambda board: board.add_predictions(
-                        step, predicted.images, predicted.captions, predicted.wrong
-                    )
+        if not context.shows_pictures:
+            return
+        samples = predict_samples(recipe, self.run.built.parts, state, self.run.dataset)
+        if samples is not None:
+            step = history.step
+            observers.show(
+                lambda board: board.add_predictions(
+                    step, samples.images, samples.captions, samples.wrong
                 )
+            )
+        if recipe.monitor.embeddings:
             self._show_embeddings(state)
 
     def _show_classes(self, evaluation: Evaluation) -> None:
-        """Print the figures of each class, where there are few, and warn of those never predicted.
-
-        Tokens are no classes that anyone would look through.
-        """
-        if not self.context.ranks.is_first or self.dataset.targets.task != "classification":
+        """Print the figures of few classes, and warn of classes that are never predicted."""
+        context, monitor = self.run.context, self.observers.monitor
+        if not context.ranks.is_first or self.run.dataset.targets.task != "classification":
             return
-        reporter, monitor = self.context.reporter, self.observers.monitor
         for line in class_table(evaluation):
-            monitor.submit(partial(reporter.stage, "", line))
+            monitor.submit(partial(context.reporter.stage, "", line))
         if (problem := never_predicted(evaluation)) is not None:
-            monitor.submit(partial(reporter.warn, problem))
+            monitor.submit(partial(context.reporter.warn, problem))
 
     def _show_embeddings(self, state: TrainState) -> None:
-        if not self.context.recipe.monitor.embeddings:
-            return
-        # Few runs ask for them.
-        from pipeline.stages.embeddings import embed_samples
-
-        parts = self.built.parts
+        context = self.run.context
         try:
-            embedded = embed_samples(self.context.recipe, parts, state, self.dataset)
-        except Exception as error:  # a network of the user's own may do anything
-            self.context.reporter.warn(f"monitor.embeddings: {first_line(error)}")
+            embedded = embed_samples(context.recipe, self.run.built.parts, state, self.run.dataset)
+        except Exception as error:  # a custom network may do anything
+            context.reporter.warn(f"monitor.embeddings: {first_line(error)}")
             return
         if embedded is None:
-            self.context.reporter.warn(
+            context.reporter.warn(
                 "monitor.embeddings: there are none of labels of positions, of images in buckets, "
                 "and of networks without layers"
             )
@@ -128,41 +112,35 @@ class Evaluations:
         self.observers.show(lambda board: board.add_embeddings(vectors, labels, images))
 
     def show_start(self) -> None:
-        """Show what training starts from: samples and classes, and the graph of the network."""
-        self._show_samples()
-        self._show_graph()
-
-    def _show_graph(self) -> None:
-        """Show the graph of the network, where the recipe asks for it."""
-        if not self.context.recipe.monitor.graph or not self.context.shows_pictures:
-            return
-        from pipeline.stages.network_graph import network_graph
-
-        try:
-            nodes = network_graph(self.built.parts, self.built.state)
-        except Exception as error:  # training is worth more than a picture of it
-            problem = f"{type(error).__name__}: {first_line(error)}"
-            self.context.reporter.warn(f"monitor.graph: the network has none: {problem}")
-            return
-        self.observers.show(lambda board: board.add_graph(nodes))
-
-    def _show_samples(self) -> None:
-        """Show the classes and the first training samples."""
-        recipe, dataset = self.context.recipe, self.dataset
+        """Show what training starts from: classes, samples, and the graph of the network."""
+        context, dataset = self.run.context, self.run.dataset
+        recipe = context.recipe
         images, labels = sample_images(recipe, dataset), sample_labels(recipe, dataset)
         self.observers.show(lambda board: board.add_classes(dataset.classes))
         self.observers.show(lambda board: board.add_images(images, labels))
+        if not recipe.monitor.graph or not context.shows_pictures:
+            return
+        # Few runs need it, and all would wait for its import.
+        from pipeline.stages.network_graph import network_graph
+
+        try:
+            nodes = network_graph(self.run.built.parts, self.run.built.state)
+        except Exception as error:  # training is worth more than a picture of it
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            context.reporter.warn(f"monitor.graph: the network has none: {problem}")
+            return
+        self.observers.show(lambda board: board.add_graph(nodes))
 
     def _evaluate(
-        self, state: TrainState, agree: Agree, is_given_up: Callable[[], bool] = lambda: False
+        self, state: TrainState, agree: Agree, is_stopped: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
-        recipe = self.context.recipe
+        recipe, run = self.run.context.recipe, self.run
         options = EvalOptions(
             recipe.train.dispatch_seconds,
-            self.built.parts.metrics,
+            run.built.parts.metrics,
             on_train=recipe.eval.on_train,
         )
-        return evaluate(self.run.executable, state, self.dataset, options, is_given_up, agree)
+        return evaluate(run.executable, state, run.dataset, options, is_stopped, agree)
 
     def _show_masks(self, state: TrainState) -> None:
         if self._draw_masks is not None:
@@ -171,7 +149,7 @@ class Evaluations:
 
 
 def _main_parameters(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys by which a run that is no job of a sweep stands in the hparams table."""
+    """Return the hparams of a run that isn't a job of a sweep."""
     train = recipe.train
     return {
         "model": recipe.model.name,

@@ -1,4 +1,4 @@
-"""Initial state of a run: fresh weights, those of another run, or its own last checkpoint."""
+"""Initial state of a run: fresh weights, weights of another run, or its own last checkpoint."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restored | None:
-    """Read the weights that `checkpoint.restore` names; None where it names none.
+    """Read the weights that `checkpoint.restore` names; None if it names none.
 
-    Needs no compiled program. Raises DataError where they can't be read or don't match the network.
+    Needs no compiled program. Raises DataError if they can't be read or don't match the network.
     """
     recipe = context.recipe
     if recipe.checkpoint.restore is None:
         return None
-    # Few runs start from weights, and all would wait for what reads them to be imported.
+    # Few runs start from weights, and all would wait for its import.
     from pipeline.stages.warm_start import restore_weights_of
 
     restored = restore_weights_of(recipe, dataset, built.state, context.reporter.warn)
@@ -44,7 +44,7 @@ def read_restored(context: RunContext, dataset: Dataset, built: Built) -> Restor
 
 
 def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], None]) -> None:
-    """Warn where weights of a run meet numbers that mean something else than those it trained on.
+    """Warn if a run's weights were trained with another tokenizer or other table statistics.
 
     The shapes of tokens and of standardised columns fit all the same.
     """
@@ -74,23 +74,29 @@ def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainSta
     """Return fresh weights, restored ones, or the last checkpoint of the run to resume.
 
     The state is on the device, the host's part of the checkpoint beside it. Raises RecipeError when
-    the run to resume is longer than the recipe says, RunError where weights and optimizer don't fit
+    the run to resume is longer than the recipe says, RunError if weights and optimizer don't fit
     into memory.
     """
     context, built, executable = run.context, run.built, run.executable
     _require_room(context.recipe.model.name, built, run.backend.placement.free_bytes)
-    found = _resumed(context, built) if context.resuming and restored is None else None
-    # Weights that are drawn only to be replaced, or are copied, would take as much memory again.
-    if found is not None:
-        return executable.put(found[0]), found[1]
+    if context.resuming and restored is None:
+        saved = _read_last_checkpoint(context, built)
+        # Fresh weights beside these would take as much memory again.
+        if saved is not None:
+            return executable.put(saved[0]), saved[1]
     state = executable.init()
     if restored is not None:
-        state = executable.put(_warm(context, restored, state))
+        state = restored.over(state)
+        state = replace(state, average=restart_average(state.average, state.params))
+        if "train" not in context.recipe.stages and restored.step is not None:
+            state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
+        context.reporter.stage("restore", restored.line)
+        state = executable.put(state)
     return state, HostState()
 
 
 def _require_room(model: str, built: Built, free_bytes: int | None) -> None:
-    """Raise RunError where the state fits into no memory; `free_bytes` are those of a GPU."""
+    """Raise RunError if the state fits into no memory; `free_bytes` are those of a GPU."""
     leaves = jax.tree.leaves(built.state)
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     what = f"the weights and the optimizer of {model}"
@@ -106,37 +112,26 @@ def _require_room(model: str, built: Built, free_bytes: int | None) -> None:
         raise RunError(str(error)) from error
 
 
-def _warm(context: RunContext, restored: Restored, fresh: TrainState) -> TrainState:
-    """Return the state with restored weights; where nothing is trained, at their step."""
-    state = restored.over(fresh)
-    state = replace(state, average=restart_average(state.average, state.params))
-    if "train" not in context.recipe.stages and restored.step is not None:
-        state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
-    context.reporter.stage("restore", restored.line)
-    return state
-
-
-def _resumed(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
-    """Return what the run saved last; None where it saved nothing."""
+def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
+    """Return what the run saved last; None if it saved nothing."""
     tree = context.recipe.model_dump(mode="json")
-    ranks, warn, found = context.ranks, context.reporter.warn, None
-    if ranks.is_first:
-        found = restore_state(context.run_dir, built.state, tree, warn)
-    step = ranks.agree(lambda: int(found[0].step) if found else 0)
+    ranks, warn = context.ranks, context.reporter.warn
+    saved = restore_state(context.run_dir, built.state, tree, warn) if ranks.is_first else None
+    step = ranks.agree(lambda: int(saved[0].step) if saved else 0)
     if not ranks.is_first and step:
         # Before the first one writes anything.
-        found = restore_state(context.run_dir, built.state, tree, warn)
-    read = int(found[0].step) if found else 0
-    if read != step:
+        saved = restore_state(context.run_dir, built.state, tree, warn)
+    own_step = int(saved[0].step) if saved else 0
+    if own_step != step:
         raise RunError(
-            f"{context.run_dir}: process {ranks.own} reads step {read} there, the first one step "
-            f"{step}; all need the same files"
+            f"{context.run_dir}: process {ranks.own} reads step {own_step} there, the first one "
+            f"step {step}; all need the same files"
         )
     total = built.run_schedule.total
     if step > total:
-        raise RecipeError([f"train: {total} steps in all, and {context.run_dir} has done {step}"])
+        raise RecipeError(f"train: {total} steps in all, and {context.run_dir} has done {step}")
     if ranks.is_first:
         context.folder.accepted.add(partial(set_others_aside, context.run_dir, step, warn))
     context.summary.resumed_from = {"run": str(context.run_dir), "step": step}
     context.reporter.stage("resume", f"{context.run_dir} from step {step}")
-    return found
+    return saved

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import jax
 
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.checks import fit_to_processes
@@ -14,21 +17,28 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.signals import heard
 from pipeline.core.reporter import Reporter
+from pipeline.data.dataset import Dataset
+from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.monitors.log_levels import log_by_level
+from pipeline.stages.build import fingerprint_rates
 from pipeline.stages.launch.local import run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
+from pipeline.stages.record.continuity import require_same_origin
+from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import (
     oom_to_run_error,
     os_errors_to_run_errors,
     stop_on_signal,
     write_summary,
 )
-from pipeline.stages.record.run_folder import RunFolder, open_folder
+from pipeline.stages.record.provenance import add_provenance
+from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.rate_table import RateFile
 
 SAVING = {"train", "checkpoint"}
 """Stages of a run that can be resumed."""
@@ -37,9 +47,14 @@ SAVING = {"train", "checkpoint"}
 def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     """Run in several processes on this machine, which all call `run`; return the first's summary.
 
-    Raises the error of the process that failed first.
+    Raises the error of the process that failed first, and RecipeError for a pruner or callbacks,
+    which no other process has.
     """
-    _require_launchable(options)
+    if options.pruner is not None:
+        raise RecipeError("launch = local: must be none in a sweep that prunes its trials")
+    if options.callbacks:
+        problem = "must be none with callbacks from Python; name them in train.callbacks"
+        raise RecipeError(f"launch = local: {problem}")
     processes = recipe.launch.processes or DEFAULT_PROCESSES
     recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
     run_dir = folder.path
@@ -56,14 +71,10 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
-    advice = None
-    if set(recipe.stages) >= SAVING:
-        advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
+    advice = _how_to_resume(recipe, options, run_dir)
     try:
         with heard(options.signals):
-            summary = run_locally(
-                request, run_dir, options.signals, processes, recipe.launch.end_seconds
-            )
+            summary = run_locally(request, run_dir, options.signals, processes, recipe.launch)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
             _report_advice(advice, Reporter())
@@ -73,75 +84,24 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     return summary
 
 
-def _require_launchable(options: RunOptions) -> None:
-    """Raise RecipeError if this process has parts that no other process could have."""
-    if options.pruner is not None:
-        raise RecipeError(["launch = local: must be none in a sweep that prunes its trials"])
-    if options.callbacks:
-        problem = "must be none with callbacks from Python; name them in train.callbacks"
-        raise RecipeError([f"launch = local: {problem}"])
-
-
 @contextmanager
 def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunContext]:
-    """Open the directory of a run, and hear its signals; report how the run ended.
+    """Open the directory of a run, locked against other runs, with its log and its summary.
 
-    Raises RecipeError if the recipe can't be run by as many processes, or can't go on with the run
-    that it resumes.
+    Hears signals, and reports how the run ended. Only the first process writes: the others report
+    to their own output. Raises RecipeError if the recipe can't be run by so many processes, or
+    can't go on with the run that it resumes.
     """
     recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
-    with heard(options.signals), _open_services(recipe, options, folder) as context:
-        yield context
-
-
-@contextmanager
-def conclude_run(context: RunContext) -> Iterator[None]:
-    """Report how the stages inside have ended, and how to resume them."""
-    summary, reporter = context.summary, context.reporter
-    # One of several processes leaves the others, who would wait for it.
-    stops = stop_on_signal(summary) if context.ranks.size == 1 else nullcontext()
-    with _report_resumable(context), stops:
-        yield
-    if summary.time.get("first_step_s") is not None:
-        reporter.stage("time", start_up(summary.time))
-    reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {context.run_dir}")
-
-
-def _place_run(
-    recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
-) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for this number of processes, and the run's directory, new or resumed.
-
-    The first process decides. Raises RecipeError if the recipe can't be run so.
-    """
-    recipe = fit_to_processes(recipe, processes)
-
-    def choose() -> tuple[str, bool]:
-        resumed = recorded_recipe.find_run_to_resume(recipe)
-        if resumed is not None:
-            return str(resumed), True
-        made = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
-        return str(made), False
-
-    path, resuming = ranks.agree(choose)
-    return recipe, open_folder(Path(path), ranks, resuming=resuming)
-
-
-@contextmanager
-def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> Iterator[RunContext]:
-    """Open a run directory, locked against other runs, with its log and its summary.
-
-    Only the first process does: the others report to their own output, and keep their summary.
-    """
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
-    with ExitStack() as stack:
+    with heard(options.signals), ExitStack() as stack:
         stack.enter_context(os_errors_to_run_errors(run_dir))
-        if not folder.ranks.is_first:
+        if not ranks.is_first:
             stack.enter_context(oom_to_run_error())
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
-        lock = stack.enter_context(run_directory.owned(run_dir, new=not folder.resuming))
+        lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
         # A process that is killed from here on leaves no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
         folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
@@ -159,32 +119,92 @@ def _open_services(recipe: Recipe, options: RunOptions, folder: RunFolder) -> It
         yield RunContext(recipe, options, folder, reporter, summary, lock)
 
 
+def _place_run(
+    recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
+) -> tuple[Recipe, RunFolder]:
+    """Return the recipe for this number of processes, and the run's directory, new or resumed.
+
+    The first process decides. Raises RecipeError if the recipe can't be run so.
+    """
+    recipe = fit_to_processes(recipe, processes)
+
+    def choose() -> tuple[str, bool]:
+        resumed = recorded_recipe.find_run_to_resume(recipe)
+        if resumed is not None:
+            return str(resumed), True
+        new = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
+        return str(new), False
+
+    path, resuming = ranks.agree(choose)
+    return recipe, open_folder(Path(path), ranks, resuming=resuming)
+
+
 @contextmanager
-def _report_resumable(context: RunContext) -> Iterator[None]:
-    """Report how to resume, if the stages inside leave a run that can be resumed."""
-    recipe = context.recipe
-    run_dir = context.run_dir
-    advice = None
-    if set(recipe.stages) >= SAVING:
-        advice = context.options.how_to_resume(run_dir, recipe.checkpoint.restore)
+def conclude_run(context: RunContext) -> Iterator[None]:
+    """Report how the stages inside have ended, and how to resume them if they can be resumed."""
+    summary, reporter, run_dir = context.summary, context.reporter, context.run_dir
+    advice = _how_to_resume(context.recipe, context.options, run_dir)
 
     def has_saved() -> bool:
-        # Not where training has not been reached: what was wrong then is wrong again.
-        return context.summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
+        # Not before training: what was wrong then is wrong again.
+        return summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
 
     try:
-        yield
+        # One of several processes leaves the others, who would wait for it.
+        with stop_on_signal(summary) if context.ranks.size == 1 else nullcontext():
+            yield
     except BaseException as error:
         if isinstance(error, BadStepError) and error.advice:
-            _report_advice(error.advice, context.reporter)
+            _report_advice(error.advice, reporter)
         elif has_saved():
-            _report_advice(advice, context.reporter)
+            _report_advice(advice, reporter)
         raise
-    status = context.summary.status
-    if status == "stopped" or (status == "failed" and has_saved()):
-        _report_advice(advice, context.reporter)
+    if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
+        _report_advice(advice, reporter)
+    if summary.time.get("first_step_s") is not None:
+        reporter.stage("time", start_up(summary.time))
+    reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
+
+
+def _how_to_resume(recipe: Recipe, options: RunOptions, run_dir: Path) -> str | None:
+    """Return the command that resumes a run; None if its stages leave nothing to resume."""
+    if not set(recipe.stages) >= SAVING:
+        return None
+    return options.how_to_resume(run_dir, recipe.checkpoint.restore)
 
 
 def _report_advice(advice: str | None, reporter: Reporter) -> None:
     if advice is not None:
         reporter.stage("resume", advice)
+
+
+def record_data(
+    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
+) -> RunContext:
+    """Write the origin of the run into its directory; a resumed run is compared with it.
+
+    Returns the context with this process. Raises DataError if a run to resume had other data.
+    """
+    recipe, text = context.recipe, dataset.text
+    if context.ranks.is_first:
+        # As read: the part of it that is evaluated may change.
+        splits = {"train": dataset.train, "eval": dataset.whole_eval}
+        process = describe_process(recipe.seed, context.summary.versions, device, splits)
+        if rate_files:
+            data = {**process.data, "learning rates": fingerprint_rates(rate_files)}
+            process = replace(process, data=data)
+        if context.resuming and saved_steps(context.run_dir / FOLDER):
+            on_changed, warn = recipe.train.resume_changed, context.reporter.warn
+            require_same_origin(context.run_dir, process, on_changed, warn)
+        context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
+        if text is not None:
+            context.folder.accepted.add(partial(write_tokenizer, context.run_dir, text))
+        context = replace(context, process=process)
+    context.summary.data = {
+        "image": {"shape": list(dataset.raw_image.shape), "dtype": dataset.raw_image.dtype},
+        "classes": list(dataset.classes),
+        "targets": dataset.targets.to_dict(),
+        **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
+        **({} if text is None else {"text": text.to_dict()}),
+    }
+    return context

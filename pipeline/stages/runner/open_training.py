@@ -18,7 +18,7 @@ from pipeline.core.files.value_text import show
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
-from pipeline.engine.callbacks.events import Monitor, Pruner
+from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
@@ -27,9 +27,7 @@ from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.build import Built
-from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES
-from pipeline.stages.record.run_folder import HeldWrites
+from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES, HeldWrites
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
@@ -37,24 +35,6 @@ from pipeline.training.bad_steps import Rollback
 from pipeline.training.part_specs import metric_directions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
-
-
-@dataclass(frozen=True)
-class Extras:
-    """Additions of a recipe to training, which may be refused.
-
-    Of several processes only the first one has callbacks, and none has dumps.
-    """
-
-    callbacks: Sequence[Callback] = ()
-    dumps: Dumps | None = None
-
-
-def make_extras(run: CompiledRun) -> Extras:
-    """Make the additions of a recipe to training. Raises RecipeError where one can't be made."""
-    context = run.context
-    callbacks = _make_callbacks(context) if context.ranks.is_first else ()
-    return Extras(callbacks, context.options.inspection.open_dumps(run))
 
 
 class AdvanceMonitor(Monitor):
@@ -83,32 +63,36 @@ def open_training(
     sink: SinkPlan,
     evaluations: Evaluations,
     history: History,
-    extras: Extras,
+    callbacks: Sequence[Callback],
+    dumps: Dumps | None,
 ) -> Iterator[Training]:
     """Open everything that `train` works with; the summary is completed when it is closed.
 
-    Inside, the first signal to stop is noted instead of raised; it is raised by whoever checks
-    after everything that is being written is on disk.
+    Inside, the first signal to stop is noted instead of raised; the caller checks for it after
+    everything that is being written is on disk.
     """
     context, built, executable = run.context, run.built, run.executable
-    _warn_of_ignored_sink(context)
-    if context.resuming and context.ranks.is_first:
-        context.folder.advanced.add(partial(_set_autopsy_aside, context))
     recipe, options, observers = context.recipe, context.options, evaluations.observers
     signals, pruner = options.signals, options.pruner
+    if not recipe.train.sink and recipe.train.sink_size != -1:
+        context.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
+    if context.resuming and context.ranks.is_first:
+        context.folder.advanced.add(partial(_archive_findings, context))
     with signals.held(), ExitStack() as stack:
         save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
-        checkpoints = _open_checkpoints(context, built, save_periods, stack)
-        dumps = extras.dumps
+        checkpoints = _open_checkpoints(run, save_periods, stack)
+        every_seconds = recipe.checkpoint.every_seconds
+        saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
+        prune = None if pruner is None else lambda verdict: pruner.prune_reason or verdict
         hooks = Hooks(
             monitors=monitors,
-            evaluate=evaluations.unless_stopped,
-            saves=_saves(context, sink, observers, checkpoints),
-            callbacks=_callbacks(context, evaluations, extras.callbacks),
+            evaluate=evaluations.evaluate_unless_stopped,
+            saves=saves,
+            callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
-            prune=_prune(pruner),
+            prune=prune,
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
             on_bad_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
@@ -117,29 +101,14 @@ def open_training(
             signals=signals,
             agree=context.ranks.agree,
         )
-        rules = recipe.train.lr_rules
         training = Training(
-            Program(executable, sink.mechanism, built.learning_rates, rules),
+            Program(executable, sink.mechanism, built.learning_rates, recipe.train.lr_rules),
             schedule_events(recipe, built.run_schedule, () if dumps is None else dumps.steps),
             hooks,
         )
         stack.callback(executable.feed.close)
-        stack.callback(_record, context, history, training, run.dataset.unit)
+        stack.callback(_record_results, context, history, training, run.dataset.unit)
         yield training
-
-
-def _saves(
-    context: RunContext,
-    sink: SinkPlan,
-    observers: Observers,
-    checkpoints: Checkpoints | NoCheckpoints | None,
-) -> Saves:
-    every_seconds = context.recipe.checkpoint.every_seconds
-    return Saves(checkpoints, every_seconds, sink.kept, observers.log_marks)
-
-
-def _prune(pruner: Pruner | None) -> Callable[[str | None], str | None] | None:
-    return None if pruner is None else lambda verdict: pruner.prune_reason or verdict
 
 
 def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
@@ -172,24 +141,26 @@ def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, 
     )
 
 
-def _make_callbacks(context: RunContext) -> Sequence[Callback]:
+def make_callbacks(context: RunContext) -> Sequence[Callback]:
     """Make the callbacks of the recipe, followed by those from Python.
 
-    Raises RecipeError where one can't be made.
+    Of several processes only the first one has any. Raises RecipeError if one can't be made.
     """
-    made: list[Callback] = []
+    if not context.ranks.is_first:
+        return ()
+    callbacks: list[Callback] = []
     for position, spec in enumerate(context.recipe.train.callbacks):
         try:
-            made.append(_require_callback(spec.build()))
+            callbacks.append(_require_callback(spec.build()))
         except Exception as error:
             key = f"train.callbacks.{position} ({spec.name})"
-            raise RecipeError([f"{key}: {type(error).__name__}: {first_line(error)}"]) from error
+            raise RecipeError(f"{key}: {type(error).__name__}: {first_line(error)}") from error
     for callback in context.options.callbacks:
         try:
-            made.append(_require_callback(callback))
+            callbacks.append(_require_callback(callback))
         except TypeError as error:
-            raise RecipeError([f"callbacks: {error}"]) from error
-    return made
+            raise RecipeError(f"callbacks: {error}") from error
+    return callbacks
 
 
 def require_ready_callbacks(recipe: Recipe) -> None:
@@ -206,77 +177,67 @@ def require_ready_callbacks(recipe: Recipe) -> None:
         raise RecipeError(problems)
 
 
-def _callbacks(
-    context: RunContext, evaluations: Evaluations, made: Sequence[Callback]
-) -> NoCallbacks:
-    """Open the callbacks.
-
-    Of several processes the first one has them, and the others do what they ask for.
-    """
+def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> NoCallbacks:
+    """Open the callbacks: of several processes, the others do what the first one's ask for."""
+    context = evaluations.run.context
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
-    processes = context.ranks.size
-    # One that was killed before it saved anything begins again.
+    # A run that was killed before it saved anything begins again.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
     view = RunView(
         context.run_dir,
-        evaluations.built.run_schedule,
-        evaluations.at_once,
+        evaluations.run.built.run_schedule,
+        evaluations.evaluate_alone,
         resumed=resumed,
-        processes=processes,
+        processes=context.ranks.size,
     )
     monitor = evaluations.observers.monitor
     view.flush = monitor.flush
-    return Callbacks(made, view, context.reporter.warn, monitor.on_scalars)
+    return Callbacks(callbacks, view, context.reporter.warn, monitor.on_scalars)
 
 
-def _require_callback(made: Any) -> Callback:
-    if not isinstance(made, Callback):
-        raise TypeError(f"{show(made)} is no Callback; must be an instance of a subclass of it")
-    return made
+def _require_callback(callback: Any) -> Callback:
+    if not isinstance(callback, Callback):
+        raise TypeError(f"{show(callback)} is no Callback; must be an instance of a subclass of it")
+    return callback
 
 
-def _warn_of_ignored_sink(context: RunContext) -> None:
-    train = context.recipe.train
-    if not train.sink and train.sink_size != -1:
-        context.reporter.warn(f"train.sink_size = {train.sink_size}: ignored, sink is false")
-
-
-def _set_autopsy_aside(context: RunContext) -> None:
+def _archive_findings(context: RunContext) -> None:
     folder = context.options.inspection.archive(context.run_dir)
     if folder is not None:
         context.reporter.stage("autopsy", f"that of the run before is in {folder}")
 
 
 def _open_checkpoints(
-    context: RunContext, built: Built, save_periods: tuple[int, ...], stack: ExitStack
+    run: CompiledRun, save_periods: tuple[int, ...], stack: ExitStack
 ) -> Checkpoints | NoCheckpoints | None:
-    recipe = context.recipe
+    context, recipe = run.context, run.context.recipe
     if "checkpoint" not in recipe.stages:
         return None
     if not context.ranks.is_first:
         return NoCheckpoints()
-    spec, tree = recipe.checkpoint, recipe.model_dump(mode="json")
+    spec = recipe.checkpoint
+    tree = recipe.model_dump(mode="json")
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     holds = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
-    copies = _checkpoint_files(context, built)
+    copies = _open_copies(run)
     checkpoints = Checkpoints(context.run_dir, retention, tree, recipe_digest(tree), copies)
     return stack.enter_context(checkpoints)
 
 
-def _checkpoint_files(context: RunContext, built: Built) -> Copies | None:
-    """Return what writes MindSpore's files; None where neither prefix nor folder is given."""
+def _open_copies(run: CompiledRun) -> Copies | None:
+    """Return what writes MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
+    context, schedule = run.context, run.built.run_schedule
     spec = context.recipe.checkpoint
     if spec.prefix is None and spec.directory is None:
         return None
     # Few runs need it, and all would wait for its import.
-    from pipeline.stages.export.mindspore_copies import CopiesPlace, MindSporeCopies
+    from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
     names = context.run_dir / CHECKPOINT_NAMES
     place = CopiesPlace(folder, names, shared=spec.directory is not None)
-    schedule = built.run_schedule
     steps_per_epoch = schedule.sink_steps or schedule.steps_per_pass
     return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_epoch)
 
@@ -299,39 +260,34 @@ def record_overflows(context: RunContext, state: TrainState) -> None:
         context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
 
 
-def _record(context: RunContext, history: History, training: Training, unit: SampleUnit) -> None:
+def _record_results(
+    context: RunContext, history: History, training: Training, unit: SampleUnit
+) -> None:
     """Record the results of training in the summary."""
-    summary, run_schedule = context.summary, training.schedule.run
-    summary.status, summary.reason = history.status, history.reason
+    summary, run_schedule, hooks = context.summary, training.schedule.run, training.hooks
+    summary.status = history.status
+    summary.reason = history.reason
     summary.exit_status = exit_status_of(history.status)
     summary.steps = history.step
     summary.passes = history.step / run_schedule.steps_per_pass
     summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
-    summary.bad_steps = _bad_steps(history, training.hooks)
-    summary.feed = asdict(training.program.executable.feed.report())
-    summary.time |= _times(context, history, unit)
-    summary.time["first_window_s"] = summary.feed["first_window_ms"] / 1000
-
-
-def _bad_steps(history: History, hooks: Hooks) -> dict[str, Any]:
-    done = [] if hooks.rollbacks is None else hooks.rollbacks.done
-    return {
+    rollbacks = [] if hooks.rollbacks is None else hooks.rollbacks.done
+    summary.bad_steps = {
         "policy": hooks.on_bad_step,
         "left_out": history.left_out,
-        "rollbacks": [asdict(rollback) for rollback in done],
+        "rollbacks": [asdict(rollback) for rollback in rollbacks],
     }
-
-
-def _times(context: RunContext, history: History, unit: SampleUnit) -> dict[str, float | None]:
-    step_ms, first_step_at = history.step_ms, history.first_step_at
+    summary.feed = asdict(training.program.executable.feed.report())
     started_at = context.options.started_at
+    step_ms, first_step_at = history.step_ms, history.first_step_at
     per_step = context.recipe.train.batch_size * unit.each
-    return {
+    summary.time |= {
         "first_dispatch_s": history.first_dispatch_s,
         "first_step_s": None if first_step_at is None else first_step_at - started_at,
         "train_s": history.train_s,
         "step_ms": step_ms,
         "median_step_ms": history.median_step_ms,
         f"{unit.counted}_per_s": 1000 * per_step / step_ms if step_ms else None,
+        "first_window_s": summary.feed["first_window_ms"] / 1000,
     }

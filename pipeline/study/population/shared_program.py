@@ -27,12 +27,10 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built, build
-from pipeline.stages.compile import compile_given, compile_inputs
+from pipeline.stages.compile import compile_given, compile_inputs, recomputing
 from pipeline.stages.lower import lower
-from pipeline.stages.recomputation import recomputing
 from pipeline.stages.record.guards import timed
-from pipeline.stages.record.run_directory import LOWERINGS
-from pipeline.stages.record.run_folder import RunFolder
+from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.study.population.groups import flatten_tree, numbers_of

@@ -61,7 +61,7 @@ def test_the_size_that_the_recipe_names_is_taken_unmeasured(chosen: ChooseSink) 
     clockwork = Clockwork()
     assert chosen(clockwork, "train.sink_size=-1").size == 6
     off = chosen(clockwork, "train.sink=false")
-    assert (off.size, off.mechanism, off.kept) == (None, "none", {})
+    assert (off.size, off.mechanism, off.host_entry) == (None, "none", {})
     assert clockwork.ran == []
 
 
@@ -141,10 +141,10 @@ def test_a_signal_stops_a_measurement(chosen: ChooseSink) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_sinks(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
-    kept = chosen(clockwork).kept
+    kept = chosen(clockwork).host_entry
     ran = len(clockwork.ran)
     again = chosen(clockwork, host={**kept, "early_stop": {}})
-    assert (again.size, again.mechanism, again.kept) == (1000, "loop", kept)
+    assert (again.size, again.mechanism, again.host_entry) == (1000, "loop", kept)
     assert len(clockwork.ran) == ran
     assert chosen(clockwork, "train.sink_size=7", host=kept).mechanism == "loop"
 

@@ -16,13 +16,15 @@ from pipeline.stages.autosink.dispatch_costs import (
     LONGEST,
     OFF,
     Measurement,
+    TimedRuns,
+    Timing,
+    Variant,
     costs_of,
     error_of_median,
     first_look,
     least_steps,
     measure,
 )
-from pipeline.stages.autosink.timed_runs import TimedRuns, Timing, Variant
 from tests.stages.clockwork import Clockwork
 
 Compose = Callable[..., Recipe]

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.engine.schedule import RunSchedule
-from pipeline.stages.autosink.timed_runs import TimedRuns, Variant
+from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from tests.stages.clockwork import Clockwork
 
 Compose = Callable[..., Recipe]

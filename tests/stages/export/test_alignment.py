@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.stages.export.alignment import align
+from pipeline.stages.export.naming import align
 
 
 def worth(fits: np.ndarray, partners: list[int]) -> tuple[int, int]:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.layers.standard import ConvTranspose
-from pipeline.stages.export.axis_order import to_own_layout
-from pipeline.stages.export.network import NetworkArrays
+from pipeline.stages.export.network import NetworkArrays, to_own_layout
 from tests.models.build import network, random
 
 

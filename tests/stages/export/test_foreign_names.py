@@ -8,8 +8,7 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.foreign_names import under_foreign_names
-from pipeline.stages.export.matching import match_weights
+from pipeline.stages.export.matching import match_weights, under_foreign_names
 from pipeline.stages.export.network import NetworkArrays
 from tests.command_line import convert
 from tests.stages.export.test_matching import (

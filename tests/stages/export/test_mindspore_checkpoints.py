@@ -10,7 +10,7 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_names import free_prefix
+from pipeline.stages.export.mindspore_checkpoints import free_prefix
 from tests import outcome
 from tests.command_line import export
 from tests.conftest import compose_tiny

@@ -14,7 +14,7 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_copies import CopiesPlace, MindSporeCopies
+from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 from tests import outcome
 from tests.checkpoint.test_checkpointer import kept, state_of
 from tests.conftest import compose_tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.data.targets import Targets
-from pipeline.stages.export.prediction_rows import prediction_row
+from pipeline.stages.export.inference_files import prediction_row
 
 
 def test_a_target_that_is_called_file_does_not_hide_the_samples_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import RecipeError
-from pipeline.stages.launch.place import RankPlace, find_place
+from pipeline.stages.launch.join import RankPlace, find_place
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 SLURM = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.stages.record.log_arrays import MAX_NAMES, read_arrays
+from pipeline.stages.record.compare_steps import MAX_NAMES, read_arrays
 
 
 def test_a_log_is_an_array_for_each_name(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
-from pipeline.stages.record.code_version import describe_code
-from pipeline.stages.record.environment import describe_settings
+from pipeline.stages.record.environment import describe_code, describe_settings
 from pipeline.stages.record.provenance import Provenance, add_provenance, read_provenance
 from tests import outcome
 from tests.whole_run import run

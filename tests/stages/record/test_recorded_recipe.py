@@ -16,7 +16,7 @@ from pipeline.stages.record.recorded_recipe import (
     find_run_to_resume,
     write_recipe,
 )
-from pipeline.stages.record.run_directory import SUMMARY, make, owned
+from pipeline.stages.record.run_directory import SUMMARY, lock_run, make
 from tests.stages.record.test_run_directory import leave
 
 Compose = Callable[..., Recipe]
@@ -195,9 +195,9 @@ def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
     """A second process neither joins a run that is being written, nor finds it to resume."""
     run_dir = leave(tmp_path / "day" / "run", tiny())
     message = re.escape(f"{run_dir}: another process is writing this run")
-    with owned(run_dir):
+    with lock_run(run_dir):
         assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
-        with pytest.raises(RunError, match=message), owned(run_dir):
+        with pytest.raises(RunError, match=message), lock_run(run_dir):
             pass
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == run_dir
 
@@ -220,7 +220,7 @@ def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
     monkeypatch.setattr("pipeline.core.files.folder_lock.fcntl.flock", refuse)
     ended = leave(tmp_path / "day" / "ended", tiny(), "stopped", age_s=10)
     alive = leave(tmp_path / "day" / "alive", tiny(), None)
-    with owned(alive) as lock:
+    with lock_run(alive) as lock:
         assert not lock.is_certain
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == ended
 

@@ -27,9 +27,9 @@ from pipeline.stages.record.run_directory import (
     REPLACED,
     SUMMARY,
     create,
+    lock_run,
     make,
     make_unique,
-    owned,
     run_of,
 )
 from tests.conftest import ROOT
@@ -148,11 +148,11 @@ def test_a_directory_that_two_new_runs_were_given_goes_to_one(
 ) -> None:
     """Both found it empty; the second is at its lock when the first is done."""
     first, second = make(tmp_path / "run"), make(tmp_path / "run")
-    with owned(first, new=True):
+    with lock_run(first, new=True):
         write_recipe(first, tiny())
-    with pytest.raises(RunError, match="holds a run already"), owned(second, new=True):
+    with pytest.raises(RunError, match="holds a run already"), lock_run(second, new=True):
         pass
-    with owned(first):
+    with lock_run(first):
         pass
 
 
@@ -223,7 +223,7 @@ def test_a_link_where_a_run_writes_is_refused_before_anything_is_written(
     path.symlink_to(elsewhere)
     before = sorted(run_dir.rglob("*"))
     text = re.escape(f"{path}: is a link to {elsewhere}; ")
-    with pytest.raises(DataError, match=text), owned(run_dir):
+    with pytest.raises(DataError, match=text), lock_run(run_dir):
         pass
     assert {path.name for path in {*run_dir.rglob("*")} - set(before)} <= {".lock"}
     assert elsewhere.is_dir() or elsewhere.read_text() == "mine"
@@ -236,7 +236,7 @@ def test_a_log_that_is_a_hard_link_is_refused(name: str, tiny: Compose, tmp_path
     (tmp_path / "backup").touch()
     (run_dir / name).hardlink_to(tmp_path / "backup")
     with pytest.raises(DataError, match=f"{name}: is a hard link: its file has 2 names"):
-        owned(run_dir).__enter__()
+        lock_run(run_dir).__enter__()
 
 
 def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) 
     run_dir = leave(tmp_path / "run", tiny())
     (run_dir / "notes").symlink_to("/etc")
     (tmp_path / "latest").symlink_to(run_dir)
-    with owned(tmp_path / "latest") as lock:
+    with lock_run(tmp_path / "latest") as lock:
         assert lock.keep()
     assert (run_dir / "notes").is_symlink()
 

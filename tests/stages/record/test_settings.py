@@ -9,10 +9,14 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.strict_json import json_text
-from pipeline.stages.record.continuity import require_same_origin
+from pipeline.stages.record.continuity import (
+    ChangedSettings,
+    compare_settings,
+    require_same_origin,
+)
+from pipeline.stages.record.environment import describe_numerics
 from pipeline.stages.record.provenance import Provenance, read_provenance
 from pipeline.stages.record.run_record import compare_origins, read_record
-from pipeline.stages.record.settings import ChangedSettings, compare_settings, describe_numerics
 
 NUMERICS = {"threefry_partitionable": True, "default_matmul_precision": None}
 
@@ -52,7 +56,7 @@ def test_what_decides_numbers_is_told_from_what_does_not() -> None:
         "ONEDNN_MAX_CPU_ISA: was not set, is AVX2",
         "jax_threefry_partitionable: was True, is False",
     ]
-    assert sorted(changed.others) == [
+    assert sorted(changed.harmless) == [
         "JAX_PLATFORMS: was cpu, is not set",
         "OMP_NUM_THREADS: was not set, is 3",
         "ONEDNN_VERBOSE: was not set, is 1",
@@ -74,12 +78,12 @@ def test_a_setting_of_another_version_is_not_compared() -> None:
 )
 def test_a_strangers_file_is_compared_and_shown_and_nothing_else(settings: Any) -> None:
     changed = compare(settings, process({}), threefry_partitionable=["\x1b" * 1000])
-    lines = [*changed.decisive, *changed.others]
+    lines = [*changed.decisive, *changed.harmless]
     assert lines
     assert "".join(lines).isprintable()
     assert all(len(line) < 500 for line in lines)
     many = compare({f"JAX_{number}": "" for number in range(100)}, process({}))
-    assert (len(many.others), many.others[-1]) == (9, "92 more")
+    assert (len(many.harmless), many.harmless[-1]) == (9, "92 more")
 
 
 def test_jax_settings_are_those_of_this_process() -> None:

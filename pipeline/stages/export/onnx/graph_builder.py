@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -22,9 +23,9 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """Without the batch; of images (height, width, channels), in whatever order they lie."""
+    """Without the batch; of images (height, width, channels) in either order."""
     order: Order = "nhwc"
-    """The order that images lie in; of other tensors it means nothing."""
+    """Order of the axes of images; meaningless for other tensors."""
 
     @property
     def is_image(self) -> bool:
@@ -32,58 +33,65 @@ class NodeOutput:
         return len(self.shape) == 3
 
 
+@dataclass(frozen=True)
 class GraphBuilder:
-    """Nodes and constants of a graph in the order they are added.
+    """Nodes and constants of a graph in the order they are added, for the layer at `path`."""
 
-    `weights` are the arrays of the network by full name, such as `params/conv_0/kernel`.
-    """
+    weights: Mapping[str, np.ndarray]
+    """The arrays of the network by full name, such as `params/conv_0/kernel`."""
+    path: tuple[str, ...] = ()
+    nodes: list[Any] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
-    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
-        self.weights = weights
-        self.nodes: list[Any] = []
-        self.constants: dict[str, np.ndarray] = {}
-        self._count = 0
+    def enter(self, name: str) -> GraphBuilder:
+        """Return a builder of the same graph for a layer inside."""
+        return replace(self, path=(*self.path, name))
 
     def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a node; return the name of its output."""
         from onnx import helper
 
-        self._count += 1
-        output = f"{kind.lower()}_{self._count}"
+        output = f"{kind.lower()}_{next(self._numbers)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
     def constant(self, name: str, array: np.ndarray) -> str:
-        """Add a constant, or one of another name where that is taken; return its name."""
+        """Add a constant, with a number if its name is taken; return its name."""
         unique = name
         while unique in self.constants:
-            self._count += 1
-            unique = f"{name}_{self._count}"
+            unique = f"{name}_{next(self._numbers)}"
         self.constants[unique] = np.ascontiguousarray(array)
         return unique
 
-    def number(self, value: float) -> str:
+    def scalar(self, value: float) -> str:
         """Add a float32 scalar."""
         return self.constant("number", np.array(value, np.float32))
 
-    def weight(self, path: Sequence[str], name: str, kind: str = "params") -> np.ndarray:
-        """A parameter or a statistic of the layer at `path`, float32."""
-        return np.asarray(self.weights["/".join((kind, *path, name))], np.float32)
+    def weight(self, name: str, kind: str = "params") -> np.ndarray:
+        """Return a parameter or a statistic of the layer, float32."""
+        return np.asarray(self.weights["/".join((kind, *self.path, name))], np.float32)
 
-    def has_weight(self, path: Sequence[str], name: str) -> bool:
-        """Whether the layer at `path` has a parameter of that name."""
-        return "/".join(("params", *path, name)) in self.weights
+    def has_bias(self) -> bool:
+        """Whether the layer has a bias."""
+        return "/".join(("params", *self.path, "bias")) in self.weights
 
-    def in_order(self, value: NodeOutput, order: Order) -> NodeOutput:
-        """The images of a value in an order of axes; other tensors unchanged."""
+    def weight_constant(self, name: str, array: np.ndarray | None = None) -> str:
+        """Add a parameter of the layer as a constant, or `array` under its name."""
+        return self.constant(
+            "/".join((*self.path, name)), self.weight(name) if array is None else array
+        )
+
+    def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
+        """Transpose the images of a value to an order of axes; return other tensors unchanged."""
         if not value.is_image or value.order == order:
             return value
         perm = (0, 3, 1, 2) if order == "nchw" else (0, 2, 3, 1)
         return replace(value, name=self.node("Transpose", [value.name], perm=perm), order=order)
 
-    def reshaped(
+    def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
-        """A value in other sizes (-1 for the batch), which are those of `shape`."""
+        """Reshape a value to `sizes`, with -1 for the batch; they are those of `shape`."""
         target = self.constant("shape", np.array(sizes, np.int64))
         return NodeOutput(self.node("Reshape", [value.name, target]), shape, value.order)

@@ -17,7 +17,7 @@ from pipeline.data.ops.resize import Resize, target_size
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
-KNOWN = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by linear or nearest"
+TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by linear or nearest"
 
 
 @dataclass(frozen=True)
@@ -31,37 +31,37 @@ class Images:
 def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOutput:
     """Add the nodes of the ops on images, and a cast to float32.
 
-    Raises RecipeError, which names the op, for one that has no translation.
+    Raises RecipeError that names an op without a translation.
     """
     for position, op in enumerate(ops):
         if "image" not in op.columns:
             continue
-        added = _add_op(op, images, graph)
-        if added is None:
+        result = _add_op(op, images, graph)
+        if result is None:
             raise RecipeError(
-                [
-                    f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
-                    f"are {KNOWN}. Export without --to onnx: StableHLO has all"
-                ]
+                f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
+                f"are {TRANSLATED}. Export without --to onnx: StableHLO has all"
             )
-        images = added
+        images = result
     return _cast(images, "float32", graph).value
 
 
 def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
     match op:
         case Rescale():
-            return _arithmetic(images, [("Mul", op.factor), ("Add", op.shift)], graph)
+            return _compute(images, [("Mul", op.factor), ("Add", op.shift)], graph)
         case Normalize():
-            mean, std = np.array(op.mean, np.float32), np.array(op.std, np.float32)
-            return _arithmetic(images, [("Sub", mean), ("Mul", 1 / std)], graph)
+            mean = np.array(op.mean, np.float32)
+            std = np.array(op.std, np.float32)
+            return _compute(images, [("Sub", mean), ("Mul", 1 / std)], graph)
         case Hwc2Chw():
-            return Images(graph.in_order(images.value, "nchw"), images.dtype)
+            return Images(graph.to_order(images.value, "nchw"), images.dtype)
         case TypeCast():
             return _cast(images, op.dtype, graph)
         case CenterCrop():
             height, width, channels = images.value.shape
-            top, left = (height - op.size[0]) // 2, (width - op.size[1]) // 2
+            top = (height - op.size[0]) // 2
+            left = (width - op.size[1]) // 2
             corners = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
             bounds = [graph.constant("bound", np.array(c, np.int64)) for c in corners]
             name = graph.node("Slice", [images.value.name, *bounds])
@@ -71,10 +71,11 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
     return None
 
 
-def _arithmetic(images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuilder) -> Images:
-    """Arithmetic in float32 with a number, or with one for each channel."""
+def _compute(images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuilder) -> Images:
+    """Compute in float32 with a number, or with one for each channel."""
     images = _cast(images, "float32", graph)
-    value, name = images.value, images.value.name
+    value = images.value
+    name = value.name
     for kind, operand in terms:
         array = np.asarray(operand, np.float32)
         if array.ndim and value.order == "nchw":
@@ -88,11 +89,9 @@ def _cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
 
     if images.dtype == dtype:
         return images
-    to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     value = images.value
-    return Images(
-        NodeOutput(graph.node("Cast", [value.name], to=to), value.shape, value.order), dtype
-    )
+    name = graph.node("Cast", [value.name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    return Images(NodeOutput(name, value.shape, value.order), dtype)
 
 
 def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
@@ -108,34 +107,32 @@ def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
     across = opencv_taps("linear", width, columns, 2, fixed=fixed)
     down = opencv_taps("linear", height, rows, 1, fixed=fixed)
     wide = _cast(images, "int32" if fixed else "float32", graph)
-    sums = _terms(wide.value.name, across, 2, graph)
-    mixed = graph.node("Add", sums)
+    mixed = graph.node("Add", _weigh_taps(wide.value.name, across, 2, graph))
     if not fixed:
-        result = graph.node("Add", _terms(mixed, down, 1, graph))
+        result = graph.node("Add", _weigh_taps(mixed, down, 1, graph))
         return _cast(Images(NodeOutput(result, shape), "float32"), images.dtype, graph)
+
+    def divide(name: str, number: int) -> str:
+        return graph.node("Div", [name, graph.constant("whole", np.array(number, np.int32))])
+
     # As `mix` has it: each product keeps 16 bits, and the sum is rounded from quarters.
-    quarter = graph.node("Div", [mixed, _whole(16, graph)])
-    products = _terms(quarter, down, 1, graph)
-    upper, lower = (graph.node("Div", [part, _whole(1 << 16, graph)]) for part in products)
-    total = graph.node("Add", [graph.node("Add", [upper, lower]), _whole(2, graph)])
-    result = graph.node("Div", [total, _whole(4, graph)])
+    products = _weigh_taps(divide(mixed, 16), down, 1, graph)
+    upper, lower = (divide(product, 1 << 16) for product in products)
+    two = graph.node("Add", [upper, lower]), graph.constant("whole", np.array(2, np.int32))
+    result = divide(graph.node("Add", two), 4)
     return _cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
-def _terms(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:
-    """The source pixels of each tap, times their weights."""
-    terms = []
+def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:
+    """Multiply the source pixels of each tap by its weights."""
+    products = []
     for tap in range(taps.pixels.shape[-1]):
         weights = np.expand_dims(taps.weights[..., tap], (3 - axis, 3))
         pixels = _gather(name, taps.pixels[0, :, tap], axis, graph)
-        terms.append(graph.node("Mul", [pixels, graph.constant("weights", weights)]))
-    return terms
+        products.append(graph.node("Mul", [pixels, graph.constant("weights", weights)]))
+    return products
 
 
 def _gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) -> str:
     indices = graph.constant("pixels", np.asarray(pixels, np.int64))
     return graph.node("Gather", [name, indices], axis=axis)
-
-
-def _whole(number: int, graph: GraphBuilder) -> str:
-    return graph.constant("whole", np.array(number, np.int32))

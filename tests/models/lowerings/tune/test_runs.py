@@ -23,7 +23,7 @@ from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, 
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.lowering_problems import list_problems
+from pipeline.stages.lower import list_problems
 from tests import outcome
 from tests.models.lowerings.engines import require
 from tests.whole_run import run

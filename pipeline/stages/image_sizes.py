@@ -1,19 +1,16 @@
-"""Padding and buckets: applied to a dataset that was read, or refused."""
+"""Sizes of images: padded to buckets, or drawn for each step; checked as the data is read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-import jax
 import numpy as np
-from flax.errors import FlaxError
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.memory import require_room
-from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, RawData, Split
-from pipeline.data.dataset_spec import DatasetSpec, Op
+from pipeline.data.dataset_spec import DatasetSpec, MapOp, Op
 from pipeline.data.group_orders import BucketedOrder
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import (
@@ -24,8 +21,7 @@ from pipeline.data.padding.buckets import (
     check_every_bucket_is_used,
 )
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import make_train_step
+from pipeline.data.transform import choices_among, chosen_ops, column_specs
 
 
 def pad_images(
@@ -33,29 +29,22 @@ def pad_images(
 ) -> RawData:
     """Pad the images of a dataset to its buckets; without buckets, return it unchanged.
 
-    Raises RecipeError where images have several sizes and there are no buckets, where no bucket
-    fits, and where a batch of padded samples has no room in memory.
+    Raises RecipeError if images have several sizes and there are no buckets, if no bucket fits, and
+    if a batch of padded samples has no room in memory.
     """
     if not buckets:
         _refuse_several_sizes(raw)
         return raw
+    ignore_index, crop = dataset.ignore_index, dataset.oversized == "crop"
     padded = []
     for name, split in (("training", raw.train), ("evaluation", raw.eval)):
         try:
-            padded.append(_padded(split, buckets, dataset, batch_size))
+            result = pad_split(split, buckets, ignore_index=ignore_index, crop=crop)
+            require_room(batch_size * result.sample_bytes, f"a padded batch of {batch_size:,}")
         except ValueError as error:
-            raise RecipeError([f"dataset.buckets: {name} images: {error}"]) from error
-    train, evaluated = padded
-    return replace(raw, train=train, eval=evaluated)
-
-
-def _padded(
-    split: Split, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
-) -> Split:
-    crop, ignore_index = dataset.oversized == "crop", dataset.ignore_index
-    padded = pad_split(split, buckets, ignore_index=ignore_index, crop=crop)
-    require_room(batch_size * padded.sample_bytes, f"a padded batch of {batch_size:,}")
-    return padded
+            raise RecipeError(f"dataset.buckets: {name} images: {error}") from error
+        padded.append(result)
+    return replace(raw, train=padded[0], eval=padded[1])
 
 
 def _refuse_several_sizes(raw: RawData) -> None:
@@ -65,19 +54,17 @@ def _refuse_several_sizes(raw: RawData) -> None:
             split.columns["label"], RaggedColumn
         ):
             raise RecipeError(
-                ["dataset: labels are of several sizes and images of one; each place needs a label"]
+                "dataset: labels are of several sizes and images of one; each place needs a label"
             )
         if isinstance(images, RaggedColumn):
             largest = images.sizes.max(axis=0).tolist()
             raise RecipeError(
-                [
-                    "dataset.buckets = null: the images are of several sizes; give what to pad "
-                    f"them to, such as [{largest}]"
-                ]
+                "dataset.buckets = null: the images are of several sizes; give what to pad "
+                f"them to, such as [{largest}]"
             )
 
 
-def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
+def order_in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
     """Return the order whose batches are of one bucket each. Raises RecipeError without one."""
     if not buckets:
         return order
@@ -86,7 +73,7 @@ def in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> S
     try:
         return BucketedOrder(**settings, buckets=numbers)
     except ValueError as error:
-        raise RecipeError([f"dataset.buckets: {error}"]) from error
+        raise RecipeError(f"dataset.buckets: {error}") from error
 
 
 def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> None:
@@ -99,7 +86,7 @@ def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[B
             numbers, buckets, order.batch_size if order.drop_remainder else 1
         )
     except ValueError as error:
-        raise RecipeError([f"dataset.buckets: {error}"]) from error
+        raise RecipeError(f"dataset.buckets: {error}") from error
 
 
 def bucket_line(split: Split, buckets: Sequence[Bucket], samples: str = "images") -> str:
@@ -129,11 +116,9 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
         for position, op in enumerate(split.ops):
             if isinstance(op, Op) and op.moves_pixels and op.column == "image":
                 raise RecipeError(
-                    [
-                        f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
-                        "moves pixels, and the mask is of the images as they were read; leave out "
-                        "the op or the mask"
-                    ]
+                    f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
+                    "moves pixels, and the mask is of the images as they were read; leave out "
+                    "the op or the mask"
                 )
 
 
@@ -145,37 +130,38 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
     axes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     if axes[: len(bucket)] != bucket:
         raise RecipeError(
-            [
-                f"dataset.padding_mask = true: the map ops make {list(axes[: len(bucket)])} of "
-                f"{list(bucket)}; they must leave the size as it is"
-            ]
+            f"dataset.padding_mask = true: the map ops make {list(axes[: len(bucket)])} of "
+            f"{list(bucket)}; they must leave the size as it is"
         )
     channels_last = (*axes[:-1], axes[-1] + 1)
     hwc = image.layout == "hwc"
     return replace(image, shape=channels_last if hwc else (channels_last[-1], *channels_last[:-1]))
 
 
-def refuse_buckets_that_do_not_fit(parts: StepConfig, state: TrainState, split: Split) -> None:
-    """Raise RecipeError where a network has weights that fit one bucket alone."""
-    if not parts.buckets:
-        return
+def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
+    """Return the spec of a mapped image by size; () if no op draws one.
 
-    def shapes(*shape: int, dtype: object = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    columns = {
-        name: shapes(1, *column.shape[1:], dtype=column.dtype)
-        for name, column in split.columns.items()
-    }
-    batch = Batch(columns, shapes(2, dtype=np.uint32), shapes(), shapes(1), shapes())  # type: ignore[arg-type]
-    step = make_train_step(parts)
+    Raises RecipeError that names the op which can't be applied to a size.
+    """
+    choices = choices_among(ops)
+    if choices == 1:
+        return ()
+    sized = [chosen_ops(ops, number) for number in range(choices)]
     try:
-        jax.eval_shape(step.evaluate, state, batch, jax.eval_shape(step.zero_sums))
-    except (ValueError, FlaxError) as error:
-        reason = str(error).splitlines()[0]
-        raise RecipeError(
-            [
-                f"dataset.buckets: the network can't take all of them: {reason}; take one bucket, "
-                "or a network that averages over positions before its dense layers"
-            ]
-        ) from error
+        return tuple(column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
+    except ValueError as error:
+        raise RecipeError(f"dataset.train.{error}") from error
+
+
+def fit_to_evaluation(
+    train: Mapping[str, ColumnSpec], evaluated: Mapping[str, ColumnSpec]
+) -> dict[str, ColumnSpec]:
+    """Return training's column specs in the size of evaluation, which the network is built for."""
+    image, label = train["image"], train["label"]
+    channel = 2 if image.layout == "hwc" else 0
+    other = evaluated["image"]
+    if (image.layout, image.shape[channel]) == (other.layout, other.shape[channel]):
+        image = replace(image, shape=other.shape)
+    if len(label.shape) == len(evaluated["label"].shape):
+        label = replace(label, shape=evaluated["label"].shape)
+    return {**train, "image": image, "label": label}

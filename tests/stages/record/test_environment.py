@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.stages.record import code_version
-from pipeline.stages.record.code_version import describe_code, describe_imported_code
+from pipeline.stages.record import environment
+from pipeline.stages.record.environment import describe_code, describe_imported_code
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def test_a_checkout_around_an_installed_package_is_none_of_its_own(checkout: Pat
 def test_a_git_that_does_not_answer_says_why(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_version, "GIT", ("git", "nonsense"))
+    monkeypatch.setattr(environment, "GIT", ("git", "nonsense"))
     state = describe_code(checkout)["git"]
     assert state["commit"] is None
     assert "non-zero exit status" in state["why"]
-    monkeypatch.setattr(code_version, "GIT", ("no-such-program",))
+    monkeypatch.setattr(environment, "GIT", ("no-such-program",))
     assert "No such file" in describe_code(checkout)["git"]["why"]
 
 
@@ -89,5 +89,5 @@ def test_the_code_of_a_process_is_described_once(monkeypatch: pytest.MonkeyPatch
     """Another run in the process was made from what the first one was."""
     first = describe_imported_code()
     assert set(first) >= {"sha256"}
-    monkeypatch.setattr(code_version, "GIT", ("git", "nonsense"))
+    monkeypatch.setattr(environment, "GIT", ("git", "nonsense"))
     assert describe_imported_code() == first

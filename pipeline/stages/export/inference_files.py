@@ -1,0 +1,171 @@
+"""Files of `infer`: images and arrays to read, rows of predictions and masks to write."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.errors import DataError, RunError, first_line
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.npy import read_npy
+from pipeline.data.image_file import (
+    FORMATS,
+    SUFFIXES,
+    UNREADABLE_IMAGE,
+    open_image,
+    read_pixels,
+    upright_size,
+)
+from pipeline.data.mask_pictures import mask_image
+from pipeline.data.tables.fit_table import read_rows
+from pipeline.data.targets import Targets
+from pipeline.models.weights.files.npz_file import read_npz
+from pipeline.stages.export.trained_run import Samples
+
+_MODES = {1: "L", 3: "RGB"}
+_ARRAYS = (".npy", ".npz")
+
+
+def files_in(path: Path) -> list[Path]:
+    """List the images of a folder and of folders in it, sorted by path; a file is itself.
+
+    Links to folders are not followed. Raises DataError for a folder without images.
+    """
+    if not path.is_dir():
+        return [path]
+    entries = sorted(path.rglob("*"))
+    files = [file for file in entries if file.suffix.lower() in SUFFIXES and file.is_file()]
+    if not files:
+        raise DataError(f"{path}: holds no images; they end in one of {', '.join(SUFFIXES)}")
+    return files
+
+
+def read_images(path: Path, samples: Samples) -> np.ndarray:
+    """Read the images of a file, (n, height, width, channels), in the format of the samples.
+
+    For samples of a table, read the encoded rows (n, columns) of a CSV or Parquet file. An image
+    file is turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A
+    .npy or .npz file holds one array of one image or more, whose shape must match. Raises DataError
+    for any other file.
+    """
+    if samples.table is not None:
+        return read_rows(path, samples.table)
+    suffix = path.suffix.lower()
+    if suffix not in (*SUFFIXES, *_ARRAYS):
+        kinds = ", ".join((*SUFFIXES, *_ARRAYS))
+        raise DataError(f"{path}: is no kind of image file; must end in one of {kinds}")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    try:
+        return _decode(path, samples) if suffix in SUFFIXES else _array(path, samples)
+    except UNREADABLE_IMAGE as error:
+        raise DataError(f"{path}: can't be read as images: {error}") from error
+
+
+def _decode(path: Path, samples: Samples) -> np.ndarray:
+    height, width, channels = samples.shape
+    if samples.dtype != "uint8" or channels not in _MODES:
+        raise ValueError(
+            f"the network was trained on {samples.dtype} of {channels} channels; give an array"
+        )
+    with open_image(path, FORMATS) as image:
+        pixels = read_pixels(image, height, width, _MODES[channels])
+    return pixels.reshape(1, height, width, channels)
+
+
+def _array(path: Path, samples: Samples) -> np.ndarray:
+    """Read the only array of a file, with missing batch and channel axes added."""
+    if path.suffix.lower() == ".npy":
+        array = read_npy(path)
+    else:
+        arrays = read_npz(path)
+        if len(arrays) != 1:
+            raise ValueError(f"it holds {len(arrays)} arrays, {', '.join(arrays)}; must be one")
+        (array,) = arrays.values()
+    height, width, channels = samples.shape
+    if channels == 1 and array.shape[-2:] == (height, width):
+        array = array[..., np.newaxis]
+    if array.shape[-3:] != samples.shape or array.ndim not in (3, 4):
+        raise ValueError(
+            f"it has shape {array.shape}; must be ({height}, {width}, {channels}) or n of these"
+        )
+    if not array.size:
+        raise ValueError("it holds no images")
+    if array.dtype != samples.dtype:
+        raise ValueError(f"it is {array.dtype}; must be {samples.dtype} as in training")
+    return array.reshape(-1, *samples.shape)
+
+
+def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -> dict[str, Any]:
+    """Return the columns of one sample, whose outputs are float64 (K,).
+
+    They are file, class, probability, and with `top` above 1 class_2, probability_2 and so on; or
+    file and the numbers of a regression, in the units of the data, or the probability of each
+    label, by name. A target that is called file becomes predicted_file.
+    """
+    if targets.task in ("regression", "multi_label"):
+        numbers: Any = targets.in_units(outputs).tolist()
+        if targets.task == "multi_label":
+            numbers = (f"{share:.6f}" for share in 0.5 * (1 + np.tanh(outputs / 2)))
+        columns = ["predicted_file" if name == "file" else name for name in targets.names]
+        return {"file": name, **dict(zip(columns, numbers, strict=True))}
+    powers = np.exp(outputs - outputs.max())
+    probabilities = powers / powers.sum()
+    row: dict[str, Any] = {"file": name}
+    for rank, best in enumerate(np.argsort(-probabilities, kind="stable")[:top], start=1):
+        suffix = "" if rank == 1 else f"_{rank}"
+        row[f"class{suffix}"] = targets.names[best]
+        row[f"probability{suffix}"] = f"{probabilities[best]:.6f}"
+    return row
+
+
+MAX_MASK_CLASSES = 256
+"""A value of a mask has 8 bits."""
+
+
+def mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
+    """Return the path of the mask of one of `count` images of a file."""
+    return folder / (f"{file.stem}.png" if count == 1 else f"{file.stem}_{index}.png")
+
+
+def require_new_names(folder: Path, files: Sequence[Path]) -> None:
+    """Raise DataError if two masks would have one name, or a mask the name of a file to read."""
+    files_by_mask: dict[Path, Path] = {}
+    inputs = {file.resolve() for file in files}
+    for file in files:
+        mask = mask_path(folder, file, 0, 1)
+        other = files_by_mask.setdefault(mask, file)
+        if other is not file:
+            raise DataError(f"{file}: its mask and that of {other} would both be {mask}")
+        if mask.resolve() in inputs:
+            raise DataError(f"{folder}: the mask of {file} would replace an image; name another")
+
+
+def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
+    """Write a mask (H, W) as a PNG with a palette, in the size of the image file `file`.
+
+    Raises DataError for more classes than a mask can have, RunError if it can't be written.
+    """
+    if classes > MAX_MASK_CLASSES:
+        raise DataError(f"{path}: a mask has {MAX_MASK_CLASSES} classes at most, not {classes:,}")
+    size = mask.shape[1], mask.shape[0]
+    if file.suffix.lower() in SUFFIXES:
+        try:
+            with open_image(file, FORMATS) as image:
+                height, width = upright_size(image)
+        except UNREADABLE_IMAGE as error:
+            raise DataError(f"{file}: can't be read as an image: {first_line(error)}") from error
+        size = width, height
+    if path.resolve() == file.resolve():
+        raise DataError(f"{path}: the mask of {file} would replace it; name another folder")
+    content = io.BytesIO()
+    mask_image(mask, classes, size).save(content, "PNG")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
+    except OSError as error:
+        raise RunError(f"{path}: can't write: {error.strerror or error}") from error
