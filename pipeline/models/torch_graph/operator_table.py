@@ -20,7 +20,8 @@ from jax import Array
 
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
-from pipeline.models.torch_graph.laid import Laid, batch_first, laid
+from pipeline.models.torch_graph.graph import TypeOf
+from pipeline.models.torch_graph.laid import Laid, align, batch_first, laid
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,13 +46,19 @@ class OperatorContext:
     key: Callable[[], Array] | None
     """Makes the random key of this node; None outside of training."""
 
-    def type_of(self, name: str) -> Any:
-        """Return the dtype for one of the graph. Raises ValueError for one that is not computed."""
-        if name in FLOAT_TYPES:
+    def type_of(self, argument: Any, default: Any = None) -> Any:
+        """Return the dtype to compute in for a `TypeOf` of the graph.
+
+        Without one: the default, or the type of activations. Raises ValueError for a type that
+        isn't computed.
+        """
+        if not isinstance(argument, TypeOf):
+            return jnp.dtype(self.dtype) if default is None else default
+        if argument.name in FLOAT_TYPES:
             return jnp.dtype(self.dtype)
-        if name not in TYPES:
-            raise ValueError(f"dtype {name} is not computed")
-        return jnp.dtype(TYPES[name])
+        if argument.name not in TYPES:
+            raise ValueError(f"dtype {argument.name} is not computed")
+        return jnp.dtype(TYPES[argument.name])
 
     def to_draw_for(self, x: Laid) -> Laid:
         """Return x in the order that random numbers are drawn in, the same in both layouts."""
@@ -134,15 +141,32 @@ def aten(
     return register
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def valuewise(function: Callable[..., Array]) -> Callable[..., Laid]:
+    """Make a function of a `Laid` from one of an array that computes value by value."""
+
+    def apply(x: Laid, *args: Any, **kwargs: Any) -> Laid:
+        return x.same(function(x.array, *args, **kwargs))
+
+    return _with_signature(apply, function)
+
+
+def broadcasting(function: Callable[..., Array]) -> Callable[..., Laid]:
+    """Make a function of `Laid` arrays and numbers from one whose arguments broadcast."""
+
+    def apply(*operands: Any, **kwargs: Any) -> Laid:
+        arrays, order = align(operands)
+        return Laid(function(*arrays, **kwargs), order)
+
+    return _with_signature(apply, function)
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Laid]:
     """Make a function of `Laid` arrays from one of arrays in PyTorch's order."""
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        result = function(*map(_plain, args), **{key: _plain(item) for key, item in kwargs.items()})
-        return tuple(map(laid, result)) if isinstance(result, tuple) else laid(result)
+    def apply(*args: Any, **kwargs: Any) -> Laid:
+        return laid(function(*map(_plain, args), **kwargs))
 
-    apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return apply
+    return _with_signature(apply, function)
 
 
 def _plain(value: Any) -> Any:
@@ -151,7 +175,15 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
-def in_float32(function: Callable[[Array], Array], x: Array) -> Array:
+def _with_signature(
+    apply: Callable[..., Laid], function: Callable[..., Any]
+) -> Callable[..., Laid]:
+    """Set the signature that a node's arguments must fit."""
+    apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return apply
+
+
+def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     """Apply a function in float32, and return its result in the type of x."""
     return function(x.astype(jnp.float32)).astype(x.dtype)
 

@@ -95,7 +95,7 @@ def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Laid:
                 "came; resize them, or export it for them"
             )
         order = IMAGE_ORDERS[layout]
-        return Laid(Laid(images.astype(dtype), NHWC).lying(order), order)
+        return Laid(Laid(images.astype(dtype), NHWC).transpose(order), order)
     wanted_shape = tuple(size or 0 for size in spec.shape[1:])
     if int(np.prod(sizes)) != int(np.prod(wanted_shape)):
         raise ValueError(

@@ -1,125 +1,81 @@
-"""Operators of one array, value by value: activations and functions."""
+"""Operators of one array: activations and other functions, value by value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.torch_graph.laid import Laid
-from pipeline.models.torch_graph.operator_table import aten
+from pipeline.models.torch_graph.operator_table import aten, valuewise
 
-
-def _each(*names: str, of: Callable[[Array], Array], kind: str = "") -> None:
-    """Register a function of one array."""
-
-    @aten(*(name if "." in name else f"{name}.default" for name in names), kind=kind)
-    def apply(x: Laid) -> Laid:
-        return x.same(of(x.array))
-
-
-_each("relu", of=jax.nn.relu, kind="relu")
-_each("relu6", of=jax.nn.relu6, kind="relu6")
-_each("silu", of=jax.nn.silu)
-_each("mish", of=lambda x: x * jnp.tanh(jax.nn.softplus(x)))
-_each("hardswish", of=jax.nn.hard_swish)
-_each("hardsigmoid", of=jax.nn.hard_sigmoid)
-_each("sigmoid", of=jax.nn.sigmoid)
-_each("log_sigmoid", of=jax.nn.log_sigmoid)
-_each("tanh", of=jnp.tanh)
-_each("selu", of=jax.nn.selu)
-_each("exp", of=jnp.exp)
-_each("expm1", of=jnp.expm1)
-_each("log", of=jnp.log)
-_each("log1p", of=jnp.log1p)
-_each("log2", of=jnp.log2)
-_each("sqrt", of=jnp.sqrt)
-_each("rsqrt", of=lax.rsqrt)
-_each("square", of=jnp.square)
-_each("reciprocal", of=lambda x: 1 / x)
-_each("abs", of=jnp.abs)
-_each("neg", of=jnp.negative)
-_each("sign", of=jnp.sign)
-_each("sin", of=jnp.sin)
-_each("cos", of=jnp.cos)
-_each("tan", of=jnp.tan)
-_each("atan", of=jnp.arctan)
-_each("erf", of=jax.scipy.special.erf)
-_each("floor", of=jnp.floor)
-_each("ceil", of=jnp.ceil)
-_each("round", of=jnp.round)
-_each("logical_not", of=jnp.logical_not)
-_each("bitwise_not", of=jnp.bitwise_not)
-_each("isnan", of=jnp.isnan)
-_each("isinf", of=jnp.isinf)
-_each("isfinite", of=jnp.isfinite)
-_each("detach", of=lax.stop_gradient)
-
-
-@aten("alias.default", "lift_fresh_copy.default", "positive.default")
-def identity(x: Laid) -> Laid:
-    """The array itself: nothing is computed in place, so it needs no copy."""
-    return x
-
-
-@aten("clone.default", "contiguous.default")
-def copy_of(x: Laid, memory_format: Any = None) -> Laid:
-    """The array itself, whatever its order in memory is to be."""
-    return x
-
-
-@aten("gelu.default", kind="gelu")
-def gelu(x: Laid, *, approximate: str = "none") -> Laid:
-    """Gaussian error linear unit: exact, or `tanh`."""
-    return x.same(jax.nn.gelu(x.array, approximate=approximate == "tanh"))
-
-
-@aten("leaky_relu.default")
-def leaky_relu(x: Laid, negative_slope: float = 0.01) -> Laid:
-    """x where positive, else the slope times x."""
-    return x.same(jax.nn.leaky_relu(x.array, negative_slope))
+_SAME_NAMES = (
+    "abs ceil cos exp expm1 floor isfinite isinf isnan log log1p log2 bitwise_not logical_not "
+    "round sign sin sqrt square tan tanh"
+)
+"""Functions that ATen and jax.numpy call alike."""
+_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    **{name: getattr(jnp, name) for name in _SAME_NAMES.split()},
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "silu": jax.nn.silu,
+    "selu": jax.nn.selu,
+    "gelu": lambda x, *, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
+    "mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
+    "leaky_relu": lambda x, negative_slope=0.01: jax.nn.leaky_relu(x, negative_slope),
+    "hardswish": jax.nn.hard_swish,
+    "hardsigmoid": jax.nn.hard_sigmoid,
+    "hardtanh": lambda x, low=-1.0, high=1.0: jnp.clip(x, low, high),
+    "sigmoid": jax.nn.sigmoid,
+    "log_sigmoid": jax.nn.log_sigmoid,
+    "clamp": lambda x, low=None, high=None: jnp.clip(x, low, high),
+    "clip": lambda x, low=None, high=None: jnp.clip(x, low, high),
+    "clamp_min": lambda x, low: jnp.maximum(x, low),
+    "clamp_max": lambda x, high: jnp.minimum(x, high),
+    "rsqrt": lambda x: lax.rsqrt(x),
+    "reciprocal": lambda x: 1 / x,
+    "neg": lambda x: -x,
+    "atan": jnp.arctan,
+    "erf": jax.scipy.special.erf,
+    "zero": lambda x: jnp.zeros_like(x),
+    # Nothing is computed in place, so no array needs a copy.
+    "alias": lambda x: x,
+    "lift_fresh_copy": lambda x: x,
+    "positive": lambda x: x,
+    "clone": lambda x, memory_format=None: x,
+    "contiguous": lambda x, memory_format=None: x,
+    "detach": lax.stop_gradient,
+}
+for _name, _function in _FUNCTIONS.items():
+    _kind = _name if _name in ("relu", "relu6", "gelu") else ""
+    aten(f"{_name}.default", kind=_kind)(valuewise(_function))
 
 
 @aten("elu.default")
-def elu(x: Laid, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Laid:
+@valuewise
+def elu(x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
     """scale * x where positive, else scale * alpha * (exp(x * input_scale) - 1)."""
-    a = x.array
-    safe = jnp.where(a > 0, 0, a)
-    return x.same(scale * jnp.where(a > 0, a, alpha * jnp.expm1(safe * input_scale)))
+    safe = jnp.where(x > 0, 0, x)
+    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(safe * input_scale))
 
 
 @aten("softplus.default")
-def softplus(x: Laid, beta: float = 1.0, threshold: float = 20.0) -> Laid:
+@valuewise
+def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
     """log(1 + exp(beta x)) / beta, and x itself above the threshold."""
-    scaled = x.array * beta
-    return x.same(jnp.where(scaled > threshold, x.array, jax.nn.softplus(scaled) / beta))
+    scaled = x * beta
+    return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
 
 
-@aten("hardtanh.default")
-def hardtanh(x: Laid, low: float = -1.0, high: float = 1.0) -> Laid:
-    """x between two bounds."""
-    return x.same(jnp.clip(x.array, low, high))
-
-
-@aten("clamp.default", "clip.default")
-def clamp(x: Laid, low: float | None = None, high: float | None = None) -> Laid:
-    """x between two bounds, either of which may be missing."""
-    return x.same(jnp.clip(x.array, low, high))
-
-
-@aten("clamp_min.default")
-def clamp_min(x: Laid, low: float) -> Laid:
-    """x, or the bound where that is larger."""
-    return x.same(jnp.maximum(x.array, low))
-
-
-@aten("clamp_max.default")
-def clamp_max(x: Laid, high: float) -> Laid:
-    """x, or the bound where that is smaller."""
-    return x.same(jnp.minimum(x.array, high))
+@aten("nan_to_num.default")
+@valuewise
+def nan_to_num(
+    x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Array:
+    """x with NaN and infinities replaced."""
+    return jnp.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
 
 
 @aten("prelu.default")

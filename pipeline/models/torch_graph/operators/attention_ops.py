@@ -11,7 +11,7 @@ from jax import Array
 
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.operators.random_ops import dropped
+from pipeline.models.torch_graph.operators.random_ops import drop_values
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ def scaled_dot_product_attention(
 ) -> Laid:
     """softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1), softmax in float32.
 
-    Arrays are (..., length, features). A mask of booleans is true where a place is read; one of
-    numbers is added.
+    Arrays are (..., length, features). A mask of booleans is true for a position that is read; a
+    mask of numbers is added.
     """
-    q, k, v = query.plain(), key.plain(), value.plain()
+    q, k, v = (x.plain() for x in (query, key, value))
     if settings.enable_gqa:
-        k, v = (jnp.repeat(each, q.shape[-3] // each.shape[-3], -3) for each in (k, v))
+        k, v = (jnp.repeat(x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     factor = 1 / math.sqrt(q.shape[-1]) if settings.scale is None else settings.scale
     scores = jnp.matmul(q * factor, jnp.swapaxes(k, -1, -2))
     mask = None if attn_mask is None else attn_mask.plain()
     if settings.is_causal:
         mask = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
-    shares = jax.nn.softmax(_masked(scores, mask).astype(jnp.float32), -1).astype(q.dtype)
+    weights = jax.nn.softmax(_apply_mask(scores, mask).astype(jnp.float32), -1).astype(q.dtype)
     if settings.dropout_p > 0:
-        shares = dropped(shares, settings.dropout_p, context.draw())
-    return laid(jnp.matmul(shares, v))
+        weights = drop_values(weights, settings.dropout_p, context.draw())
+    return laid(jnp.matmul(weights, v))
 
 
-def _masked(scores: Array, mask: Array | None) -> Array:
+def _apply_mask(scores: Array, mask: Array | None) -> Array:
     if mask is None:
         return scores
     if mask.dtype == jnp.bool_:

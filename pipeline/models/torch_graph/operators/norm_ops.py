@@ -61,8 +61,7 @@ def batch_norm(
     scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
     shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
     if not settings.training and running_mean is not None and running_var is not None:
-        statistics = running_mean.array, running_var.array
-        return x.same(scaled(how, x.array, *statistics, scale, shift))
+        return x.same(scaled(how, x.array, running_mean.array, running_var.array, scale, shift))
     mean, var = batch_statistics(lax.stop_gradient(x.array), how)
     y = x.same(normalised(how, x.array, mean, var, scale, shift))
     if running_mean is None or running_var is None or not settings.training:
@@ -113,10 +112,10 @@ def batch_norm_functional(
     settings: BatchNormSettings,
 ) -> tuple[Laid | None, ...]:
     """Batch norm by the batch, with the new running statistics as its last two results."""
-    how = replace(settings, training=True)
-    done = batch_norm(x, weight, bias, running_mean, running_var, how)
-    assert isinstance(done, Normalised)
-    return done.y, None, None, laid(done.mean), laid(done.var)
+    settings = replace(settings, training=True)
+    result = batch_norm(x, weight, bias, running_mean, running_var, settings)
+    assert isinstance(result, Normalised)
+    return result.y, None, None, laid(result.mean), laid(result.var)
 
 
 @aten("layer_norm.default", kind="layer_norm", full_weights=True)
@@ -133,11 +132,15 @@ def layer_norm(
     if x.shape[x.ndim - count :] != tuple(normalized_shape):
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
     axes = x.axes(range(x.ndim - count, x.ndim))
-    a = x.array.astype(jnp.float32)
-    mean = a.mean(axes, keepdims=True)
-    var = jnp.square(a - mean).mean(axes, keepdims=True)
-    y = (a - mean) * lax.rsqrt(var + eps)
-    return x.same(_affine(x, y, weight, bias, list(range(x.ndim - count, x.ndim))))
+    y = _standardise(x.array.astype(jnp.float32), axes, eps)
+    return x.same(_affine(x, y, weight, bias, range(x.ndim - count, x.ndim)))
+
+
+def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
+    """Subtract the mean over some axes, and divide by the standard deviation."""
+    mean = x.mean(axes, keepdims=True)
+    var = jnp.square(x - mean).mean(axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(var + eps)
 
 
 @aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
@@ -148,7 +151,7 @@ def native_layer_norm(
     bias: Laid | None,
     eps: float,
 ) -> tuple[Laid]:
-    """Layer norm; the statistics, its other results, are not given."""
+    """Layer norm without the statistics, which are the other results of the operator."""
     return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
@@ -160,11 +163,11 @@ def rms_norm(
     eps: float | None = None,
 ) -> Laid:
     """Divide each sample by the root of the mean of squares over its last axes."""
-    axes = x.axes(range(x.ndim - len(normalized_shape), x.ndim))
+    numbers = range(x.ndim - len(normalized_shape), x.ndim)
     a = x.array.astype(jnp.float32)
     eps = float(jnp.finfo(jnp.float32).eps) if eps is None else eps
-    y = a * lax.rsqrt(jnp.square(a).mean(axes, keepdims=True) + eps)
-    return x.same(_affine(x, y, weight, None, list(range(x.ndim - len(normalized_shape), x.ndim))))
+    y = a * lax.rsqrt(jnp.square(a).mean(x.axes(numbers), keepdims=True) + eps)
+    return x.same(_affine(x, y, weight, None, numbers))
 
 
 @aten("group_norm.default", kind="group_norm", full_weights=True)
@@ -178,16 +181,13 @@ def group_norm(
 ) -> Laid:
     """Normalise each sample over its positions and each group of channels (axis 1)."""
     order = (0, *range(2, x.ndim), 1)
-    a = x.lying(order).astype(jnp.float32)
+    ordered = Laid(x.transpose(order), order)
+    a = ordered.array.astype(jnp.float32)
     if num_groups < 1 or a.shape[-1] % num_groups:
         raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
-    grouped = a.reshape(*a.shape[:-1], num_groups, -1)
-    axes = (*range(1, x.ndim - 1), x.ndim)
-    mean = grouped.mean(axes, keepdims=True)
-    var = jnp.square(grouped - mean).mean(axes, keepdims=True)
-    y = ((grouped - mean) * lax.rsqrt(var + eps)).reshape(a.shape)
-    own = Laid(a.astype(x.dtype), order)
-    return own.same(_affine(own, y, weight, bias, [1]))
+    grouped = a.reshape((*a.shape[:-1], num_groups, -1))
+    y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape(a.shape)
+    return ordered.same(_affine(ordered, y, weight, bias, [1]))
 
 
 @aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
@@ -217,7 +217,6 @@ def _affine(
 
 
 def _spread(x: Laid, weight: Laid, numbers: Sequence[int]) -> Array:
-    lying = [number for number in x.order if number in numbers]
-    array = weight.lying([numbers.index(number) for number in lying])
+    array = weight.transpose([numbers.index(number) for number in x.order if number in numbers])
     sizes = [x.shape[number] if number in numbers else 1 for number in x.order]
     return array.reshape(sizes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.operators.random_ops import dropped
+from pipeline.models.torch_graph.operators.random_ops import drop_values
 
 State = tuple[Array, ...]
 Cell = Callable[[State, Array, Array, Array | None], State]
@@ -48,14 +47,15 @@ def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> 
     """GRU (Cho et al. 2014) with the gates reset, update and new; reset is applied after the
     product."""
     (hidden,) = state
-    reset, update, new = jnp.split(inputs, 3, -1)
-    own_reset, own_update, own_new = jnp.split(_product(hidden, kernel, bias), 3, -1)
-    reset, update = jax.nn.sigmoid(reset + own_reset), jax.nn.sigmoid(update + own_update)
-    new = jnp.tanh(new + reset * own_new)
+    x_reset, x_update, x_new = jnp.split(inputs, 3, -1)
+    h_reset, h_update, h_new = jnp.split(_product(hidden, kernel, bias), 3, -1)
+    reset = jax.nn.sigmoid(x_reset + h_reset)
+    update = jax.nn.sigmoid(x_update + h_update)
+    new = jnp.tanh(x_new + reset * h_new)
     return ((1 - update) * new + update * hidden,)
 
 
-def _plain_cell(activation: Callable[[Array], Array]) -> Cell:
+def _make_plain_cell(activation: Callable[[Array], Array]) -> Cell:
     def cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
         return (activation(inputs + _product(state[0], kernel, bias)),)
 
@@ -67,28 +67,27 @@ def _product(hidden: Array, kernel: Array, bias: Array | None) -> Array:
     return product if bias is None else product + bias
 
 
-@aten("lstm.input", draws=True)
-def lstm(context: OperatorContext, x: Laid, states: Sequence[Laid], *settings: Any) -> Any:
-    """Outputs of the last layer, and the last hidden and cell states of all layers."""
-    return _layers(context, lstm_cell, x, tuple(states), Recurrence(*settings))
+CELLS: Mapping[str, Cell] = {
+    "lstm": lstm_cell,
+    "gru": gru_cell,
+    "rnn_tanh": _make_plain_cell(jnp.tanh),
+    "rnn_relu": _make_plain_cell(jax.nn.relu),
+}
 
 
-@aten("gru.input", draws=True)
-def gru(context: OperatorContext, x: Laid, state: Laid, *settings: Any) -> Any:
-    """Outputs of the last layer, and the last states of all layers."""
-    return _layers(context, gru_cell, x, (state,), Recurrence(*settings))
+def _register(name: str, cell: Cell) -> None:
+    """Register an operator: outputs of the last layer, and the last states of all layers."""
+
+    @aten(f"{name}.input", draws=True, settings=Recurrence)
+    def apply(
+        context: OperatorContext, x: Laid, states: Laid | tuple[Laid, ...], settings: Recurrence
+    ) -> tuple[Laid, ...]:
+        states = states if isinstance(states, tuple) else (states,)
+        return _layers(context, cell, x, states, settings)
 
 
-@aten("rnn_tanh.input", draws=True)
-def rnn_tanh(context: OperatorContext, x: Laid, state: Laid, *settings: Any) -> Any:
-    """Outputs of the last layer, and the last states of all layers."""
-    return _layers(context, _plain_cell(jnp.tanh), x, (state,), Recurrence(*settings))
-
-
-@aten("rnn_relu.input", draws=True)
-def rnn_relu(context: OperatorContext, x: Laid, state: Laid, *settings: Any) -> Any:
-    """Outputs of the last layer, and the last states of all layers."""
-    return _layers(context, _plain_cell(jax.nn.relu), x, (state,), Recurrence(*settings))
+for _name, _cell in CELLS.items():
+    _register(_name, _cell)
 
 
 def _layers(
@@ -109,14 +108,14 @@ def _layers(
     for layer in range(settings.num_layers):
         if layer and settings.train and settings.dropout > 0:
             key = jax.random.fold_in(context.draw(), layer)
-            outputs = dropped(outputs, settings.dropout, key)
+            outputs = drop_values(outputs, settings.dropout, key)
         sequences = []
         for direction in range(directions):
             at = layer * directions + direction
-            used = weights[at * num_weights : (at + 1) * num_weights]
-            kernels = [weight.plain().astype(outputs.dtype) for weight in used]
+            layer_weights = weights[at * num_weights : (at + 1) * num_weights]
+            arrays = [weight.plain().astype(outputs.dtype) for weight in layer_weights]
             start = tuple(state[at] for state in initial)
-            after, sequence = _scan(cell, outputs, start, kernels, reverse=direction == 1)
+            after, sequence = _scan(cell, outputs, start, arrays, reverse=direction == 1)
             last.append(after)
             sequences.append(sequence)
         outputs = jnp.concatenate(sequences, -1)
@@ -128,15 +127,13 @@ def _scan(
     cell: Cell, x: Array, start: State, weights: Sequence[Array], reverse: bool
 ) -> tuple[State, Array]:
     """The last state and all outputs (time, batch, features) of one layer in one direction."""
-    kernel, own_kernel, *biases = weights
-    # One product for all times; those of the states depend on each other.
-    inputs = x @ kernel.T
-    own_bias = None
-    if biases:
-        inputs, own_bias = inputs + biases[0], biases[1]
+    kernel, state_kernel, *biases = weights
+    # One product for all times; the products of the states depend on each other.
+    inputs = _product(x, kernel, biases[0] if biases else None)
+    state_bias = biases[1] if biases else None
 
     def step(state: State, now: Array) -> tuple[State, Array]:
-        state = cell(state, now, own_kernel, own_bias)
+        state = cell(state, now, state_kernel, state_bias)
         return state, state[0]
 
     return lax.scan(step, start, inputs, reverse=reverse)

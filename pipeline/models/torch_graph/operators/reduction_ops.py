@@ -9,121 +9,79 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.laid import Laid, without_axes
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, in_float32, is_float
+from pipeline.models.torch_graph.laid import Laid, drop_axes
+from pipeline.models.torch_graph.operator_table import (
+    OperatorContext,
+    aten,
+    compute_in_float32,
+    is_float,
+)
 
 Dims = int | Sequence[int] | None
 
 
-def reduce(x: Laid, dim: Dims, keepdim: bool, of: Callable[..., Array]) -> Laid:
-    """Reduce axes, all where none is named, with a function like `jnp.sum`."""
+def reduce(x: Laid, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Laid:
+    """Reduce axes with a function like `jnp.sum`; all axes where `dim` names none."""
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
     numbers = [number % max(x.ndim, 1) for number in named] if x.ndim else []
-    array = of(x.array, axis=x.axes(numbers), keepdims=keepdim)
-    return x.same(array) if keepdim else without_axes(x, numbers, array)
+    array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
+    return x.same(array) if keepdim else drop_axes(x, numbers, array)
 
 
-def _typed(context: OperatorContext, x: Laid, dtype: Any) -> Laid:
-    if not isinstance(dtype, TypeOf):
-        return x
-    return x.same(x.array.astype(context.type_of(dtype.name)))
+def _cast(context: OperatorContext, x: Laid, dtype: Any) -> Laid:
+    return x.same(x.array.astype(context.type_of(dtype, x.dtype)))
 
 
-@aten("mean.dim", "mean.default")
-def mean(
-    context: OperatorContext, x: Laid, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Laid:
-    """Mean over axes."""
-    return reduce(_typed(context, x, dtype), dim, keepdim, jnp.mean)
+def _register(function: Callable[..., Array], *names: str) -> None:
+    """Register a reduction."""
+
+    @aten(*names)
+    def apply(
+        context: OperatorContext,
+        x: Laid,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: Any = None,
+    ) -> Laid:
+        return reduce(_cast(context, x, dtype), dim, keepdim, function)
 
 
-@aten("sum.dim_IntList", "sum.default")
-def total(
-    context: OperatorContext, x: Laid, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Laid:
-    """Sum over axes."""
-    return reduce(_typed(context, x, dtype), dim, keepdim, jnp.sum)
+_register(jnp.mean, "mean.dim", "mean.default")
+_register(jnp.sum, "sum.dim_IntList", "sum.default")
+_register(jnp.prod, "prod.default", "prod.dim_int")
+_register(jnp.max, "amax.default", "max.default")
+_register(jnp.min, "amin.default", "min.default")
+_register(jnp.any, "any.default", "any.dim")
+_register(jnp.all, "all.default", "all.dim")
 
 
-@aten("amax.default")
-def amax(x: Laid, dim: Dims = (), keepdim: bool = False) -> Laid:
-    """Largest value over axes."""
-    return reduce(x, dim, keepdim, jnp.max)
+def _register_extreme(
+    name: str, extreme: Callable[..., Array], place: Callable[..., Array]
+) -> None:
+    """Register `argmax` and, of one axis, the largest values with their places; or the smallest."""
+
+    @aten(f"arg{name}.default")
+    def find(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
+        if dim is None:
+            return Laid(place(x.plain().reshape(-1)).astype(jnp.int32), ())
+        array = place(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
+        return x.same(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
+
+    @aten(f"{name}.dim")
+    def reduce_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
+        return reduce(x, dim, keepdim, extreme), find(x, dim, keepdim)
 
 
-@aten("amin.default")
-def amin(x: Laid, dim: Dims = (), keepdim: bool = False) -> Laid:
-    """Smallest value over axes."""
-    return reduce(x, dim, keepdim, jnp.min)
-
-
-@aten("max.default")
-def largest(x: Laid) -> Laid:
-    """Largest value of all."""
-    return reduce(x, None, False, jnp.max)
-
-
-@aten("min.default")
-def smallest(x: Laid) -> Laid:
-    """Smallest value of all."""
-    return reduce(x, None, False, jnp.min)
-
-
-@aten("max.dim")
-def largest_of_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
-    """Largest value of an axis, and where it is."""
-    return reduce(x, dim, keepdim, jnp.max), argmax(x, dim, keepdim)
-
-
-@aten("min.dim")
-def smallest_of_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
-    """Smallest value of an axis, and where it is."""
-    return reduce(x, dim, keepdim, jnp.min), argmin(x, dim, keepdim)
-
-
-@aten("argmax.default")
-def argmax(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
-    """Where the largest value of an axis is, int32."""
-    return _place(x, dim, keepdim, jnp.argmax)
-
-
-@aten("argmin.default")
-def argmin(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
-    """Where the smallest value of an axis is, int32."""
-    return _place(x, dim, keepdim, jnp.argmin)
-
-
-def _place(x: Laid, dim: int | None, keepdim: bool, of: Callable[..., Array]) -> Laid:
-    if dim is None:
-        return Laid(of(x.plain().reshape(-1)).astype(jnp.int32), ())
-    array = of(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
-    return x.same(array) if keepdim else without_axes(x, [dim % x.ndim], array)
-
-
-@aten("any.default", "any.dim")
-def any_of(x: Laid, dim: Dims = None, keepdim: bool = False) -> Laid:
-    """Whether any value is true."""
-    return reduce(x, dim, keepdim, jnp.any)
-
-
-@aten("all.default", "all.dim")
-def all_of(x: Laid, dim: Dims = None, keepdim: bool = False) -> Laid:
-    """Whether all values are true."""
-    return reduce(x, dim, keepdim, jnp.all)
-
-
-@aten("prod.default", "prod.dim_int")
-def product(x: Laid, dim: Dims = None, keepdim: bool = False) -> Laid:
-    """Product over axes."""
-    return reduce(x, dim, keepdim, jnp.prod)
+_register_extreme("max", jnp.max, jnp.argmax)
+_register_extreme("min", jnp.min, jnp.argmin)
 
 
 @aten("var.correction", "var.dim", "var.default")
 def variance(
     x: Laid, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
 ) -> Laid:
-    """Variance over axes; the divisor is n - 1 unless told otherwise."""
+    """Variance over axes; by default divided by n - 1."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if not isinstance(unbiased, bool):
@@ -132,12 +90,12 @@ def variance(
     correction = 1 if correction is None else correction
     keepdim = options.get("keepdim", keepdim)
 
-    def of(array: Array, *, axis: Any, keepdims: bool) -> Array:
-        return in_float32(
+    def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
+        return compute_in_float32(
             lambda a: jnp.var(a, axis=axis, keepdims=keepdims, ddof=correction), array
         )
 
-    return reduce(x, dim, keepdim, of)
+    return reduce(x, dim, keepdim, compute)
 
 
 @aten("std.correction", "std.dim", "std.default")
@@ -154,35 +112,33 @@ def vector_norm(
     """Norm over axes: the root of the sum of the powers of `order`."""
     order = 2 if order is None else order
 
-    def of(array: Array, *, axis: Any, keepdims: bool) -> Array:
+    def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
         if order == 2:
             return jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=keepdims))
         powers = jnp.sum(jnp.abs(array) ** order, axis=axis, keepdims=keepdims)
         return powers ** (1 / order)
 
-    return reduce(x, dim, keepdim, of)
+    return reduce(x, dim, keepdim, compute)
 
 
 @aten("cumsum.default")
 def cumulative_sum(context: OperatorContext, x: Laid, dim: int, *, dtype: Any = None) -> Laid:
     """Sum of all values up to each place of an axis."""
-    x = _typed(context, x, dtype)
-    return x.same(jnp.cumsum(x.array, x.axis(dim)))
+    return x.same(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
 
 @aten("softmax.int", "_softmax.default")
 def softmax(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
     """Exponentials over their sum along an axis, in float32."""
-    axis = x.axis(dim)
-    return _typed(context, x, dtype).same(in_float32(lambda a: jax.nn.softmax(a, axis), x.array))
+    array = _cast(context, x, dtype).array
+    return x.same(compute_in_float32(lambda a: jax.nn.softmax(a, x.axis(dim)), array))
 
 
 @aten("log_softmax.int", "_log_softmax.default")
 def log_softmax(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
     """Logarithm of the softmax, in float32."""
-    axis = x.axis(dim)
-    own = _typed(context, x, dtype)
-    return own.same(in_float32(lambda a: jax.nn.log_softmax(a, axis), x.array))
+    array = _cast(context, x, dtype).array
+    return x.same(compute_in_float32(lambda a: jax.nn.log_softmax(a, x.axis(dim)), array))
 
 
 @aten("logsumexp.default")

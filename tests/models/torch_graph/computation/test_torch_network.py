@@ -64,7 +64,7 @@ def test_the_same_values_are_dropped_in_both_layouts(name: str) -> None:
     dropped = []
     for layout, order in IMAGE_ORDERS.items():
         context = OperatorContext("float32", DEFAULTS, layout, lambda: jax.random.key(0))
-        x = Laid(Laid(IMAGES, NHWC).lying(order), order)
+        x = Laid(Laid(IMAGES, NHWC).transpose(order), order)
         dropped.append(OPERATORS[f"aten.{name}.default"](context, x, 0.5, True).plain())
     np.testing.assert_array_equal(*dropped)
     assert 0.1 < float((dropped[0] == 0).mean()) < 0.9
