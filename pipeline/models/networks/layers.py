@@ -48,8 +48,8 @@ class LayerList(LayeredModelSpec):
         return self
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        def counted(layer: LayerSpec) -> LayerSpec:
+        def set_classes(layer: LayerSpec) -> LayerSpec:
             changes = {field: classes for field, value in layer if value == CLASSES}
             return layer.model_copy(update=changes)
 
-        return map_layers(counted, self.layers)
+        return map_layers(set_classes, self.layers)

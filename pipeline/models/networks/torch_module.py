@@ -75,8 +75,9 @@ class TorchModule(_Imported):
             source = GraphFile(self.graph)
         elif imported is not None:
             arguments = with_classes(self.arguments, classes)
-            shape, batch = self.input_shape, self.batch
-            source = ImportedModule(imported, arguments, self.seed, shape, self.input_dtype, batch)
+            source = ImportedModule(
+                imported, arguments, self.seed, self.input_shape, self.input_dtype, self.batch
+            )
         else:
             raise ValueError(
                 "names no network; must have import, as torchvision.models:resnet18, or graph, as "

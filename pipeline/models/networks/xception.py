@@ -8,7 +8,7 @@ from pydantic import PositiveFloat
 
 from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
-from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.blocks.layered_model import StridedModelSpec
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, GlobalAvgPool, Relu, Residual

@@ -1,4 +1,4 @@
-"""Inception v3 (Szegedy et al. 2016, table 1), without its auxiliary classifier."""
+"""Networks of inception modules: GoogLeNet as MindSpore's model zoo has it, and Inception v3."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from pipeline.core.registry import part
-from pipeline.models.blocks.common_blocks import Stack, conv_norm
-from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
+from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
 from pipeline.models.layers.fields import Size
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
@@ -21,9 +21,73 @@ from pipeline.models.layers.standard import (
     Relu,
 )
 
+_INCEPTIONS = {
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
+}
+"""Features of the 1x1; before and of one 3x3; before and of the other; after the pool (table 1)."""
+
+
+@part("model")
+class GoogLeNet(StridedModelSpec):
+    """Nine inception modules: four branches side by side.
+
+    As in the zoo and in torchvision, the branch that is 5x5 in the paper is 3x3, and there are no
+    auxiliary classifiers. With 1000 classes it has 6,624,904 parameters.
+    """
+
+    name: Literal["googlenet"] = "googlenet"
+    width: PositiveFloat
+    """Factor on the paper's features of every convolution."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        stem = (*self._conv(64, 7, 2), HALVE, *self._conv(64, 1), *self._conv(192, 3), HALVE)
+        return (
+            *stem,
+            *self._stage("3"),
+            HALVE,
+            *self._stage("4"),
+            MaxPool(kernel=2),
+            *self._stage("5"),
+            GlobalAvgPool(),
+            Dropout(rate=self.dropout),
+            Dense(features=classes),
+        )
+
+    def _stage(self, stage: str) -> list[LayerSpec]:
+        return [
+            Branches(scope=f"inception{name}", branches=self._branches(features))
+            for name, features in _INCEPTIONS.items()
+            if name.startswith(stage)
+        ]
+
+    def _branches(self, features: tuple[int, ...]) -> tuple[Stack, ...]:
+        pointwise, first_inner, first, second_inner, second, pooled = features
+        pool = MaxPool(kernel=3, stride=1, padding="same")
+        return (
+            self._conv(pointwise, 1),
+            (*self._conv(first_inner, 1), *self._conv(first, 3)),
+            (*self._conv(second_inner, 1), *self._conv(second, 3)),
+            (pool, *self._conv(pooled, 1)),
+        )
+
+    def _conv(self, features: int, kernel: int, stride: int = 1) -> Stack:
+        scaled = max(1, round(features * self.width))
+        return (*conv_norm(scaled, kernel, stride, epsilon=1e-3), Relu())
+
+
 _HALVE = MaxPool(kernel=3, stride=2)
 _BLUR = AvgPool(kernel=3, stride=1, padding="same")
-_ROW, _COLUMN = (1, 7), (7, 1)
+_ROW = (1, 7)
+_COLUMN = (7, 1)
 
 
 @part("model")
@@ -41,14 +105,11 @@ class InceptionV3(LayeredModelSpec):
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         return (
             *self._stem(),
-            *(self._square(f"square{index}", pooled) for index, pooled in enumerate((32, 64, 64))),
+            *(self._square_module(f"square{i}", n) for i, n in enumerate((32, 64, 64))),
             self._first_reduction(),
-            *(
-                self._factored(f"factored{index}", inner)
-                for index, inner in enumerate((128, 160, 160, 192))
-            ),
+            *(self._factored_module(f"factored{i}", n) for i, n in enumerate((128, 160, 160, 192))),
             self._second_reduction(),
-            *(self._expanded(f"expanded{index}") for index in range(2)),
+            *(self._expanded_module(f"expanded{i}") for i in range(2)),
             GlobalAvgPool(),
             Dropout(rate=self.dropout),
             Dense(features=classes),
@@ -77,7 +138,7 @@ class InceptionV3(LayeredModelSpec):
             _HALVE,
         )
 
-    def _square(self, scope: str, pooled: int) -> Branches:
+    def _square_module(self, scope: str, pooled: int) -> Branches:
         branches = (
             self._conv(64, 1),
             self._convs((48, 1), (64, 5)),
@@ -91,8 +152,9 @@ class InceptionV3(LayeredModelSpec):
         branches = (self._conv(384, 3, 2, valid=True), twice, (_HALVE,))
         return Branches(scope="reduction0", branches=branches)
 
-    def _factored(self, scope: str, inner: int) -> Branches:
-        column, row = (inner, _COLUMN), (inner, _ROW)
+    def _factored_module(self, scope: str, inner: int) -> Branches:
+        row = (inner, _ROW)
+        column = (inner, _COLUMN)
         branches = (
             self._conv(192, 1),
             self._convs((inner, 1), row, (192, _COLUMN)),
@@ -107,7 +169,7 @@ class InceptionV3(LayeredModelSpec):
         branches = (once, (*factored, *self._conv(192, 3, 2, valid=True)), (_HALVE,))
         return Branches(scope="reduction1", branches=branches)
 
-    def _expanded(self, scope: str) -> Branches:
+    def _expanded_module(self, scope: str) -> Branches:
         both = Branches(branches=(self._conv(384, (1, 3)), self._conv(384, (3, 1))))
         branches = (
             self._conv(320, 1),
