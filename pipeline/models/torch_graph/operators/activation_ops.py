@@ -11,13 +11,15 @@ from jax import Array, lax
 from pipeline.models.torch_graph.laid import Laid
 from pipeline.models.torch_graph.operator_table import aten, valuewise
 
+# fmt: off
 _SAME_NAMES = (
-    "abs ceil cos exp expm1 floor isfinite isinf isnan log log1p log2 bitwise_not logical_not "
-    "round sign sin sqrt square tan tanh"
+    "abs", "bitwise_not", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isinf", "isnan",
+    "log", "log1p", "log2", "logical_not", "round", "sign", "sin", "sqrt", "square", "tan", "tanh",
 )
+# fmt: on
 """Functions that ATen and jax.numpy call alike."""
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
-    **{name: getattr(jnp, name) for name in _SAME_NAMES.split()},
+    **{name: getattr(jnp, name) for name in _SAME_NAMES},
     "relu": jax.nn.relu,
     "relu6": jax.nn.relu6,
     "silu": jax.nn.silu,
