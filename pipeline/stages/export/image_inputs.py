@@ -17,7 +17,7 @@ from pipeline.data.image_file import (
     upright_size,
 )
 from pipeline.data.tables.fit_table import read_rows
-from pipeline.models.weights.files.npz_file import read_npz
+from pipeline.models.weights.files.weight_files import read_npz
 from pipeline.stages.export.trained_run import Samples
 
 _MODES = {1: "L", 3: "RGB"}

@@ -13,6 +13,7 @@ from pipeline.models.weights.rules.branches import (
     GOOGLENET,
     INCEPTION_V3_MINDSPORE,
     INCEPTION_V3_TORCH,
+    UNET,
 )
 from pipeline.models.weights.rules.frameworks import Framework
 from pipeline.models.weights.rules.mobile import (
@@ -40,7 +41,6 @@ from pipeline.models.weights.rules.residual import (
 )
 from pipeline.models.weights.rules.syntax import LayerRules
 from pipeline.models.weights.rules.transformers import BERT, GPT, VIT
-from pipeline.models.weights.rules.unet import UNET
 
 IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
 """Rules for networks without blocks: layers are counted by kind, in order."""
@@ -49,7 +49,7 @@ VGG: LayerRules = (
     (r"head\.fc", "dense_2"),
     *IN_ORDER,
 )
-"""timm has convolutions over entire images in place of the first dense layers."""
+"""timm has convolutions over entire images instead of the first dense layers."""
 
 
 def _both(rules: LayerRules) -> Mapping[Framework, LayerRules]:
@@ -83,7 +83,7 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
 
 
 def layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:
-    """The rules for a model: its own, or those of networks without blocks, or none."""
+    """Return the rules for a model; without any, the rules of networks without blocks, or none."""
     if model in BY_MODEL:
         return BY_MODEL[model].get(framework, ())
     return () if blocks else IN_ORDER
