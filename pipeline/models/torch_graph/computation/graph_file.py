@@ -14,9 +14,9 @@
 
 Arguments are null, booleans, numbers, texts, lists, and objects of one or two keys: {"value": node}
 refers to a node's result, {"value": node, "item": n} to one of several, {"array": name} to an
-array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. Whatever a node refers to
-stands before it. `net.torch.safetensors` has the arrays under PyTorch's names, each in its order of
-axes. A file may come from a stranger: reading it runs nothing, and checks everything.
+array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. A node refers only to nodes
+before it. `net.torch.safetensors` has the arrays under PyTorch's names, each in its order of axes.
+A file may come from a stranger: reading it runs nothing, and checks everything.
 """
 
 from __future__ import annotations
@@ -48,31 +48,20 @@ from pipeline.models.torch_graph.graph import (
     ValueOf,
     references_of,
 )
+from pipeline.models.torch_graph.operator_table import FLOAT_TYPES, TYPES
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 
-FORMAT, VERSION = "torch graph", 1
+FORMAT = "torch graph"
+VERSION = 1
 SUFFIX = ".torch.json"
 MAX_NODES = 100_000
 MAX_ELEMENTS = 2**31
 """Limit of the values of one sample of any result."""
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
-_DTYPES = frozenset(
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-    ]
-)
+_DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
 _NOT_FINITE = ("inf", "-inf", "nan")
 _AXES: Mapping[str, int] = {"hwio": 4, "io": 2}
 
@@ -165,10 +154,7 @@ def _to_json(value: Any) -> Any:
 
 
 def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
-    """Return the graph that JSON describes, with the values of its arrays.
-
-    Raises ValueError for whatever is not as a graph must be.
-    """
+    """Return the graph of a JSON document, with the values of its arrays. Raises ValueError."""
     keys = ("format", "version", "origin", "torch", "input", "arrays", "train", "evaluate")
     fields = _object(document, "a graph", keys)
     if (fields["format"], fields["version"]) != (FORMAT, VERSION):
@@ -214,7 +200,7 @@ def _array(name: str, row: Any) -> ArraySpec:
 
 
 def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
-    """Raise ValueError where two arrays share a path, or one's path leads through another."""
+    """Raise ValueError if two arrays share a path, or a path is inside of another."""
     paths = {spec.path for spec in arrays}
     if len(paths) < len(arrays):
         raise ValueError("two arrays have the same path")
@@ -244,14 +230,14 @@ def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
         raise ValueError(f"{key}: nodes must be a list of 1 to {MAX_NODES:,}")
     nodes: list[GraphNode] = []
-    known: dict[str, int] = {INPUT: 1}
+    num_results: dict[str, int] = {INPUT: 1}
     for row in rows:
         node = _node(row)
-        if node.name in known:
+        if node.name in num_results:
             raise ValueError(f"{key}: two nodes are called {shown(node.name)}")
         for reference in references_of(node):
-            _require_known(reference, known, arrays, node.name)
-        known[node.name] = len(node.results)
+            _require_defined(reference, num_results, arrays, node.name)
+        num_results[node.name] = len(node.results)
         nodes.append(node)
     output = _argument(fields["output"])
     updates = tuple(
@@ -260,19 +246,19 @@ def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
     for reference in (output, *(value for _, value in updates)):
         if not isinstance(reference, ValueOf):
             raise ValueError(f"{key}: output and updates must be references to nodes")
-        _require_known(reference, known, arrays, "output")
+        _require_defined(reference, num_results, arrays, "output")
     return Form(tuple(nodes), output, updates)
 
 
-def _require_known(
-    reference: ValueOf | ArrayOf, known: Mapping[str, int], arrays: frozenset[str], by: str
+def _require_defined(
+    reference: ValueOf | ArrayOf, num_results: Mapping[str, int], arrays: frozenset[str], by: str
 ) -> None:
     if isinstance(reference, ArrayOf):
         if reference.name not in arrays:
             raise ValueError(f"{shown(by)} reads array {shown(reference.name)}, which there is not")
-    elif reference.node not in known:
+    elif reference.node not in num_results:
         raise ValueError(f"{shown(by)} reads {shown(reference.node)}, which is not before it")
-    elif reference.item is not None and reference.item >= known[reference.node]:
+    elif reference.item is not None and reference.item >= num_results[reference.node]:
         raise ValueError(f"{shown(by)} reads result {reference.item} of {shown(reference.node)}")
 
 

@@ -13,10 +13,12 @@ from flax.traverse_util import flatten_dict
 from pipeline.models.layers.precision import KindRule, PathListing, ToFloat
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, RecordingPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
-from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
+from pipeline.models.torch_graph.computation.torch_network import (
+    can_be_batch_last,
+    initial_variables_of,
+)
 from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid
 from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
-from pipeline.models.torch_graph.operators.batch_last import can_be_batch_last
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
     golden_graph,
