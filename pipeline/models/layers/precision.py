@@ -59,10 +59,10 @@ class KindRule:
 
 
 class ToFloat(Spec):
-    """`to_float`: a layer whose path matches a glob, and all inside of it, computes in `dtype`.
+    """`to_float`: a layer whose path matches a glob, with its inner layers, computes in `dtype`.
 
-    A path is that of the layer's scope, as in the names of parameters, such as
-    `residual_0/conv_1`; * crosses slashes. The output of such a layer keeps that type.
+    A path is the layer's scope as in names of parameters, such as `residual_0/conv_1`; * crosses
+    slashes. The output of such a layer has that type.
     """
 
     pattern: str
@@ -83,7 +83,7 @@ class ToFloat(Spec):
 
 @dataclass(eq=False)
 class PathListing:
-    """A rule that covers no layer, and records the paths of all while a network is traced."""
+    """A rule that covers no layer, and records the paths of all layers of a traced network."""
 
     dtype: str = "float32"
     casts_back: bool = False
@@ -107,7 +107,7 @@ class Precision:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """All types that are computed in, each once."""
+        """All types that layers compute in, without repetitions."""
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
 
 
@@ -123,6 +123,6 @@ LEVELS: Mapping[Level, Precision] = MappingProxyType(
 
 
 def rule_for(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
-    """The rule for a layer; None: it computes in the network's type."""
+    """Return the rule for a layer; None: it computes in the network's type."""
     covering = [rule for rule in rules if rule.covers(kind, path)]
     return covering[-1] if covering else None

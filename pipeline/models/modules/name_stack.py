@@ -6,11 +6,12 @@ import re
 
 MARKS = re.compile(r"^(?:(?:transpose|jvp|vmap)\()+")
 """Prefixes that JAX's transformations add to a name stack's parts."""
-DATA, UPDATE = "step.data", "step.update"
-"""Scopes of a training step outside of the network: what makes a batch, and what follows the
-gradients. A profile tells phases by them."""
+DATA = "step.data"
+UPDATE = "step.update"
+"""Scopes of a training step outside of the network, which are phases of a profile: DATA makes a
+batch, UPDATE follows the gradients."""
 NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
-"""Parts that no user has named."""
+"""Parts that aren't a user's names."""
 
 
 def layer_of(scope: str) -> str:

@@ -14,8 +14,7 @@ from pipeline.core.files.error_text import shown
 from pipeline.models.weights.files.named_arrays import Arrays, natural_key
 from pipeline.models.weights.files.weight_files import keeps_order
 from pipeline.models.weights.rules import layer_rules
-from pipeline.models.weights.rules.frameworks import CONVENTIONS, Framework
-from pipeline.models.weights.rules.syntax import SKIPPED, Place, place_by
+from pipeline.models.weights.rules.syntax import CONVENTIONS, SKIPPED, Framework, Place, place_by
 from pipeline.stages.export.alignment import align
 from pipeline.stages.export.axis_order import to_own_layout
 from pipeline.stages.export.network import NetworkArrays

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.models.weights.files.named_arrays import Arrays
-from pipeline.models.weights.rules.frameworks import (
+from pipeline.models.weights.rules.syntax import (
     CONVENTIONS,
     MINDSPORE,
     TORCH,
     WRAPPERS,
     Framework,
+    Place,
 )
-from pipeline.models.weights.rules.syntax import Place
 from pipeline.stages.export.file_layers import Layers
 from pipeline.stages.export.network import NetworkArrays
 

@@ -30,7 +30,7 @@ from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
 from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
-from pipeline.models.torch_graph.operators.norm_ops import Normalised
+from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 
 _ARGUMENT_ERRORS = (
     TypeError,
@@ -174,14 +174,14 @@ class _Run:
 
         kwargs = {name: read(value) for name, value in node.kwargs}
         result = operator(context, *map(read, node.args), **kwargs)
-        if isinstance(result, Normalised):
+        if isinstance(result, NormResult):
             self._keep_statistics(node, result)
             result = result.y
         if rule is not None and rule.casts_back:
             result = _cast(result, self.settings.dtype)
         return result
 
-    def _keep_statistics(self, node: GraphNode, result: Normalised) -> None:
+    def _keep_statistics(self, node: GraphNode, result: NormResult) -> None:
         for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
             if isinstance(argument, ArrayOf):
                 self.arrays[argument.name] = laid(array)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,7 +62,6 @@ MAX_ELEMENTS = 2**31
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
 _DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
-_NOT_FINITE = ("inf", "-inf", "nan")
 _AXES: Mapping[str, int] = {"hwio": 4, "io": 2}
 
 
@@ -119,17 +118,23 @@ def graph_to_text(graph: TorchGraph) -> str:
 
 
 def _form_to_text(form: Form) -> str:
-    nodes = ",\n".join(json.dumps(_node_to_json(node), allow_nan=False) for node in form.nodes)
+    rows = [
+        [
+            node.name,
+            node.op,
+            _to_json(node.args),
+            {key: _to_json(value) for key, value in node.kwargs},
+            list(map(_tensor_to_json, node.results)),
+            node.module,
+            node.kind,
+            node.line,
+        ]
+        for node in form.nodes
+    ]
+    nodes = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     output = json.dumps(_to_json(form.output))
     updates = json.dumps({name: _to_json(value) for name, value in form.updates})
     return f'{{"nodes": [\n{nodes}\n], "output": {output}, "updates": {updates}}}'
-
-
-def _node_to_json(node: GraphNode) -> list[Any]:
-    kwargs = {key: _to_json(value) for key, value in node.kwargs}
-    results = [_tensor_to_json(result) for result in node.results]
-    args = [_to_json(value) for value in node.args]
-    return [node.name, node.op, args, kwargs, results, node.module, node.kind, node.line]
 
 
 def _tensor_to_json(spec: TensorSpec) -> list[Any]:
@@ -162,7 +167,7 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
             f"format {fields['format']!r} version {fields['version']!r}; must be {FORMAT!r} "
             f"{VERSION}"
         )
-    arrays = tuple(_array(name, row) for name, row in _mapping(fields["arrays"], "arrays").items())
+    arrays = tuple(_array(name, row) for name, row in _object(fields["arrays"], "arrays").items())
     _require_paths(arrays)
     _require_values(arrays, values)
     names = frozenset(spec.name for spec in arrays)
@@ -241,9 +246,9 @@ def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
         nodes.append(node)
     output = _argument(fields["output"])
     updates = tuple(
-        (name, _argument(value)) for name, value in _mapping(fields["updates"], "updates").items()
+        (name, _argument(value)) for name, value in _object(fields["updates"], "updates").items()
     )
-    for reference in (output, *(value for _, value in updates)):
+    for reference in (output, *dict(updates).values()):
         if not isinstance(reference, ValueOf):
             raise ValueError(f"{key}: output and updates must be references to nodes")
         _require_defined(reference, num_results, arrays, "output")
@@ -268,7 +273,7 @@ def _node(row: Any) -> GraphNode:
         raise ValueError(f"a node is called {shown(str(name))}")
     if not isinstance(args, list) or not isinstance(results, list):
         raise ValueError(f"{shown(name)}: arguments and results must be lists")
-    named = tuple((key, _argument(v)) for key, v in _mapping(kwargs, shown(name)).items())
+    named = tuple((key, _argument(v)) for key, v in _object(kwargs, shown(name)).items())
     return GraphNode(
         name,
         _text(op),
@@ -282,26 +287,21 @@ def _node(row: Any) -> GraphNode:
 
 
 def _argument(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_argument, value))
-    if not isinstance(value, dict):
-        return value
-    readers: Mapping[tuple[str, ...], Callable[[Any], Any]] = {
-        ("value",): lambda v: ValueOf(_text(v["value"])),
-        ("item", "value"): lambda v: ValueOf(_text(v["value"]), _item(v["item"])),
-        ("array",): lambda v: ArrayOf(_text(v["array"])),
-        ("type",): lambda v: TypeOf(_dtype(v["type"])),
-        ("float",): lambda v: _not_finite(v["float"]),
-    }
-    reader = readers.get(tuple(sorted(value)))
-    if reader is None:
-        raise ValueError(f"argument {shown(str(value))} is none that there is")
-    return reader(value)
-
-
-def _item(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_NODES:
-        raise ValueError(f"item {shown(str(value))}; must be a whole number from 0 on")
+    match value:
+        case list():
+            return tuple(map(_argument, value))
+        case {"value": node} if len(value) == 1:
+            return ValueOf(_text(node))
+        case {"value": node, "item": item} if len(value) == 2 and type(item) is int and item >= 0:
+            return ValueOf(_text(node), item)
+        case {"array": name} if len(value) == 1:
+            return ArrayOf(_text(name))
+        case {"type": dtype} if len(value) == 1:
+            return TypeOf(_dtype(dtype))
+        case {"float": "inf" | "-inf" | "nan" as text} if len(value) == 1:
+            return float(text)
+        case dict():
+            raise ValueError(f"argument {shown(str(value))} is none that there is")
     return value
 
 
@@ -309,12 +309,6 @@ def _dtype(value: Any) -> str:
     if not isinstance(value, str) or value not in _DTYPES:
         raise ValueError(f"dtype {shown(str(value))} is none that there is")
     return str(value)
-
-
-def _not_finite(value: Any) -> float:
-    if value not in _NOT_FINITE:
-        raise ValueError(f"float {shown(str(value))}; must be one of {', '.join(_NOT_FINITE)}")
-    return float(value)
 
 
 def _tensor(row: Any) -> TensorSpec:
@@ -346,13 +340,8 @@ def _row(value: Any, length: int, what: str) -> list[Any]:
     return value
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object")
-    return value
-
-
-def _object(value: Any, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict) or set(value) != set(keys):
-        raise ValueError(f"{what} must be an object of {', '.join(keys)}")
+def _object(value: Any, what: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict) or (keys is not None and set(value) != set(keys)):
+        of_keys = f" of {', '.join(keys)}" if keys else ""
+        raise ValueError(f"{what} must be an object{of_keys}")
     return value

@@ -74,7 +74,7 @@ class TorchNetwork(nn.Module):
     def __call__(self, images: Array, train: bool) -> Array:
         """Return logits, float32, of images (batch, height, width, channels).
 
-        Raises ValueError, which names module and line, if the network can't be exported or computed.
+        Raises ValueError with module and line if the network can't be exported or computed.
         """
         graph = self.source.graph_for(images.shape[1:])
         weights = self._weights(graph, "parameter") | self._weights(graph, "buffer")

@@ -28,8 +28,7 @@ def as_pair(sizes: int | Sequence[int]) -> Pair:
     """Return one or two numbers as height and width."""
     if isinstance(sizes, int):
         return sizes, sizes
-    first, *others = sizes
-    return first, others[0] if others else first
+    return sizes[0], sizes[1] if len(sizes) > 1 else sizes[0]
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ def one_hot(x: Any, num_classes: int = -1) -> Any:
 @aten("full.default")
 def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None) -> Laid:
     """A number everywhere, of a shape."""
-    whole = jnp.int32 if isinstance(value, int) else None
-    default = jnp.bool_ if isinstance(value, bool) else whole
+    integer = jnp.int32 if isinstance(value, int) else None
+    default = jnp.bool_ if isinstance(value, bool) else integer
     return laid(jnp.full(tuple(size), value, context.type_of(dtype, default)))
 
 
@@ -111,8 +111,8 @@ def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
 ) -> Laid:
     """Numbers from a start, or from 0, to an end by a step."""
-    whole = all(isinstance(bound, int | None) for bound in (start, end, step))
-    dtype = context.type_of(dtype, jnp.int32 if whole else None)
+    is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
+    dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
     return laid(jnp.arange(start, end, step).astype(dtype))
 
 

@@ -85,8 +85,8 @@ def move_axes(x: Laid, source: int | Sizes, destination: int | Sizes) -> Laid:
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
     places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
-    others = iter(number for number in range(x.ndim) if number not in places.values())
-    return permute_axes(x, [places[at] if at in places else next(others) for at in range(x.ndim)])
+    fixed = iter(number for number in range(x.ndim) if number not in places.values())
+    return permute_axes(x, [places[at] if at in places else next(fixed) for at in range(x.ndim)])
 
 
 @aten("unsqueeze.default")

@@ -27,21 +27,11 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode
 
+_INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 _TYPES = {
-    "Bool": np.dtype(np.bool_),
-    "Int8": np.dtype("<i1"),
-    "Int16": np.dtype("<i2"),
-    "Int32": np.dtype("<i4"),
-    "Int64": np.dtype("<i8"),
-    "UInt8": np.dtype("<u1"),
-    "UInt16": np.dtype("<u2"),
-    "UInt32": np.dtype("<u4"),
-    "UInt64": np.dtype("<u8"),
-    "Float16": np.dtype("<f2"),
-    "Float32": np.dtype("<f4"),
-    "Float64": np.dtype("<f8"),
-    "BFloat16": BFLOAT16,
-}
+    name: np.dtype(name.lower()).newbyteorder("<")
+    for name in ("Bool", *_INTEGERS, "Float16", "Float32", "Float64")
+} | {"BFloat16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _TEXT = "str"
 """Type of entries such as epoch counters; no arrays, so they are skipped."""

@@ -11,10 +11,11 @@ import numpy as np
 
 from pipeline.core.files.error_text import shown
 from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
-from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add
+from pipeline.models.weights.files.named_arrays import Arrays, add
 from pipeline.models.weights.files.torch_pickle import (
     REBUILD_PARAMETER,
     REBUILD_TENSOR,
+    STORAGES,
     Call,
     Name,
     Persistent,
@@ -27,18 +28,6 @@ MAX_SHARING = 16
 _PICKLE = "data.pkl"
 _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
-_DTYPES = {
-    "torch.FloatStorage": np.dtype(np.float32),
-    "torch.DoubleStorage": np.dtype(np.float64),
-    "torch.HalfStorage": np.dtype(np.float16),
-    "torch.BFloat16Storage": BFLOAT16,
-    "torch.LongStorage": np.dtype(np.int64),
-    "torch.IntStorage": np.dtype(np.int32),
-    "torch.ShortStorage": np.dtype(np.int16),
-    "torch.CharStorage": np.dtype(np.int8),
-    "torch.ByteStorage": np.dtype(np.uint8),
-    "torch.BoolStorage": np.dtype(np.bool_),
-}
 
 
 def read_torch(path: Path) -> Arrays:
@@ -104,12 +93,12 @@ class _Storages:
         """Return the values of a storage, (n,). Raises ValueError for an invalid description."""
         match storage:
             case Persistent(("storage", Name(kind), str(key), str(_), int(count))) if (
-                kind in _DTYPES and key.isalnum()
+                kind in STORAGES and key.isalnum()
             ):
                 data = self.read(f"data/{key}")
-                if count < 0 or len(data) != count * _DTYPES[kind].itemsize:
+                if count < 0 or len(data) != count * STORAGES[kind].itemsize:
                     raise ValueError(f"storage {key} should hold {count:,} values and does not")
-                return np.frombuffer(data, _DTYPES[kind])
+                return np.frombuffer(data, STORAGES[kind])
         raise ValueError("a tensor lies in no storage that can be read")
 
 

@@ -12,17 +12,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipeline.core.files.error_text import shown
+from pipeline.models.weights.files.named_arrays import BFLOAT16
 
 ORDERED_DICT = "collections.OrderedDict"
 REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
 REBUILD_PARAMETER = "torch._utils._rebuild_parameter"
 CALLABLE = (ORDERED_DICT, REBUILD_TENSOR, REBUILD_PARAMETER)
-_STORAGE_TYPES = (
-    *("Float", "Double", "Half", "BFloat16"),
-    *("Long", "Int", "Short", "Char", "Byte", "Bool"),
-)
-STORAGES = tuple(f"torch.{kind}Storage" for kind in _STORAGE_TYPES)
+STORAGES = {
+    "torch.FloatStorage": np.dtype(np.float32),
+    "torch.DoubleStorage": np.dtype(np.float64),
+    "torch.HalfStorage": np.dtype(np.float16),
+    "torch.BFloat16Storage": BFLOAT16,
+    "torch.LongStorage": np.dtype(np.int64),
+    "torch.IntStorage": np.dtype(np.int32),
+    "torch.ShortStorage": np.dtype(np.int16),
+    "torch.CharStorage": np.dtype(np.int8),
+    "torch.ByteStorage": np.dtype(np.uint8),
+    "torch.BoolStorage": np.dtype(np.bool_),
+}
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
