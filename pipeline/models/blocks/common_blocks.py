@@ -107,12 +107,12 @@ def squeeze_excite(
 
 
 def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
-    """body(x) + x where the body keeps the shape, else the body alone, in the same scope."""
+    """Return body(x) + x if the body has the same shape, else only the body, in the same scope."""
     return Residual(scope=scope, body=body) if same else Sequence(scope=scope, body=body)
 
 
 def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
-    """Apply `change` to all layers, also to inner ones; the innermost come first."""
+    """Apply `change` to all layers and inner layers, the innermost first."""
 
     def change_inner(value: Any) -> Any:
         if isinstance(value, tuple):

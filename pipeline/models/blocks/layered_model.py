@@ -37,7 +37,7 @@ class LayeredModelSpec(ModelSpec):
         """The network as a list of layers that ends in `classes` logits."""
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """A `Network` of the layers. Raises ValueError where there are too many."""
+        """Return a `Network` of the layers. Raises ValueError for too many."""
         from pipeline.models.modules.standard import Network
 
         layers = self.layers_for(classes)
@@ -53,8 +53,8 @@ class StridedModelSpec(LayeredModelSpec):
     """
 
     padding: Literal["same", "symmetric", "symmetric_convs"] = "same"
-    """same: as in MindSpore's pad_mode="same" and TensorFlow; symmetric: as many zeros before as
-    after, as in torchvision; symmetric_convs: symmetric for convolutions only, as in mindcv."""
+    """same: as in MindSpore's pad_mode="same" and TensorFlow; symmetric: the same number of zeros
+    before and after, as in torchvision; symmetric_convs: only convolutions, as in mindcv."""
 
     @abstractmethod
     def same_layers_for(self, classes: int) -> Stack:
@@ -100,10 +100,10 @@ def stage_blocks(
     expansion: int = 1,
     halve_first: bool = True,
 ) -> Iterator[StageBlock]:
-    """The blocks of all stages, of which the first reads `channels`.
+    """Yield the blocks of all stages; the first one reads `channels`.
 
-    A block gives `expansion` times the width of its stage. Every stage halves the image in its
-    first block; without `halve_first`, the first stage does not.
+    A block has `expansion` times the width of its stage as features. The first block of every stage
+    halves the image; without `halve_first`, not in the first stage.
     """
     for stage, (count, width) in enumerate(zip(counts, widths, strict=True), start=1):
         for index in range(count):

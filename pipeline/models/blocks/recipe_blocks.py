@@ -25,7 +25,7 @@ Location = tuple[int | str, ...]
 
 
 class BlockUse(Spec):
-    """Use of a block: its layers, repeated `repeat` times, in a scope of their own."""
+    """Use of a block: its layers, repeated `repeat` times, in a separate scope."""
 
     use: str
     """The block's name under `blocks`."""
@@ -47,10 +47,10 @@ def expand_uses(
     within: tuple[str, ...] = (),
     uses: Counter[str] | None = None,
 ) -> Any:
-    """Replace every use of a block in `node`, which is at `where`, by a sequence of its layers.
+    """Replace every use of a block in `node`, at location `where`, by a sequence of its layers.
 
-    The layers of a block are checked here, so that a problem is reported at the block's own
-    location. `within` names the blocks that are being expanded, and `uses` counts them. Raises
+    The layers of a block are checked here, so that a problem is reported at the block's location.
+    `within` names the blocks that are being expanded, and `uses` counts them. Raises
     ValidationError.
     """
     uses = Counter() if uses is None else uses
@@ -92,7 +92,7 @@ def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
 def _body(
     use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...], uses: Counter[str]
 ) -> Any:
-    """The layers of the block, with the values that the use gives its parameters."""
+    """Return the layers of the block, with the use's values of its parameters."""
     name = use.use
     if name not in blocks:
         hint = _nearest(name, blocks)
@@ -136,7 +136,7 @@ def _parameters(node: Any) -> Iterator[str]:
 
 
 def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
-    """A block with its parameters replaced."""
+    """Replace the parameters of a block by their values."""
     if isinstance(node, str) and node.startswith("$"):
         return values.get(node[1:], node)
     if isinstance(node, Mapping):

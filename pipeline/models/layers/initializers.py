@@ -67,7 +67,7 @@ class _He(InitializerSpec):
 
 @part("initializer")
 class HeNormal(_He):
-    """Plain normal of deviation gain / sqrt(fan); slope 0 stands for ReLU."""
+    """Plain normal of deviation gain / sqrt(fan); slope 0 is for ReLU."""
 
     name: Literal["he_normal"] = "he_normal"
     negative_slope: NonNegativeFloat = 0.0
@@ -78,7 +78,7 @@ class HeNormal(_He):
 
 @part("initializer")
 class HeUniform(_He):
-    """Uniform within gain * sqrt(3 / fan); slope sqrt(5) gives 1 / sqrt(fan)."""
+    """Uniform within gain * sqrt(3 / fan); with slope sqrt(5), 1 / sqrt(fan)."""
 
     name: Literal["he_uniform"] = "he_uniform"
     negative_slope: NonNegativeFloat = sqrt(5)

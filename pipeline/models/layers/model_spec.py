@@ -68,7 +68,7 @@ class InitRules(Spec):
 
 
 class InitSpec(InitRules):
-    """Initialiser of each kind of weight, where the layer names none."""
+    """Initialiser of each kind of weight, if the layer names none."""
 
     conv: Initializer
     dense: Initializer

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pipeline.core.files.error_text import nearest, shown
 
 Path = tuple[str, ...]
-"""The scopes of a layer, outermost first; for a parameter, its own name is last."""
+"""The scopes of a layer, outermost first; for a parameter, its name is last."""
 
 MAX_SCOPES = 40
 EXCEPT = "!"

@@ -1,8 +1,8 @@
 """Types that layers compute in: MindSpore's amp levels, bfloat16, and types by layer.
 
 Levels follow `build_train_network` and `auto_mixed_precision` of mindspore/train/amp.py (2.10).
-Whatever the level, weights are stored in float32 and cast where a layer reads them, gradients are
-float32, and so is the loss.
+At every level, weights are stored in float32 and cast when a layer reads them; gradients and the
+loss are float32.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
 from pipeline.core.registry import Spec
 from pipeline.models.layers.path_patterns import Path, covers
@@ -19,36 +19,22 @@ Level = Literal["O0", "O1", "O2", "O3", "bf16"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 
 WHITE_LIST = frozenset({"conv", "conv_transpose", "dense", "relu", "self_attention"})
-"""Kinds of layers that O1 computes in float16: those of `AMP_WHITE_LIST` (`nn.Conv2d`,
+"""Kinds of layers that O1 computes in float16: `AMP_WHITE_LIST` (`nn.Conv2d`,
 `nn.Conv2dTranspose`, `nn.Dense`, `P.ReLU`; the products of attention are `nn.Dense` and
 `P.BatchMatMul`)."""
 
 BLACK_LIST = frozenset({"batch_norm", "layer_norm"})
-"""Kinds of layers that O2 keeps in float32: `AMP_BLACK_LIST`."""
-
-
-class TypeRule(Protocol):
-    """Rule for layers that compute in another type than the network."""
-
-    @property
-    def dtype(self) -> str:
-        """Type that the covered layers compute in."""
-
-    @property
-    def casts_back(self) -> bool:
-        """Whether their output is cast to the network's type."""
-
-    def covers(self, kind: str, path: Path) -> bool:
-        """Whether the rule is for a layer of this kind at this path."""
+"""Kinds of layers that O2 computes in float32: `AMP_BLACK_LIST`."""
 
 
 @dataclass(frozen=True)
 class KindRule:
-    """Layers of these kinds compute in `dtype`; other layers keep the network's type."""
+    """Layers of these kinds compute in `dtype`; other layers in the network's type."""
 
     kinds: frozenset[str]
     dtype: FloatType
     casts_back: bool = True
+    """Whether their output is cast to the network's type."""
 
     def covers(self, kind: str, path: Path) -> bool:
         """Whether the kind is one of them."""
@@ -93,6 +79,10 @@ class PathListing:
         """Record the path, and return False."""
         self.paths[path] = None
         return False
+
+
+TypeRule = KindRule | ToFloat | PathListing
+"""Rule for layers that compute in another type than the network."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def layer_of(scope: str) -> str:
     """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules.
 
     A root with a capital is flax's, the class of the whole network, and is dropped; another is a
-    named scope and stays: `jvp(encoder)/attention` gives `encoder/attention`.
+    named scope and stays: `jvp(encoder)/attention` is `encoder/attention`.
     """
     names: list[str] = []
     for part in scope.split("/"):

@@ -35,8 +35,8 @@ class WideDeepNetwork(nn.Module):
         """Return logits (batch, 2), float32, or (batch, 1) for a prediction of a number or label.
 
         Samples are (batch, fields, 1, 2): of each field the number of its feature and its value.
-        The first of two logits is 0, so softmax is the logistic function of the second. A number
-        outside the vocabulary gives NaN. Raises ValueError for samples of another shape, and for
+        The first of two logits is 0, so softmax is the logistic function of the second. Numbers
+        outside the vocabulary have NaN. Raises ValueError for samples of another shape, and for
         more than two classes.
         """
         if self.classes > 2:

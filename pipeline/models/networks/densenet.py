@@ -33,7 +33,7 @@ class DenseNet(StridedModelSpec):
 
     name: Literal["densenet"] = "densenet"
     growth: PositiveInt
-    """Features that each layer adds; the stem gives twice as many."""
+    """Features that each layer adds; the stem has twice the number."""
     blocks: Seq[Count]
     """Number of layers of each dense block."""
 
@@ -70,7 +70,7 @@ class DualPathNetwork(StridedModelSpec):
     stem: PositiveInt
     """Features of the first convolution."""
     width: PositiveInt
-    """Features that the first stage adds to; each later stage has twice as many."""
+    """Features that the first stage adds to; each later stage has twice the number."""
     inner: PositiveInt
     """Features of the 3x3 convolutions of the first stage; doubled likewise."""
     groups: PositiveInt

@@ -23,7 +23,7 @@ from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Swish
 
 
 class _Row(NamedTuple):
-    """A stage of table 1; `stride` is that of its first block."""
+    """A stage of table 1; `stride` is for its first block."""
 
     expansion: int
     kernel: int

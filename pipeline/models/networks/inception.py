@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat
 from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
 from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
-from pipeline.models.layers.fields import Size
+from pipeline.models.layers.fields import Padding, Size
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
     AvgPool,
@@ -39,8 +39,8 @@ _INCEPTIONS = {
 class GoogLeNet(StridedModelSpec):
     """Nine inception modules: four branches side by side.
 
-    As in the zoo and in torchvision, the branch that is 5x5 in the paper is 3x3, and there are no
-    auxiliary classifiers. With 1000 classes it has 6,624,904 parameters.
+    As in the zoo and in torchvision, the 5x5 branch of the paper is 3x3, without auxiliary
+    classifiers. With 1000 classes it has 6,624,904 parameters.
     """
 
     name: Literal["googlenet"] = "googlenet"
@@ -50,17 +50,9 @@ class GoogLeNet(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         stem = (*self._conv(64, 7, 2), HALVE, *self._conv(64, 1), *self._conv(192, 3), HALVE)
-        return (
-            *stem,
-            *self._stage("3"),
-            HALVE,
-            *self._stage("4"),
-            MaxPool(kernel=2),
-            *self._stage("5"),
-            GlobalAvgPool(),
-            Dropout(rate=self.dropout),
-            Dense(features=classes),
-        )
+        head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
+        first, second, third = (self._stage(stage) for stage in "345")
+        return (*stem, *first, HALVE, *second, MaxPool(kernel=2), *third, *head)
 
     def _stage(self, stage: str) -> list[LayerSpec]:
         return [
@@ -80,8 +72,14 @@ class GoogLeNet(StridedModelSpec):
         )
 
     def _conv(self, features: int, kernel: int, stride: int = 1) -> Stack:
-        scaled = max(1, round(features * self.width))
-        return (*conv_norm(scaled, kernel, stride, epsilon=1e-3), Relu())
+        return _scaled_conv(self.width, features, kernel, stride)
+
+
+def _scaled_conv(
+    width: float, features: int, kernel: Size, stride: int = 1, padding: Padding = "same"
+) -> Stack:
+    features = max(1, round(features * width))
+    return (*conv_norm(features, kernel, stride, padding=padding, epsilon=1e-3), Relu())
 
 
 _HALVE = MaxPool(kernel=3, stride=2)
@@ -116,9 +114,8 @@ class InceptionV3(LayeredModelSpec):
         )
 
     def _conv(self, features: int, kernel: Size, stride: int = 1, valid: bool = False) -> Stack:
-        scaled = max(1, round(features * self.width))
         padding: Literal["same", "valid"] = "valid" if valid else "same"
-        return (*conv_norm(scaled, kernel, stride, padding=padding, epsilon=1e-3), Relu())
+        return _scaled_conv(self.width, features, kernel, stride, padding)
 
     def _convs(self, *features_and_kernels: tuple[int, Size]) -> Stack:
         return tuple(

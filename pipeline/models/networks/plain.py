@@ -66,28 +66,12 @@ class AlexNet(LayeredModelSpec):
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         pool = MaxPool(kernel=3, stride=2)
-        return (
-            Conv(features=64, kernel=11, stride=4, bias=True),
-            Relu(),
-            pool,
-            Conv(features=128, kernel=5, bias=True),
-            Relu(),
-            pool,
-            *self._conv(192),
-            *self._conv(256),
-            *self._conv(256),
-            pool,
-            Flatten(),
-            *self._hidden(),
-            *self._hidden(),
-            Dense(features=classes),
-        )
-
-    def _conv(self, features: int) -> tuple[LayerSpec, ...]:
-        return Conv(features=features, kernel=3, bias=True), Relu()
-
-    def _hidden(self) -> tuple[LayerSpec, ...]:
-        return Dense(features=self.hidden), Relu(), Dropout(rate=self.dropout)
+        layers: list[LayerSpec] = [Conv(features=64, kernel=11, stride=4, bias=True), Relu(), pool]
+        layers += (Conv(features=128, kernel=5, bias=True), Relu(), pool)
+        for features in (192, 256, 256):
+            layers += (Conv(features=features, kernel=3, bias=True), Relu())
+        hidden = (Dense(features=self.hidden), Relu(), Dropout(rate=self.dropout))
+        return (*layers, pool, Flatten(), *hidden, *hidden, Dense(features=classes))
 
 
 @part("model")
@@ -107,13 +91,10 @@ class VGG(LayeredModelSpec):
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        hidden = (Dense(features=self.hidden), Relu(), Dropout(rate=self.dropout))
-        return (*self._stages(), Flatten(), *hidden, *hidden, Dense(features=classes))
-
-    def _stages(self) -> list[LayerSpec]:
         norm = (BatchNorm(),) if self.batch_norm else ()
         layers: list[LayerSpec] = []
         for count, width in zip(self.convs, self.widths, strict=True):
             conv = Conv(features=width, kernel=3, bias=True)
             layers += ((conv, *norm, Relu()) * count) + (MaxPool(kernel=2),)
-        return layers
+        hidden = (Dense(features=self.hidden), Relu(), Dropout(rate=self.dropout))
+        return (*layers, Flatten(), *hidden, *hidden, Dense(features=classes))

@@ -40,7 +40,7 @@ class ResNet(StridedModelSpec):
     ResNets, and squeeze-and-excitation (Hu et al. 2018).
 
     A bottleneck puts its stride on the 3x3 convolution. A shortcut is a 1x1 convolution and batch
-    norm where the stride or the number of channels changes, else the identity.
+    norm if the stride or the number of channels changes, else the identity.
     """
 
     stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
@@ -49,7 +49,7 @@ class ResNet(StridedModelSpec):
     blocks: Seq[Count]
     """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
-    """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
+    """Features of the 3x3 convolutions by stage; a bottleneck's output has four times these."""
     stem: Literal["imagenet", "cifar"]
     """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
     zero_init_last: bool
@@ -109,7 +109,7 @@ class ResNetV2(StridedModelSpec):
     blocks: Seq[Count]
     """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
-    """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
+    """Features of the 3x3 convolutions by stage; a bottleneck's output has four times these."""
     stem: Literal["imagenet", "cifar"]
     """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
     stem_width: PositiveInt

@@ -105,7 +105,7 @@ class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
 
     A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens. There
-    is one segment, without a vector of its own. All tokens are read, padding too unless there is a
+    is one segment, without a vector. All tokens are read, padding too unless there is a
     mask of it (`dataset.padding_mask`).
     """
 

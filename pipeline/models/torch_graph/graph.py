@@ -121,6 +121,10 @@ class TorchGraph:
     values: Mapping[str, np.ndarray] = field(repr=False)
     """Initial values of all arrays by name, in the order of their specs."""
 
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Return the graph itself, as a source of it for images of any size."""
+        return self
+
     def form(self, train: bool) -> Form:
         """Return the form for training or for evaluation."""
         return self.train if train else self.evaluate

@@ -1,9 +1,9 @@
 """The table of operators: which function of JAX computes each operator of a graph.
 
-A function takes the operator's arguments in the order of ATen's schema, its by-name arguments by
-name. Arrays are `Laid`; sizes and numbers are Python's. It returns a `Laid`, or a tuple of them. A
-first parameter called `context` gets an `OperatorContext`. An operator with many arguments has a
-frozen data class of its settings, those after the arrays, which its function takes last.
+A function has the parameters of ATen's schema, in its order. Arrays are `Laid`; sizes and numbers
+are Python's. It returns a `Laid`, or a tuple of them. A first parameter called `context` gets an
+`OperatorContext`. If an operator has many arguments, the arguments after the arrays are fields of a
+frozen dataclass, the function's last parameter.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.models.torch_graph.laid import Laid, align, batch_first, laid
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT_TYPES = ("float32", "float64")
-"""Types of the graph that stand for the network's own type of activations."""
+"""Types of the graph that the network's type of activations replaces."""
 TYPES: Mapping[str, str] = {
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
     "int64": "int32",
 }
-"""Types of the graph that are kept, as JAX computes in them."""
+"""Other types of the graph, and JAX's type for each."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class OperatorContext:
 
 @dataclass(frozen=True)
 class AtenOperator:
-    """An operator's function, and what the graph needs to know of it."""
+    """An operator's function and its properties."""
 
     function: Callable[..., Any]
     kind: str
@@ -81,7 +81,7 @@ class AtenOperator:
     draws: bool
     """Whether it draws random numbers."""
     full_weights: bool
-    """Whether it reads weights in float32 whatever the type of activations, as norms do."""
+    """Whether it reads weights in float32 for every type of activations, as norms do."""
     settings: type | None = None
     """Data class of the arguments after the arrays, which the last parameter takes."""
 

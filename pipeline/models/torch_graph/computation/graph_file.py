@@ -71,7 +71,7 @@ def weights_beside(path: Path) -> Path:
 
 
 def write_graph(path: Path, graph: TorchGraph) -> None:
-    """Write a graph and its arrays. Raises OSError and RunError where they can't be written."""
+    """Write a graph and its arrays. Raises OSError and RunError if they can't be written."""
     write_weights(weights_beside(path), graph.values)
     write_whole(path, graph_to_text(graph))
 

@@ -44,7 +44,7 @@ BATCH_LAST = frozenset((
 
 
 class GraphSource(Protocol):
-    """The source of a graph: a file, or a module of PyTorch."""
+    """The source of a graph: the graph itself, a file, or a module of PyTorch."""
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
         """Return the graph for images (height, width, channels). Raises ValueError."""
@@ -136,7 +136,8 @@ def can_be_batch_last(graph: TorchGraph) -> bool:
     Random numbers must be drawn in the same order in both layouts. They are for rows and images;
     images that are reshaped to other axes may have another order in NHWC.
     """
-    nodes = [node for node in (*graph.train.nodes, *graph.evaluate.nodes) if _is_aten(node)]
+    nodes = [*graph.train.nodes, *graph.evaluate.nodes]
+    nodes = [node for node in nodes if node.op.startswith("aten.")]
     if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
         return False
     drawn_axes = {_num_axes(node) for node in nodes if _name(node) in DRAWS}
@@ -148,10 +149,6 @@ def _computes_batch_last(node: GraphNode) -> bool:
     if node.op in CONVOLUTIONS:
         return dict(node.kwargs).get("groups", (*node.args[GROUPS:], 1)[0]) == 1
     return _name(node) in BATCH_LAST
-
-
-def _is_aten(node: GraphNode) -> bool:
-    return node.op.startswith("aten.")
 
 
 def _name(node: GraphNode) -> str:

@@ -2,7 +2,7 @@
 
 A program has the calls that Python made, in-place operators too. Here the result of such a call
 replaces its operand in later calls. That is the same as long as nothing else reads the operand's
-memory. If something does, torch's own, slower rewriting is needed, unless all of it is constant,
+memory. If something does, torch's slower rewriting is needed, unless all of it is constant,
 which torch then computes as it is.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TorchGraph
+from pipeline.models.torch_graph.operators.convolution_ops import as_pair, conv_pads
 
 Arrays = dict[str, np.ndarray]
 
@@ -173,24 +174,26 @@ def _conv(reader: NodeReader) -> Layers:
     kernel = reader.array(1)
     bias = reader.array(2)
     assert kernel is not None, "a convolution has a kernel"
-    stride, padding, dilation = (
-        _two(reader.argument(place, default)) for place, default in ((3, 1), (4, 0), (5, 1))
-    )
+    stride = as_pair(reader.argument(3, 1))
+    dilation = as_pair(reader.argument(5, 1))
     groups = reader.argument(6, 1)
     arrays = {"params/kernel": kernel}
     if bias is not None:
         arrays["params/bias"] = bias
     rows, columns, _, features = kernel.shape
+    pads = conv_pads(reader.argument(4, 0), (rows, columns), dilation)
     if reader.flow.pooled:
-        if (rows, columns, groups, padding) != (1, 1, 1, (0, 0)):
+        if (rows, columns, groups, pads) != (1, 1, 1, ((0, 0), (0, 0))):
             raise reader.refuse("of images of one pixel only 1x1 convolutions are known")
         arrays["params/kernel"] = kernel[0, 0]
         return _one(reader, standard.Dense(features=features, bias=bias is not None), arrays)
+    if any(before != after for before, after in pads):
+        raise reader.refuse("padding='same' of an even kernel")
     layer = standard.Conv(
         features=features,
-        kernel=(rows, columns) if rows != columns else rows,
+        kernel=_short((rows, columns)),
         stride=_short(stride),
-        padding=_pads(reader, padding, (rows, columns), dilation),
+        padding=pads[0][0] if pads[0] == pads[1] else pads,
         dilation=_short(dilation),
         groups=groups,
         bias=bias is not None,
@@ -255,14 +258,14 @@ def _group_norm(reader: NodeReader) -> Layers:
 
 @_reads("max_pool2d")
 def _max_pool(reader: NodeReader) -> Layers:
-    if _two(reader.argument(4, 1)) != (1, 1):
+    if as_pair(reader.argument(4, 1)) != (1, 1):
         raise reader.refuse("it is dilated")
     return _one(reader, standard.MaxPool(**_window(reader, ceil_mode=reader.argument(5, False))))
 
 
 @_reads("avg_pool2d")
 def _avg_pool(reader: NodeReader) -> Layers:
-    counted = reader.argument(5, True) and _two(reader.argument(3, 0)) != (0, 0)
+    counted = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
     if counted or reader.argument(6) is not None or reader.argument(4, False):
         raise reader.refuse("its padding counts, or its divisor is given")
     return _one(reader, standard.AvgPool(**_window(reader, ceil_mode=False)))
@@ -271,7 +274,7 @@ def _avg_pool(reader: NodeReader) -> Layers:
 @_reads("adaptive_avg_pool2d")
 def _adaptive_avg_pool(reader: NodeReader) -> Layers:
     _, height, width = reader.flow.shape
-    rows, columns = _two(reader.argument(1))
+    rows, columns = as_pair(reader.argument(1))
     if (rows, columns) == (height, width):
         return (), reader.after()
     if (rows, columns) == (1, 1):
@@ -311,9 +314,9 @@ def _window(reader: NodeReader, *, ceil_mode: bool) -> dict[str, Any]:
     """Return kernel, stride and padding of a pooling layer."""
     if not reader.flow.is_image:
         raise reader.refuse("it reads no images")
-    kernel = _two(reader.argument(1))
-    stride = kernel if reader.argument(2, ()) == () else _two(reader.argument(2))
-    pads = _two(reader.argument(3, 0))
+    kernel = as_pair(reader.argument(1))
+    stride = kernel if reader.argument(2, ()) == () else as_pair(reader.argument(2))
+    pads = as_pair(reader.argument(3, 0))
     edges = []
     for axis in (0, 1):
         reach = (reader.after().shape[1 + axis] - 1) * stride[axis] + kernel[axis]
@@ -324,24 +327,6 @@ def _window(reader: NodeReader, *, ceil_mode: bool) -> dict[str, Any]:
         "stride": None if stride == kernel else _short(stride),
         "padding": pads[0] or "valid" if {*edges} == {(pads[0], pads[0])} else tuple(edges),
     }
-
-
-def _pads(reader: NodeReader, padding: Any, kernel: tuple[int, int], dilation: Any) -> Any:
-    if isinstance(padding, str):
-        if padding == "valid":
-            return 0
-        totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
-        if any(total % 2 for total in totals):
-            raise reader.refuse("padding='same' of an even kernel")
-        padding = totals[0] // 2, totals[1] // 2
-    rows, columns = padding
-    return rows if rows == columns else ((rows, rows), (columns, columns))
-
-
-def _two(sizes: int | Sequence[int] | str) -> Any:
-    if isinstance(sizes, str):
-        return sizes
-    return (sizes, sizes) if isinstance(sizes, int) else (sizes[0], sizes[-1])
 
 
 def _short(sizes: tuple[int, int]) -> int | tuple[int, int]:

@@ -28,17 +28,6 @@ class GraphFile:
 
 
 @dataclass(frozen=True)
-class HeldGraph:
-    """A graph in memory."""
-
-    graph: TorchGraph
-
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
-        """Return the graph, for images of any size."""
-        return self.graph
-
-
-@dataclass(frozen=True)
 class ImportedModule:
     """A module of PyTorch that is made and exported when the size of images is known."""
 

@@ -1,4 +1,4 @@
-"""Convolutions and dense layers, through the package's lowerings where they have two dimensions."""
+"""Convolutions and dense layers, the two-dimensional ones through the package's lowerings."""
 
 from __future__ import annotations
 
@@ -68,10 +68,6 @@ def conv2d(
         raise ValueError(f"{x.shape[1]} channels, and the kernel reads {weight.shape[1] * groups}")
     kernel = weight.transpose(HWIO).astype(x.dtype)
     dilation = as_pair(settings.dilation)
-    if isinstance(settings.padding, str):
-        rows, columns = _named_pads(settings.padding, kernel.shape[:2], dilation)
-    else:
-        rows, columns = ((pad, pad) for pad in as_pair(settings.padding))
     convolve: Callable[..., Array] = conv2d_chwn
     if context.layout == "nhwc":
         convolve = partial(lowered_conv2d, groups=groups, policy=context.policy)
@@ -80,7 +76,7 @@ def conv2d(
         x.transpose(order),
         kernel,
         strides=as_pair(settings.stride),
-        padding=(rows, columns),
+        padding=conv_pads(settings.padding, kernel.shape[:2], dilation),
         dilation=dilation,
     )
     return _add_bias(Laid(y, order), bias)
@@ -94,12 +90,16 @@ def _add_bias(y: Laid, bias: Laid | None) -> Laid:
     return y.same(y.array + bias.array.astype(y.dtype).reshape(sizes))
 
 
-def _named_pads(name: str, kernel: Sequence[int], dilation: Pair) -> tuple[Pair, Pair]:
-    """Return the pads of `same`, whose odd row comes last, or of `valid`."""
-    if name == "valid":
-        return (0, 0), (0, 0)
-    totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
-    rows, columns = [(total // 2, total - total // 2) for total in totals]
+def conv_pads(
+    padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Pair
+) -> tuple[Pair, Pair]:
+    """Return the pads (before, after) of height and width; the odd row of `same` comes last."""
+    if padding == "same":
+        totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
+        rows, columns = ((total // 2, total - total // 2) for total in totals)
+    else:
+        sizes = as_pair(0 if isinstance(padding, str) else padding)
+        rows, columns = ((size, size) for size in sizes)
     return rows, columns
 
 
@@ -156,9 +156,9 @@ def conv_transpose2d(
 def _transposed_axis(
     size: int, kernel: int, stride: int, dilation: int, padding: int, more: int
 ) -> Axis:
-    """Return the axis of the convolution that gives `size` rows, for images of the result."""
+    """Return the axis of the convolution of the result's images to `size` rows."""
     result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + more
-    # Rows of the result that no position of the kernel reaches are no part of the padding.
+    # Rows of the result that no position of the kernel reaches aren't part of the padding.
     return Axis(result, kernel, stride, dilation, (padding, padding - more // stride * stride))
 
 

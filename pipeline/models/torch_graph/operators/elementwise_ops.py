@@ -65,7 +65,7 @@ for _name, _function in _FUNCTIONS.items():
 @aten("elu.default")
 @valuewise
 def elu(x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
-    """scale * x where positive, else scale * alpha * (exp(x * input_scale) - 1)."""
+    """scale * x if positive, else scale * alpha * (exp(x * input_scale) - 1)."""
     safe = jnp.where(x > 0, 0, x)
     return scale * jnp.where(x > 0, x, alpha * jnp.expm1(safe * input_scale))
 
@@ -89,7 +89,7 @@ def nan_to_num(
 
 @aten("prelu.default")
 def prelu(x: Laid, weight: Laid) -> Laid:
-    """x where positive, else x times a slope for each channel (axis 1)."""
+    """x if positive, else x times a slope for each channel (axis 1)."""
     slope = weight.array
     if slope.size > 1:
         sizes = [1] * x.ndim
@@ -171,32 +171,18 @@ def divide(x: Any, other: Any, *, rounding_mode: str | None = None) -> Array:
     return rounded.astype(jnp.result_type(x, other))
 
 
-@aten("lerp.Scalar", "lerp.Tensor")
-@broadcasting
-def lerp(start: Any, end: Any, weight: Any) -> Array:
-    """start + weight * (end - start)."""
-    return start + weight * (end - start)
-
-
-@aten("addcmul.default")
-@broadcasting
-def addcmul(x: Any, first: Any, second: Any, *, value: float = 1) -> Array:
-    """x + value * first * second."""
-    return x + value * first * second
-
-
-@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-@broadcasting
-def where(condition: Any, x: Any, other: Any) -> Array:
-    """x where the condition holds, else other."""
-    return jnp.where(condition, x, other)
-
-
-@aten("masked_fill.Scalar", "masked_fill.Tensor")
-@broadcasting
-def masked_fill(x: Any, mask: Any, value: Any) -> Array:
-    """The value where the mask holds, else x."""
-    return jnp.where(mask, jnp.asarray(value, x.dtype), x)
+aten("lerp.Scalar", "lerp.Tensor")(
+    broadcasting(lambda start, end, weight: start + weight * (end - start))
+)
+aten("addcmul.default")(
+    broadcasting(lambda x, first, second, *, value=1: x + value * first * second)
+)
+aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")(
+    broadcasting(lambda condition, x, other: jnp.where(condition, x, other))
+)
+aten("masked_fill.Scalar", "masked_fill.Tensor")(
+    broadcasting(lambda x, mask, value: jnp.where(mask, jnp.asarray(value, x.dtype), x))
+)
 
 
 @aten("fill.Scalar", "fill.Tensor")

@@ -44,11 +44,9 @@ def gather(x: Any, dim: int, places: Any, *, sparse_grad: bool = False) -> Any:
     return jnp.take_along_axis(x, places, axis=dim)
 
 
-@aten("index_select.default")
-@plain
-def index_select(x: Any, dim: int, places: Any) -> Any:
-    """Places of an axis by their numbers."""
-    return jnp.take(x, places, axis=dim, mode="clip")
+aten("index_select.default")(
+    plain(lambda x, dim, places: jnp.take(x, places, axis=dim, mode="clip"))
+)
 
 
 @aten("one_hot.default")

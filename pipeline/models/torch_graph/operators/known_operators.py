@@ -17,7 +17,7 @@ from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 def operator_of(node: GraphNode) -> AtenOperator:
     """Return the operator of a node.
 
-    Raises ValueError that names an unknown operator, and where the user's code calls it.
+    Raises ValueError that names an unknown operator and the line of the user's code.
     """
     operator = OPERATORS.get(node.op)
     if operator is None:
@@ -32,7 +32,7 @@ def require_computable(graph: TorchGraph) -> None:
     """Raise ValueError for the first node that can't be computed.
 
     Its operator is unknown, its arguments don't fit the operator, or it draws random numbers in
-    evaluation, where there is no key.
+    evaluation, which has no key.
     """
     for form in (graph.train, graph.evaluate):
         for node in form.nodes:

@@ -84,7 +84,10 @@ def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
     order = image_order(x)
     images = x.transpose(order)
     pads = _pads(images, window, strides, padding, (1, 1), settings.ceil_mode)
-    total = _window_sums(images, window, strides, pads)
+    # A number of numpy: with one of jax the sum would have no gradient.
+    zero = np.zeros((), images.dtype)
+    edges = ((0, 0), *pads, (0, 0))
+    total = lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), edges)
     if settings.divisor_override is not None:
         return Laid(total / settings.divisor_override, order)
     counted = padding if settings.count_include_pad else (0, 0)
@@ -97,13 +100,6 @@ def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
     if (divisor == divisor.flat[0]).all():
         return Laid(total / np.asarray(divisor.flat[0], total.dtype), order)
     return Laid(total / jnp.asarray(divisor, total.dtype), order)
-
-
-def _window_sums(images: Array, window: Pair, strides: Pair, pads: Sequence[Pair]) -> Array:
-    # A number of numpy: with one of jax the sum would have no gradient.
-    zero = np.zeros((), images.dtype)
-    padding = ((0, 0), *pads, (0, 0))
-    return lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), padding)
 
 
 def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
@@ -119,7 +115,7 @@ def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np
 
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: Laid, output_size: Sequence[int | None]) -> Laid:
-    """Means of windows that give a height and a width."""
+    """Means of windows that cover the images, for an output size."""
     order = image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), output_size, strict=True):
@@ -157,7 +153,7 @@ def _multiply_axis(images: Array, axis: int, weights: np.ndarray) -> Array:
 def adaptive_max_pool2d(
     context: OperatorContext, x: Laid, output_size: Sequence[int]
 ) -> tuple[Laid, ...]:
-    """Maxima of windows that give a height and a width dividing those of x."""
+    """Maxima of windows; the output size must divide the size of x."""
     sizes = x.shape[2], x.shape[3]
     if any(size % target for size, target in zip(sizes, output_size, strict=True)):
         raise ValueError(

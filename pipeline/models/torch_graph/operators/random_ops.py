@@ -14,7 +14,7 @@ from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 
 
 def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
-    """Zero a share `rate` of x, of values or of what `shape` has sizes for; scale the others.
+    """Zero a share `rate` of x and scale the others; `shape` is the mask's, by default x's.
 
     Raises ValueError for a rate outside of 0 to 1.
     """
@@ -39,7 +39,7 @@ def dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
 def native_dropout(
     context: OperatorContext, x: Laid, p: float, train: bool | None
 ) -> tuple[Laid | None, ...]:
-    """Dropout; the mask, its other result, is not given."""
+    """Dropout without the mask, which is the operator's other result."""
     return (dropout(context, x, p, train is not False),)
 
 
@@ -61,7 +61,7 @@ def bernoulli(context: OperatorContext, x: Laid, p: float = 0.5) -> Laid:
 
 @aten("bernoulli.default", "bernoulli.Tensor", draws=True)
 def bernoulli_of(context: OperatorContext, x: Laid, p: Laid | None = None) -> Laid:
-    """1 with the probability that each value gives, else 0."""
+    """1 with the probability of each value, else 0."""
     shares = x if p is None else p
     return shares.same(jax.random.bernoulli(context.draw(), shares.array).astype(x.dtype))
 

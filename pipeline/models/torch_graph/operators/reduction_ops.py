@@ -28,7 +28,7 @@ Dims = int | Sequence[int] | None
 
 
 def reduce(x: Laid, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Laid:
-    """Reduce axes with a function like `jnp.sum`; all axes where `dim` names none."""
+    """Reduce axes, or all without `dim`, with a function like `jnp.sum`."""
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
     numbers = [number % max(x.ndim, 1) for number in named] if x.ndim else []
     array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
@@ -135,18 +135,17 @@ def cumulative_sum(context: OperatorContext, x: Laid, dim: int, *, dtype: Any = 
     return x.same(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
 
-@aten("softmax.int", "_softmax.default")
-def softmax(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
-    """Exponentials over their sum along an axis, in float32."""
-    array = _cast(context, x, dtype).array
-    return x.same(compute_in_float32(lambda a: jax.nn.softmax(a, x.axis(dim)), array))
+def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
+    """Register a function along an axis that computes in float32."""
+
+    @aten(*names)
+    def apply(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
+        array = _cast(context, x, dtype).array
+        return x.same(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
 
 
-@aten("log_softmax.int", "_log_softmax.default")
-def log_softmax(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
-    """Logarithm of the softmax, in float32."""
-    array = _cast(context, x, dtype).array
-    return x.same(compute_in_float32(lambda a: jax.nn.log_softmax(a, x.axis(dim)), array))
+_register_softmax(jax.nn.softmax, "softmax.int", "_softmax.default")
+_register_softmax(jax.nn.log_softmax, "log_softmax.int", "_log_softmax.default")
 
 
 @aten("logsumexp.default")

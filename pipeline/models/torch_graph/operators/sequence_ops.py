@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.torch_graph.laid import Laid, laid
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, compute_in_float32
 from pipeline.models.torch_graph.operators.random_ops import drop_values
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Settings of attention, in ATen's order; the last two are by name alone."""
+    """Settings of attention, in ATen's order; the last two are keyword-only."""
 
     dropout_p: float = 0.0
     is_causal: bool = False
@@ -47,18 +47,14 @@ def scaled_dot_product_attention(
     mask = None if attn_mask is None else attn_mask.plain()
     if settings.is_causal:
         mask = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
-    weights = jax.nn.softmax(_apply_mask(scores, mask).astype(jnp.float32), -1).astype(q.dtype)
+    if mask is not None and mask.dtype == jnp.bool_:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    elif mask is not None:
+        scores += mask.astype(scores.dtype)
+    weights = compute_in_float32(jax.nn.softmax, scores)
     if settings.dropout_p > 0:
         weights = drop_values(weights, settings.dropout_p, context.draw())
     return laid(jnp.matmul(weights, v))
-
-
-def _apply_mask(scores: Array, mask: Array | None) -> Array:
-    if mask is None:
-        return scores
-    if mask.dtype == jnp.bool_:
-        return jnp.where(mask, scores, -jnp.inf)
-    return scores + mask.astype(scores.dtype)
 
 
 State = tuple[Array, ...]

@@ -28,14 +28,12 @@ MAX_PIECES = 4096
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
 def view(x: Laid, shape: Sizes, *_: Any) -> Laid:
-    """The same values in another shape; -1 stands for what is left."""
+    """The same values in another shape; -1 stands for the remaining size."""
     return reshape_axes(x, shape)
 
 
-@aten("view_as.default", "reshape_as.default")
-def view_as(x: Laid, other: Laid) -> Laid:
-    """The same values in the shape of another array."""
-    return reshape_axes(x, other.shape)
+aten("view_as.default", "reshape_as.default")(lambda x, other: reshape_axes(x, other.shape))
+aten("permute.default")(permute_axes)
 
 
 @aten("flatten.using_ints")
@@ -57,12 +55,6 @@ def unflatten(x: Laid, dim: int, sizes: Sizes) -> Laid:
     return reshape_axes(x, (*x.shape[:dim], *inferred, *x.shape[dim + 1 :]))
 
 
-@aten("permute.default")
-def permute(x: Laid, dims: Sizes) -> Laid:
-    """Axes in another order."""
-    return permute_axes(x, dims)
-
-
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
 def transpose(x: Laid, first: int, second: int) -> Laid:
     """Two axes exchanged."""
@@ -73,10 +65,9 @@ def transpose(x: Laid, first: int, second: int) -> Laid:
     return permute_axes(x, numbers)
 
 
-@aten("t.default", "numpy_T.default", "mT.default")
-def matrix_transpose(x: Laid) -> Laid:
-    """The last two axes exchanged."""
-    return x if x.ndim < 2 else transpose(x, -2, -1)
+aten("t.default", "numpy_T.default", "mT.default")(
+    lambda x: x if x.ndim < 2 else transpose(x, -2, -1)
+)
 
 
 @aten("movedim.intlist", "movedim.int")
@@ -109,7 +100,7 @@ def squeeze(x: Laid, dim: int | Sizes | None = None) -> Laid:
 
 @aten("expand.default", "broadcast_to.default")
 def expand(x: Laid, sizes: Sizes, *, implicit: bool = False) -> Laid:
-    """Axes of size 1 repeated, and new leading axes; -1 keeps a size."""
+    """Axes of size 1 repeated, and new leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
     new = len(sizes) - x.ndim
@@ -119,12 +110,7 @@ def expand(x: Laid, sizes: Sizes, *, implicit: bool = False) -> Laid:
     return Laid(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
-@aten("expand_as.default")
-def expand_as(x: Laid, other: Laid) -> Laid:
-    """Expanded to the shape of another array."""
-    return expand(x, other.shape)
-
-
+aten("expand_as.default")(lambda x, other: expand(x, other.shape))
 aten("repeat.default")(plain(jnp.tile))
 aten("tril.default")(plain(jnp.tril))
 aten("triu.default")(plain(jnp.triu))
@@ -148,10 +134,9 @@ def concatenate(arrays: Sequence[Laid], dim: int = 0) -> Laid:
     return Laid(jnp.concatenate(parts, order.index(dim % len(order))), order)
 
 
-@aten("stack.default")
-def stack(arrays: Sequence[Laid], dim: int = 0) -> Laid:
-    """Arrays joined along a new axis."""
-    return concatenate([unsqueeze(array, dim) for array in arrays], dim)
+aten("stack.default")(
+    lambda arrays, dim=0: concatenate([unsqueeze(array, dim) for array in arrays], dim)
+)
 
 
 @aten("slice.Tensor")
@@ -232,15 +217,12 @@ def select_scatter(x: Laid, source: Laid, dim: int, index: int) -> Laid:
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
 
-@aten("flip.default")
-def flip(x: Laid, dims: Sizes) -> Laid:
-    """Axes reversed."""
-    return x.same(jnp.flip(x.array, x.axes(dims)))
+aten("flip.default")(lambda x, dims: x.same(jnp.flip(x.array, x.axes(dims))))
 
 
 @aten("roll.default")
 def roll(x: Laid, shifts: int | Sizes, dims: int | Sizes = ()) -> Laid:
-    """Axes rotated: what leaves at the end comes in at the beginning."""
+    """Axes rotated: values that leave at the end enter at the beginning."""
     amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     numbers = (dims,) if isinstance(dims, int) else tuple(dims)
     if not numbers:

@@ -11,7 +11,7 @@ ten bytes, the CRC-32 of all bytes before it.
 
 Only these few fields are parsed, without the protobuf package: it builds the entire message before
 any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies every
-array, where the fields here are checked one by one and arrays are views of the file's content.
+array. Here fields are checked one by one, and arrays are views of the file's content.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def require_written(path: Path) -> None:
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays under their names, replacing the file atomically.
 
-    Raises DataError for a suffix that can't be written, RunError where the disk refuses.
+    Raises DataError for a suffix that can't be written, RunError if the disk refuses.
     """
     require_written(path)
     writer = _WRITERS[path.suffix.lower()]
@@ -98,12 +98,12 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_weight_file(path: Path) -> bool:
-    """Return whether the name is that of a weight file, not of a run directory."""
+    """Return whether the name is a weight file's, not a run directory's."""
     return path.suffix.lower() in _READERS and not path.is_dir()
 
 
 def keeps_order(file: str) -> bool:
-    """Return whether a file of that name keeps its entries in the order of writing.
+    """Return whether a file of that name has its entries in the order of writing.
 
     A .safetensors always sorts them by dtype and name.
     """

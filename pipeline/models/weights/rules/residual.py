@@ -83,7 +83,7 @@ REPVGG_MINDSPORE: LayerRules = (
     (r"stage(\d)\.(\d+)\.rbr_identity", r"stage\1_block\2/shortcut/batch_norm_0"),
     (r"linear", "dense_0"),
 )
-"""mindcv, and the paper's own code."""
+"""mindcv, and the paper's code."""
 
 DPN_TORCH: LayerRules = (
     (r"features\.conv1_1\.(?:conv|bn)", "{kind}_0"),

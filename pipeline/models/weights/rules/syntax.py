@@ -12,10 +12,10 @@ applies. In a path
 
     \\1       is the text of the pattern's group, and <\\1-1> that number minus 1,
     {kind}   is conv, dense, batch_norm or layer_norm, known by the arrays of the layer,
-    #        counts the layers with otherwise equal paths, in the order of the file or, where it has
+    #        counts the layers with otherwise equal paths, in the order of the file or, if it has
              none, of the numbers in their names; layers that fit nowhere are skipped,
     {a,b}    splits an array into several, in equal parts of its first axis,
-    ^T       at the end says that the layer keeps its weight as (in, out),
+    ^T       at the end says that the layer's weight is (in, out),
     +        at the start says that its first row is added to every row of the array here.
 
 An empty path skips the layer.
@@ -40,7 +40,7 @@ class Place:
 
 
 def place_by(rules: LayerRules, layer: str, kind: str) -> Place | None:
-    """The place of a layer by the rules; None where none matches.
+    """Return the place of a layer by the rules; None if none matches.
 
     Without a kind, rules that need one are skipped.
     """
