@@ -22,9 +22,13 @@ _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
 
 
-def _look_up(table: Array, x: Array) -> Array:
-    """Look up the row of each number of x: (batch, tokens, features)."""
-    return jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
+def _embed(
+    module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
+) -> tuple[Array, Array]:
+    """Return the learned table, and the row of each number of x: (batch, tokens, features)."""
+    shape = (features_of(layer.vocabulary, context), layer.features)
+    table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
+    return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
 
 @computes(tokens.Embedding)
@@ -34,9 +38,7 @@ class _Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (features_of(self.layer.vocabulary, self.context), self.layer.features)
-        table = self.param("table", _TABLE_INIT, shape, jnp.float32)
-        return _look_up(table.astype(self.context.dtype), x)
+        return _embed(self, self.layer, x, self.context)[1]
 
 
 @computes(tokens.TiedEmbedding)
@@ -46,13 +48,13 @@ class _TiedEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (features_of(self.layer.vocabulary, self.context), self.layer.features)
-        table = self.param("table", _TABLE_INIT, shape, jnp.float32).astype(self.context.dtype)
-        y = apply_layers(self.layer.body, _look_up(table, x), self.context)
-        if y.ndim != 3 or y.shape[-1] != shape[1]:
+        table, rows = _embed(self, self.layer, x, self.context)
+        y = apply_layers(self.layer.body, rows, self.context)
+        features = self.layer.features
+        if y.ndim != 3 or y.shape[-1] != features:
             raise ValueError(
                 f"{self.context}: the body gives shape {y.shape}; to be scored against rows of "
-                f"{shape[1]} features it must be (batch, tokens, {shape[1]})"
+                f"{features} features it must be (batch, tokens, {features})"
             )
         return y @ table.T
 

@@ -51,6 +51,9 @@ class Transformer(LayeredModelSpec):
             raise ValueError(f"features {self.features} is not a multiple of heads {self.heads}")
         return self
 
+    def _stack(self, block: Stack) -> Stack:
+        return tuple(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks))
+
     def _attend(self, attention_dropout: float, causal: bool = False) -> Stack:
         """Self-attention over all tokens."""
         attention = SelfAttention(heads=self.heads, dropout=attention_dropout, causal=causal)
@@ -80,20 +83,15 @@ class ViT(Transformer):
             Residual(body=(norm, *self._attend(0.0))),
             Residual(body=(norm, *self._feed_forward((drop,)))),
         )
-        patches = Conv(
-            features=self.features,
-            kernel=self.patch,
-            stride=self.patch,
-            padding="valid",
-            bias=True,
-        )
+        size = self.patch
+        patches = Conv(features=self.features, kernel=size, stride=size, padding="valid", bias=True)
         return (
             patches,
             Tokens(),
             ClassToken(),
             PositionEmbedding(),
             drop,
-            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            *self._stack(block),
             norm,
             FirstToken(),
             Dense(features=classes),
@@ -127,7 +125,7 @@ class Bert(Transformer):
             PositionEmbedding(shorter=True),
             norm,
             drop,
-            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            *self._stack(block),
             FirstToken(),
             Dense(scope="pooler", features=self.features),
             Tanh(),
@@ -156,7 +154,7 @@ class Gpt(Transformer):
         body = (
             PositionEmbedding(shorter=True),
             Dropout(rate=self.dropout),
-            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            *self._stack(block),
             norm,
         )
         tokens = TiedEmbedding(

@@ -164,8 +164,11 @@ def _same_attributes(torch: Any, module: Any) -> Iterator[None]:
 def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
     """Turn errors of torch.export into a ValueError of one line."""
     mode = "training" if train else "evaluation"
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), _silent_log():
+        # torch prints the graph and the traceback of an error.
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
@@ -173,18 +176,8 @@ def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> I
         if type(error) is ValueError and not (frames and "/torch/" in frames[-1].filename):
             raise
         raise ValueError(_export_problem(origin, mode, shape, error)) from error
-
-
-@contextmanager
-def _silent_log() -> Iterator[None]:
-    """Suppress torch's print of the graph and the traceback, as the error is reported in a line."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled)
 
 
 def _export_problem(origin: str, mode: str, shape: tuple[int, ...], error: BaseException) -> str:

@@ -171,22 +171,18 @@ def _identity(reader: NodeReader) -> Layers:
 
 @_reads("conv2d")
 def _conv(reader: NodeReader) -> Layers:
-    kernel = reader.array(1)
-    bias = reader.array(2)
-    assert kernel is not None, "a convolution has a kernel"
+    kernel, arrays = _read_kernel(reader)
+    has_bias = "params/bias" in arrays
     stride = as_pair(reader.argument(3, 1))
     dilation = as_pair(reader.argument(5, 1))
     groups = reader.argument(6, 1)
-    arrays = {"params/kernel": kernel}
-    if bias is not None:
-        arrays["params/bias"] = bias
     rows, columns, _, features = kernel.shape
     pads = conv_pads(reader.argument(4, 0), (rows, columns), dilation)
     if reader.flow.pooled:
         if (rows, columns, groups, pads) != (1, 1, 1, ((0, 0), (0, 0))):
             raise reader.refuse("of images of one pixel only 1x1 convolutions are known")
         arrays["params/kernel"] = kernel[0, 0]
-        return _one(reader, standard.Dense(features=features, bias=bias is not None), arrays)
+        return _one(reader, standard.Dense(features=features, bias=has_bias), arrays)
     if any(before != after for before, after in pads):
         raise reader.refuse("padding='same' of an even kernel")
     layer = standard.Conv(
@@ -196,22 +192,27 @@ def _conv(reader: NodeReader) -> Layers:
         padding=pads[0][0] if pads[0] == pads[1] else pads,
         dilation=_short(dilation),
         groups=groups,
-        bias=bias is not None,
+        bias=has_bias,
     )
     return _one(reader, layer, arrays)
 
 
-@_reads("linear")
-def _linear(reader: NodeReader) -> Layers:
+def _read_kernel(reader: NodeReader) -> tuple[np.ndarray, Arrays]:
+    """Return the kernel, and the arrays of a layer: the kernel and the bias, if there is one."""
     kernel = reader.array(1)
     bias = reader.array(2)
-    assert kernel is not None, "a dense layer has a kernel"
+    assert kernel is not None, "the layer has a kernel"
+    arrays = {"params/kernel": kernel}
+    return kernel, arrays if bias is None else {**arrays, "params/bias": bias}
+
+
+@_reads("linear")
+def _linear(reader: NodeReader) -> Layers:
+    kernel, arrays = _read_kernel(reader)
     if reader.flow.is_image:
         raise reader.refuse("of images")
-    arrays = {"params/kernel": reader.flow.reorder(kernel, 0)}
-    if bias is not None:
-        arrays["params/bias"] = bias
-    layer = standard.Dense(features=kernel.shape[1], bias=bias is not None)
+    arrays["params/kernel"] = reader.flow.reorder(kernel, 0)
+    layer = standard.Dense(features=kernel.shape[1], bias="params/bias" in arrays)
     return (NamedLayer(layer, arrays),), replace(reader.after(), flattened=None)
 
 
