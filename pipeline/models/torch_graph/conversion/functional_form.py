@@ -128,20 +128,22 @@ class ProgramReader:
     buffers: dict[str, str] = field(default_factory=dict)
     """Names of buffers by the fx node of their placeholder."""
 
+    @cached_property
+    def _order(self) -> Mapping[Any, int]:
+        return {node: number for number, node in enumerate(self.program.graph.nodes)}
+
     def read(self) -> Draft | None:
         """Read all nodes; None if a change in place is seen through other values.
 
         Raises ValueError for outputs that aren't one tensor, and for nodes that aren't a call of an
         operator.
         """
-        graph = self.program.graph
-        order = {node: number for number, node in enumerate(graph.nodes)}
         output: Any = None
-        for node in graph.nodes:
+        for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
-                if not self._call(node, order):
+                if not self._call(node):
                     return None
             elif node.op == "output":
                 output = self._output(node)
@@ -194,7 +196,7 @@ class ProgramReader:
         if isinstance(value, ValueOf):
             self.updates[name] = value
 
-    def _call(self, node: Any, order: Mapping[Any, int]) -> bool:
+    def _call(self, node: Any) -> bool:
         """Read a call. Return False if it changes memory that other values share."""
         target = node.target
         if target is operator.getitem:
@@ -212,16 +214,16 @@ class ProgramReader:
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._root(node.args[0])
         if self._is_constant(node, name, in_place):
-            self._evaluate(node, in_place)
+            self._evaluate(node)
             return True
         if not full.startswith("aten."):
             raise ValueError(f"operator {full} of {_where(node)} is not computed here")
         if not in_place:
             self._append(node, full, node.args, node.kwargs)
             return True
-        return self._replace(node, full, order)
+        return self._replace(node, full)
 
-    def _replace(self, node: Any, full: str, order: Mapping[Any, int]) -> bool:
+    def _replace(self, node: Any, full: str) -> bool:
         """Append the functional form of a call in place; its result replaces the operand."""
         operand = node.args[0]
         root = self._root(operand)
@@ -230,7 +232,7 @@ class ProgramReader:
             raise ValueError(
                 _changed_parameter(self.program.graph_signature.inputs_to_parameters[root])
             )
-        if self._is_seen_later(root, changed, node, order):
+        if self._is_seen_later(root, changed, node):
             return False
         name, _, overload = full.removeprefix("aten.").partition(".")
         plain = f"{name[:-1]}.{overload}"
@@ -243,7 +245,7 @@ class ProgramReader:
             self._update(self.buffers[root], self.current[changed])
         return True
 
-    def _is_seen_later(self, root: str, changed: str, node: Any, order: Mapping[Any, int]) -> bool:
+    def _is_seen_later(self, root: str, changed: str, node: Any) -> bool:
         """Return whether another value of the same memory is used after a node."""
         if root in self.buffers and changed != root:
             return True
@@ -251,7 +253,7 @@ class ProgramReader:
             shares = other.name == root or self.roots.get(other.name) == root
             if not shares or self._alias(other) == changed or other is node:
                 continue
-            if any(order[user] > order[node] for user in other.users):
+            if any(self._order[user] > self._order[node] for user in other.users):
                 return True
         return False
 
@@ -283,7 +285,7 @@ class ProgramReader:
             _is_fixed(node.meta.get("val")) or (in_place and not node.users)
         )
 
-    def _evaluate(self, node: Any, in_place: bool) -> None:
+    def _evaluate(self, node: Any) -> None:
         torch = self.torch
         if _base_name(str(node.target)) in _MAKERS:
             like = node.meta["val"]

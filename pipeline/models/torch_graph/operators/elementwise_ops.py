@@ -20,13 +20,14 @@ from pipeline.models.torch_graph.operator_table import (
 
 # fmt: off
 _SAME_NAMES = (
-    "abs", "bitwise_not", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isinf", "isnan",
-    "log", "log1p", "log2", "logical_not", "round", "sign", "sin", "sqrt", "square", "tan", "tanh",
+    jnp.abs, jnp.bitwise_not, jnp.ceil, jnp.cos, jnp.exp, jnp.expm1, jnp.floor, jnp.isfinite,
+    jnp.isinf, jnp.isnan, jnp.log, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sign,
+    jnp.sin, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh,
 )
 # fmt: on
 """Functions that ATen and jax.numpy call alike."""
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
-    **{name: getattr(jnp, name) for name in _SAME_NAMES},
+    **{function.__name__: function for function in _SAME_NAMES},
     "relu": jax.nn.relu,
     "relu6": jax.nn.relu6,
     "silu": jax.nn.silu,

@@ -80,10 +80,10 @@ def full_like(context: OperatorContext, x: Laid, value: Any, *, dtype: Any = Non
     return x.same(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
-def _register_constant(name: str, value: int) -> None:
+def _register_constant(name: str, value: int, *overloads: str) -> None:
     """Register `zeros`, `new_zeros` and `zeros_like`, or their likes for another number."""
 
-    @aten(f"{name}.default", f"{name}.memory_format")
+    @aten(f"{name}.default", *overloads)
     def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
         return laid(jnp.full(tuple(size), value, context.type_of(dtype)))
 
@@ -101,7 +101,7 @@ def _register_constant(name: str, value: int) -> None:
 _register_constant("zeros", 0)
 _register_constant("ones", 1)
 # A network that reads an empty array without filling it gets zeros instead of random bits.
-_register_constant("empty", 0)
+_register_constant("empty", 0, "empty.memory_format")
 
 
 @aten("arange.default", "arange.start", "arange.start_step")
