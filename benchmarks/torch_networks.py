@@ -35,7 +35,6 @@ from pipeline.core.plugins.loading import name_for_all
 from pipeline.core.registry import load_all
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
-from pipeline.models.torch_graph.conversion.sources import HeldGraph
 
 PACKAGES = ("jax", "jaxlib", "torch", "torchvision")
 NETWORKS = {
@@ -150,7 +149,7 @@ def compare(name: str, side: int, rounds: int) -> Comparison:
     times = alternate(timed, rounds)
     _warm_statistics(module, side)
     graph = export_module(module, (3, side, side), origin=name)
-    network, variables = TorchNetwork(HeldGraph(graph), "float32"), initial_variables_of(graph)
+    network, variables = TorchNetwork(graph, "float32"), initial_variables_of(graph)
     images = np.random.default_rng(1).normal(size=(4, 3, side, side)).astype(np.float32)
     own = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, _nhwc(images))
     with torch.no_grad():

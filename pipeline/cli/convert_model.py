@@ -30,7 +30,6 @@ from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, 
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
-from pipeline.models.torch_graph.conversion.sources import HeldGraph
 from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.weights.files.weight_files import write_weights
 
@@ -103,7 +102,7 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
 
 
 def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
-    network = TorchNetwork(HeldGraph(graph), "float32")
+    network = TorchNetwork(graph, "float32")
     _require_equal(network, initial_variables_of(graph), inputs, logits)
     write_graph(file, graph)
     read_graph(file)

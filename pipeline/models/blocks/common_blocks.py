@@ -74,7 +74,7 @@ class Depthwise:
     stride: int
 
 
-def inverted(
+def inverted_bottleneck(
     channels: int,
     depthwise: Depthwise,
     features: int,
@@ -101,31 +101,31 @@ def squeeze_excite(
 
     `act` follows the first, by default ReLU, and `gate` the second, by default sigmoid.
     """
-    first, second = Dense(features=hidden), Dense(features=channels)
-    body = (GlobalAvgPool(), first, act or Relu(), second, gate or Sigmoid())
-    return Gate(scope="squeeze_excite", body=body)
+    reduce = (GlobalAvgPool(), Dense(features=hidden), act or Relu())
+    expand = (Dense(features=channels), gate or Sigmoid())
+    return Gate(scope="squeeze_excite", body=(*reduce, *expand))
 
 
 def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
-    """body(x) + x where the body keeps the shape, else the body alone, in the same scope."""
+    """Return body(x) + x if the body has the same shape, else only the body, in the same scope."""
     return Residual(scope=scope, body=body) if same else Sequence(scope=scope, body=body)
 
 
 def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
-    """Apply `change` to all layers, also to inner ones; the innermost come first."""
+    """Apply `change` to all layers and inner layers, the innermost first."""
 
-    def changed(value: Any) -> Any:
+    def change_inner(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(changed(item) for item in value)
+            return tuple(change_inner(item) for item in value)
         if not isinstance(value, LayerSpec):
             return value
-        fields = {field: changed(inner) for field, inner in value}
+        fields = {field: change_inner(inner) for field, inner in value}
         return change(value.model_copy(update=fields))
 
-    return tuple(changed(layer) for layer in stack)
+    return tuple(change_inner(layer) for layer in stack)
 
 
-def rounded(width: float, divisor: int = 8) -> int:
+def round_features(width: float, divisor: int = 8) -> int:
     """The multiple of `divisor` nearest to `width`, but never less than 90 % of it.
 
     The rule of the MobileNets, from their reference implementation (tensorflow/models, slim).

@@ -1,11 +1,17 @@
-"""Networks that are a list of layers."""
+"""Networks that are a list of layers, in stages of blocks, padded by a convention."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from pydantic import model_validator
+
+from pipeline.models.blocks.common_blocks import Stack, map_layers
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec, count_layers
+from pipeline.models.layers.standard import Conv, Pool
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -14,14 +20,93 @@ if TYPE_CHECKING:
 class LayeredModelSpec(ModelSpec):
     """Base of the networks that are a list of layers, which other backends can read."""
 
+    stage_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that are lists of one entry per stage."""
+
+    @model_validator(mode="after")
+    def _one_entry_per_stage(self) -> Self:
+        lists = {name: list(getattr(self, name)) for name in self.stage_fields}
+        lengths = {len(entries) for entries in lists.values()}
+        if len(lengths) > 1 or 0 in lengths:
+            text = " and ".join(f"{name} {entries}" for name, entries in lists.items())
+            raise ValueError(f"{text} must have one entry per stage each")
+        return self
+
     @abstractmethod
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         """The network as a list of layers that ends in `classes` logits."""
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """A `Network` of the layers. Raises ValueError where there are too many."""
+        """Return a `Network` of the layers. Raises ValueError for too many."""
         from pipeline.models.modules.standard import Network
 
         layers = self.layers_for(classes)
         count_layers(layers)
         return Network(layers, initializers=self.init, dtype=dtype)
+
+
+class StridedModelSpec(LayeredModelSpec):
+    """Base of the networks in which convolutions or pools with a stride are padded.
+
+    At odd sizes all conventions are the same. At even sizes a window of 3 with a stride of 2 needs
+    one row of zeros, either after the image or before it.
+    """
+
+    padding: Literal["same", "symmetric", "symmetric_convs"] = "same"
+    """same: as in MindSpore's pad_mode="same" and TensorFlow; symmetric: the same number of zeros
+    before and after, as in torchvision; symmetric_convs: only convolutions, as in mindcv."""
+
+    @abstractmethod
+    def same_layers_for(self, classes: int) -> Stack:
+        """The network with `same` padding, as a list of layers that ends in `classes` logits."""
+
+    def layers_for(self, classes: int) -> Stack:
+        layers = self.same_layers_for(classes)
+        if self.padding == "same":
+            return layers
+        kinds = (Conv,) if self.padding == "symmetric_convs" else (Conv, Pool)
+
+        def pad_symmetrically(layer: LayerSpec) -> LayerSpec:
+            if isinstance(layer, kinds) and layer.padding == "same":
+                return layer.model_copy(update={"padding": "symmetric"})
+            return layer
+
+        return map_layers(pad_symmetrically, layers)
+
+
+@dataclass(frozen=True)
+class StageBlock:
+    """One block: the number of its stage, from 1, and its index there, from 0."""
+
+    stage: int
+    index: int
+    channels: int
+    """Channels of the block's input."""
+    width: int
+    """The features of its stage."""
+    stride: int
+
+    @property
+    def scope(self) -> str:
+        """Scope of its layers in parameter paths."""
+        return f"stage{self.stage}_block{self.index}"
+
+
+def stage_blocks(
+    counts: Sequence[int],
+    widths: Sequence[int],
+    channels: int,
+    *,
+    expansion: int = 1,
+    halve_first: bool = True,
+) -> Iterator[StageBlock]:
+    """Yield the blocks of all stages; the first one reads `channels`.
+
+    A block has `expansion` times the width of its stage as features. The first block of every stage
+    halves the image; without `halve_first`, not in the first stage.
+    """
+    for stage, (count, width) in enumerate(zip(counts, widths, strict=True), start=1):
+        for index in range(count):
+            halves = index == 0 and (halve_first or stage > 1)
+            yield StageBlock(stage, index, channels, width, 2 if halves else 1)
+            channels = width * expansion

@@ -25,7 +25,7 @@ Location = tuple[int | str, ...]
 
 
 class BlockUse(Spec):
-    """Use of a block: its layers, repeated `repeat` times, in a scope of their own."""
+    """Use of a block: its layers, repeated `repeat` times, in a separate scope."""
 
     use: str
     """The block's name under `blocks`."""
@@ -47,10 +47,10 @@ def expand_uses(
     within: tuple[str, ...] = (),
     uses: Counter[str] | None = None,
 ) -> Any:
-    """Replace every use of a block in `node`, which is at `where`, by a sequence of its layers.
+    """Replace every use of a block in `node`, at location `where`, by a sequence of its layers.
 
-    The layers of a block are checked here, so that a problem is reported at the block's own
-    location. `within` names the blocks that are being expanded, and `uses` counts them. Raises
+    The layers of a block are checked here, so that a problem is reported at the block's location.
+    `within` names the blocks that are being expanded, and `uses` counts them. Raises
     ValidationError.
     """
     uses = Counter() if uses is None else uses
@@ -92,7 +92,7 @@ def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
 def _body(
     use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...], uses: Counter[str]
 ) -> Any:
-    """The layers of the block, with the values that the use gives its parameters."""
+    """Return the layers of the block, with the use's values of its parameters."""
     name = use.use
     if name not in blocks:
         hint = _nearest(name, blocks)
@@ -104,8 +104,8 @@ def _body(
     if uses.total() > MAX_USES:
         raise _problem(f"blocks are used more than {MAX_USES:,} times", (*where, "use"), name)
     _check_parameters(use, set(_parameters(blocks[name])), (*where, "with"))
-    filled = _filled(blocks[name], use.values)
-    body = expand_uses(filled, blocks, ("blocks", name), (*within, name), uses)
+    layers = _fill_parameters(blocks[name], use.values)
+    body = expand_uses(layers, blocks, ("blocks", name), (*within, name), uses)
     return _sections().validate_python({"blocks": {name: body}})["blocks"][name]
 
 
@@ -115,11 +115,11 @@ def _sections() -> TypeAdapter[Any]:
     return TypeAdapter(dict[str, dict[str, Layers]])
 
 
-def _check_parameters(use: BlockUse, wanted: set[str], where: Location) -> None:
-    for name in sorted(wanted - use.values.keys()):
+def _check_parameters(use: BlockUse, parameters: set[str], where: Location) -> None:
+    for name in sorted(parameters - use.values.keys()):
         raise _problem(f"block {use.use!r} needs a value for {name!r}", where, use.values)
-    for name in sorted(use.values.keys() - wanted):
-        hint = _nearest(name, wanted) or f"; it has {', '.join(sorted(wanted)) or 'none'}"
+    for name in sorted(use.values.keys() - parameters):
+        hint = _nearest(name, parameters) or f"; it has {', '.join(sorted(parameters)) or 'none'}"
         raise _problem(f"block {use.use!r} has no parameter {name!r}{hint}", (*where, name), name)
 
 
@@ -135,14 +135,14 @@ def _parameters(node: Any) -> Iterator[str]:
             yield from _parameters(value)
 
 
-def _filled(node: Any, values: Mapping[str, Any]) -> Any:
-    """A block with its parameters replaced."""
+def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
+    """Replace the parameters of a block by their values."""
     if isinstance(node, str) and node.startswith("$"):
         return values.get(node[1:], node)
     if isinstance(node, Mapping):
-        return {key: _filled(value, values) for key, value in node.items()}
+        return {key: _fill_parameters(value, values) for key, value in node.items()}
     if isinstance(node, list):
-        return [_filled(value, values) for value in node]
+        return [_fill_parameters(value, values) for value in node]
     return node
 
 
@@ -153,6 +153,6 @@ def _problem(message: str, where: Location, value: Any) -> ValidationError:
     return ValidationError.from_exception_data("BlockUse", [details])
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    matches = get_close_matches(name, sorted(known), n=1)
+def _nearest(name: str, names: Iterable[str]) -> str:
+    matches = get_close_matches(name, sorted(names), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,4 +1,4 @@
-"""Initialisers of fresh weights, with the meaning and the defaults that MindSpore gives them."""
+"""Initialisers of fresh weights, with MindSpore's meaning and defaults."""
 
 from __future__ import annotations
 
@@ -61,30 +61,30 @@ class _He(InitializerSpec):
 
     mode: Literal["fan_in", "fan_out"] = "fan_in"
 
-    def _scaled(self, negative_slope: float, distribution: Literal["normal", "uniform"]) -> Init:
+    def _scale(self, negative_slope: float, distribution: Literal["normal", "uniform"]) -> Init:
         return _variance_scaling(self.name, 2 / (1 + negative_slope**2), self.mode, distribution)
 
 
 @part("initializer")
 class HeNormal(_He):
-    """Plain normal of deviation gain / sqrt(fan); slope 0 stands for ReLU."""
+    """Plain normal of deviation gain / sqrt(fan); slope 0 is for ReLU."""
 
     name: Literal["he_normal"] = "he_normal"
     negative_slope: NonNegativeFloat = 0.0
 
     def build(self) -> Init:
-        return self._scaled(self.negative_slope, "normal")
+        return self._scale(self.negative_slope, "normal")
 
 
 @part("initializer")
 class HeUniform(_He):
-    """Uniform within gain * sqrt(3 / fan); slope sqrt(5) gives 1 / sqrt(fan)."""
+    """Uniform within gain * sqrt(3 / fan); with slope sqrt(5), 1 / sqrt(fan)."""
 
     name: Literal["he_uniform"] = "he_uniform"
     negative_slope: NonNegativeFloat = sqrt(5)
 
     def build(self) -> Init:
-        return self._scaled(self.negative_slope, "uniform")
+        return self._scale(self.negative_slope, "uniform")
 
 
 @part("initializer")
@@ -154,7 +154,7 @@ def _variance_scaling(
 ) -> Init:
     from jax.nn import initializers
 
-    scaled = initializers.variance_scaling(scale, mode, distribution)
+    initialize = initializers.variance_scaling(scale, mode, distribution)
 
     def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         if len(shape) < 2:
@@ -163,6 +163,6 @@ def _variance_scaling(
                 f"shape {shape} has not; give biases constant, normal, truncated_normal, uniform "
                 "or zeros"
             )
-        return scaled(key, shape, dtype)
+        return initialize(key, shape, dtype)
 
     return draw

@@ -38,9 +38,9 @@ class LayerSpec(Spec):
     """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
 
     def compute(self, x: Any, context: Any) -> Any:
-        """Compute the layer, where no function is registered for it: one of the user's own.
+        """Compute a custom layer, for which no function is registered.
 
-        Called while the network is traced, inside a flax module: modules may be called here, named
+        Called while the network is traced, inside a flax module, so it may call modules named
         `context.name`. `context` is a `LayerContext`: path, dtype and whether this is training.
         """
         raise TypeError(
@@ -68,7 +68,7 @@ class InitRules(Spec):
 
 
 class InitSpec(InitRules):
-    """Initialiser of each kind of weight, where the layer names none."""
+    """Initialiser of each kind of weight, if the layer names none."""
 
     conv: Initializer
     dense: Initializer
@@ -82,14 +82,14 @@ class ModelSpec(Spec):
     """Input that it takes of a table: numbers and one-hot categories, or the number and the value
     of the feature of each column."""
     two_outputs_are_classes: ClassVar[bool] = False
-    """Whether two outputs are the logits of two classes alone, and no two numbers or labels."""
+    """Whether two outputs are always the logits of two classes, never two numbers or labels."""
     name: str
     init: InitSpec
 
     def for_table(self, features: int | None) -> ModelSpec:
-        """The model for a table of that number of features; None for other data.
+        """Return the model for a table of that number of features; None for other data.
 
-        Raises ValueError where it is made for others.
+        Raises ValueError if the model is for another number.
         """
         return self
 
@@ -104,7 +104,7 @@ class ModelSpec(Spec):
 def count_layers(layers: Any, counted: int = 0) -> int:
     """Add the number of layers to `counted`, with inner layers and repetitions.
 
-    Raises ValueError above `MAX_LAYERS`, more than can be traced within minutes.
+    Raises ValueError above `MAX_LAYERS`, which would take longer than minutes to trace.
     """
     for layer in _layers_in(layers):
         counted += 1

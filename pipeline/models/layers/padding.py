@@ -9,12 +9,12 @@ from pipeline.models.lowerings.problem.conv_window import Pair
 
 
 def reach(kernel: Pair, dilation: Pair) -> Pair:
-    """Height and width that a kernel covers, from its first to its last row and column."""
+    """Return the height and width from a kernel's first to its last row and column."""
     return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
 
 
 def pads_around(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> tuple[Pair, Pair]:
-    """Pads (before, after) of the height and the width of images of these sizes.
+    """Return the pads (before, after) of the height and the width of images of these sizes.
 
     `window` is the size that the kernel covers, dilation included.
     """

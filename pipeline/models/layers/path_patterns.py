@@ -9,24 +9,24 @@ from fnmatch import fnmatchcase
 from pipeline.core.files.error_text import nearest, shown
 
 Path = tuple[str, ...]
-"""The scopes of a layer, outermost first; for a parameter, its own name is last."""
+"""The scopes of a layer, outermost first; for a parameter, its name is last."""
 
 MAX_SCOPES = 40
 EXCEPT = "!"
-"""Begins a pattern that takes what it covers out of a list of patterns again."""
+"""Begins a pattern that excludes the paths that it covers."""
 
 
 def covers(pattern: str, path: Path) -> bool:
-    """Whether a glob matches a path, or that of an enclosing scope; its * crosses slashes."""
-    around = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
-    return any(fnmatchcase(name, pattern) for name in around)
+    """Return whether a glob matches a path or an enclosing scope; its * crosses slashes."""
+    scopes = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
+    return any(fnmatchcase(scope, pattern) for scope in scopes)
 
 
 def is_frozen(patterns: Sequence[str], path: Path) -> bool:
-    """Whether a list of patterns freezes a parameter: the last one that covers it decides.
+    """Return whether patterns freeze a parameter: the last pattern that covers it decides.
 
-    A pattern that begins with ! leaves its parameters to be trained. Where the first one does, all
-    others are frozen.
+    Parameters of a pattern that begins with ! are trained. If the first one does, all other
+    parameters are frozen.
     """
     frozen = bool(patterns) and patterns[0].startswith(EXCEPT)
     for pattern in patterns:
@@ -58,7 +58,7 @@ def require_covered(
 
 
 def outermost(paths: Sequence[Path]) -> dict[str, int]:
-    """The outermost scopes that distinguish paths, and the number of paths in each."""
+    """Return the outermost scopes that distinguish paths, and the number of paths in each."""
     deepest = max(map(len, paths))
     for depth in range(1, deepest + 1):
         counts = Counter("/".join(path[:depth]) for path in paths)

@@ -1,8 +1,8 @@
 """Types that layers compute in: MindSpore's amp levels, bfloat16, and types by layer.
 
 Levels follow `build_train_network` and `auto_mixed_precision` of mindspore/train/amp.py (2.10).
-Whatever the level, weights are stored in float32 and cast where a layer reads them, gradients are
-float32, and so is the loss.
+At every level, weights are stored in float32 and cast when a layer reads them; gradients and the
+loss are float32.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
 from pipeline.core.registry import Spec
 from pipeline.models.layers.path_patterns import Path, covers
@@ -19,36 +19,22 @@ Level = Literal["O0", "O1", "O2", "O3", "bf16"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 
 WHITE_LIST = frozenset({"conv", "conv_transpose", "dense", "relu", "self_attention"})
-"""Kinds of layers that O1 computes in float16: those of `AMP_WHITE_LIST` (`nn.Conv2d`,
+"""Kinds of layers that O1 computes in float16: `AMP_WHITE_LIST` (`nn.Conv2d`,
 `nn.Conv2dTranspose`, `nn.Dense`, `P.ReLU`; the products of attention are `nn.Dense` and
 `P.BatchMatMul`)."""
 
 BLACK_LIST = frozenset({"batch_norm", "layer_norm"})
-"""Kinds of layers that O2 keeps in float32: `AMP_BLACK_LIST`."""
-
-
-class TypeRule(Protocol):
-    """Rule for layers that compute in another type than the network."""
-
-    @property
-    def dtype(self) -> str:
-        """Type that the covered layers compute in."""
-
-    @property
-    def casts_back(self) -> bool:
-        """Whether their output is cast to the network's type."""
-
-    def covers(self, kind: str, path: Path) -> bool:
-        """Whether the rule is for a layer of this kind at this path."""
+"""Kinds of layers that O2 computes in float32: `AMP_BLACK_LIST`."""
 
 
 @dataclass(frozen=True)
 class KindRule:
-    """Layers of these kinds compute in `dtype`; other layers keep the network's type."""
+    """Layers of these kinds compute in `dtype`; other layers in the network's type."""
 
     kinds: frozenset[str]
     dtype: FloatType
     casts_back: bool = True
+    """Whether their output is cast to the network's type."""
 
     def covers(self, kind: str, path: Path) -> bool:
         """Whether the kind is one of them."""
@@ -59,10 +45,10 @@ class KindRule:
 
 
 class ToFloat(Spec):
-    """`to_float`: a layer whose path matches a glob, and all inside of it, computes in `dtype`.
+    """`to_float`: a layer whose path matches a glob, with its inner layers, computes in `dtype`.
 
-    A path is that of the layer's scope, as in the names of parameters, such as
-    `residual_0/conv_1`; * crosses slashes. The output of such a layer keeps that type.
+    A path is the layer's scope as in names of parameters, such as `residual_0/conv_1`; * crosses
+    slashes. The output of such a layer has that type.
     """
 
     pattern: str
@@ -83,7 +69,7 @@ class ToFloat(Spec):
 
 @dataclass(eq=False)
 class PathListing:
-    """A rule that covers no layer, and records the paths of all while a network is traced."""
+    """A rule that covers no layer, and records the paths of all layers of a traced network."""
 
     dtype: str = "float32"
     casts_back: bool = False
@@ -93,6 +79,10 @@ class PathListing:
         """Record the path, and return False."""
         self.paths[path] = None
         return False
+
+
+TypeRule = KindRule | ToFloat | PathListing
+"""Rule for layers that compute in another type than the network."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +97,7 @@ class Precision:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """All types that are computed in, each once."""
+        """All types that layers compute in, without repetitions."""
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
 
 
@@ -123,6 +113,6 @@ LEVELS: Mapping[Level, Precision] = MappingProxyType(
 
 
 def rule_for(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
-    """The rule for a layer; None: it computes in the network's type."""
+    """Return the rule for a layer; None: it computes in the network's type."""
     covering = [rule for rule in rules if rule.covers(kind, path)]
     return covering[-1] if covering else None

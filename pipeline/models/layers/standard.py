@@ -43,7 +43,7 @@ class ConvTranspose(LayerSpec):
     """The transpose of a convolution: every pixel, times the kernel, is added to a
     window of the result.
 
-    `same` gives size * stride positions, `valid` all positions that a window covers.
+    `same` is size * stride positions, `valid` all positions that a window covers.
     """
 
     name: Literal["conv_transpose"] = "conv_transpose"
@@ -161,7 +161,7 @@ class Pool(LayerSpec):
 
     kernel: Size
     stride: Size | None = None
-    """Step of the window; null: its own size."""
+    """Step of the window; null: the window's size."""
     padding: Padding = "valid"
 
 
@@ -219,7 +219,7 @@ class Dropout(LayerSpec):
 
 @part("layer")
 class Sequence(LayerSpec):
-    """Layers in a scope of their own, repeated `repeat` times, each time with its own weights."""
+    """Layers in a separate scope, repeated `repeat` times, each time with other weights."""
 
     name: Literal["sequence"] = "sequence"
     body: Layers
@@ -249,7 +249,7 @@ class Branches(LayerSpec):
 
 @part("layer")
 class Gate(LayerSpec):
-    """x * body(x), where the body gives one factor per channel, or an array of x's shape."""
+    """x * body(x); the body has one factor per channel, or x's shape."""
 
     name: Literal["gate"] = "gate"
     body: Layers
@@ -257,7 +257,7 @@ class Gate(LayerSpec):
 
 @part("layer")
 class DualPath(LayerSpec):
-    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the rest
+    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the others
     (Chen et al. 2017, sec. 4); an empty shortcut is the identity."""
 
     name: Literal["dual_path"] = "dual_path"
@@ -267,9 +267,9 @@ class DualPath(LayerSpec):
 
 
 def scope_names(layers: Iterable[LayerSpec]) -> list[str]:
-    """Names of sibling layers in parameter paths: the scope, or the kind with a number.
+    """Return names of sibling layers in parameter paths: the scope, or the kind with a number.
 
-    Raises ValueError where two of them would share a name.
+    Raises ValueError if two of them would share a name.
     """
     counts: Counter[str] = Counter()
     names: list[str] = []

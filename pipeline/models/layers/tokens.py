@@ -14,7 +14,7 @@ from pipeline.models.layers.model_spec import Layers, LayerSpec
 class Lookup(LayerSpec):
     """Base of the layers that look up the learned row of each whole number.
 
-    Numbers below 0 count from the end, numbers of `vocabulary` and above give NaN. It must be the
+    Numbers below 0 count from the end, rows of `vocabulary` and above are NaN. It must be the
     first layer: bfloat16 activations can't hold whole numbers above 256.
     """
 

@@ -26,10 +26,9 @@ EXACT = ("relu", "relu6")
 def activate(name: str, x: Array) -> Array:
     """Apply an activation to each value; the result has the type of x.
 
-    In bfloat16 and float16 it and its derivative are computed in float32 and rounded once; each
-    operation by itself would be rounded otherwise, which takes longer than the operation on a CPU.
-    The derivative is what is kept for the gradient. Differentiable in reverse mode only in these
-    types.
+    In bfloat16 and float16 the activation and its derivative are computed in float32 and rounded
+    once. Otherwise each operation would be rounded, which takes longer than the operation on a CPU.
+    The derivative is stored for the gradient. In these types only reverse mode is differentiable.
     """
     if name in EXACT or x.dtype.itemsize >= 4:
         return ACTIVATIONS[name](x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, singledispatch
@@ -45,24 +45,24 @@ class LayerContext:
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     position: Array | None = None
-    """Place of the only token that is read, int32 (), after those whose keys and values are cached;
-    None: all tokens are read at once."""
+    """Place of the only token that is read, int32 (), after the tokens whose keys and values are
+    cached; None: all tokens are read at once."""
     cached_tokens: int = 0
     """The number of tokens that a cache has room for."""
     fixed_statistics: tuple[str, ...] = ()
     """Patterns, as of `train.freeze`: batch norm whose parameters they cover is not trained."""
     recomputes: bool = False
-    """Whether the backward pass computes what is inside of a block again."""
+    """Whether the backward pass computes the inner layers of blocks again."""
 
     @property
     def trains_statistics(self) -> bool:
-        """Whether batch norm with this context normalises by the batch, and follows it."""
-        own = ((*self.path, name) for name in ("scale", "bias"))
-        return self.train and not all(is_frozen(self.fixed_statistics, path) for path in own)
+        """Whether batch norm normalises by the batch, and updates its running statistics."""
+        paths = [(*self.path, name) for name in ("scale", "bias")]
+        return self.train and not all(is_frozen(self.fixed_statistics, path) for path in paths)
 
     @property
     def name(self) -> str:
-        """The layer's own name among its siblings."""
+        """The layer's name among its siblings."""
         return self.path[-1]
 
     def inside(self, name: str) -> LayerContext:
@@ -77,97 +77,90 @@ class LayerContext:
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Apply one layer. Call inside its parent flax module.
 
-    A layer of the user's own has a method `compute`; those of the package are registered with
-    `computes`. Raises TypeError for a layer without either.
+    A custom layer has a method `compute`; layers of the package are registered with `computes`.
+    Raises TypeError for a layer without either.
     """
-    # One without a flax module would have no name in a profile, nor where it isn't finite.
+    # A layer without a flax module would have no name in a profile or an autopsy.
     with jax.named_scope(context.name):
         result: Array = layer.compute(x, context)
     return result
 
 
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
-    """Decorator: register the computation of a layer, and of all that derive from it.
+    """Decorator: register the computation of a layer and its subclasses.
 
     It is a flax module with the fields `layer` and `context`, which is called with x in the scope
-    `context.name`, a block where its class says `is_block`; or, for a layer without parameters, a
+    `context.name`, a block if its class has `is_block`; or, for a layer without parameters, a
     function of (layer, x, context).
     """
 
     def register(computation: Computation) -> Computation:
-        if isinstance(computation, type):
-            apply_layer.register(description, _applied_as(computation))
-        else:
-            apply_layer.register(description, computation)
+        is_module = isinstance(computation, type)
+        apply = partial(_apply_module, computation) if is_module else computation
+        apply_layer.register(description, apply)
         return computation
 
     return register
 
 
-def _applied_as(module: type[nn.Module]) -> Callable[[Any, Array, LayerContext], Array]:
-    def apply(layer: Any, x: Array, context: LayerContext) -> Array:
-        kind = module
-        if context.recomputes and context.train and getattr(module, "is_block", False):
-            # Blocks inside of it are computed again with it.
-            kind, context = nn.remat(module), dataclasses.replace(context, recomputes=False)
-        fields: dict[str, Any] = {"layer": layer, "context": context, "name": context.name}
-        return kind(**fields)(x)
-
-    return apply
+def _apply_module(module: Any, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
+    if context.recomputes and context.train and getattr(module, "is_block", False):
+        # Its inner blocks are computed again with it.
+        module = nn.remat(module)
+        context = dataclasses.replace(context, recomputes=False)
+    y: Array = module(layer=layer, context=context, name=context.name)(x)
+    return y
 
 
-Note = Callable[[tuple[str, ...], str, Any], None]
-"""(path, kind of layer, its result) of every layer that is applied."""
-_noted: ContextVar[Note | None] = ContextVar("_noted", default=None)
+LayerInterceptor = Callable[[LayerSpec, Callable[[Array], Array], Array, LayerContext], Array]
+"""(layer, its computation, x, its context) -> its result."""
+_interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", default=None)
 
 
 @contextmanager
-def noting_layers(note: Note) -> Iterator[None]:
-    """Call `note` with each layer of a list that is applied or traced in the body."""
-    token = _noted.set(note)
-    try:
-        yield
-    finally:
-        _noted.reset(token)
+def around_layers(interceptor: LayerInterceptor) -> Iterator[None]:
+    """Let a function compute each layer of a list that is applied or traced in the body.
 
-
-Around = Callable[[LayerSpec, Callable[[Array], Array], Array, LayerContext], Array]
-"""(layer, its computation, x, its context) -> its result, of every layer that is applied."""
-_around: ContextVar[Around | None] = ContextVar("_around", default=None)
-
-
-@contextmanager
-def around_layers(around: Around) -> Iterator[None]:
-    """Have `around` compute each layer of a list that is applied or traced in the body.
-
-    It is given the layer's own computation, and its result stands for that of the layer.
+    The function gets the layer's computation, and its result replaces the layer's.
     """
-    token = _around.set(around)
+    token = _interceptor.set(interceptor)
     try:
         yield
     finally:
-        _around.reset(token)
+        _interceptor.reset(token)
+
+
+def noting_layers(
+    note: Callable[[tuple[str, ...], str, Any], None],
+) -> AbstractContextManager[None]:
+    """Call `note` with path, kind and result of each layer of a list that the body applies."""
+
+    def call_and_note(
+        layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
+    ) -> Array:
+        y = compute(x)
+        note(context.path, layer.name, y)
+        return y
+
+    return around_layers(call_and_note)
 
 
 def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) -> Array:
     """Apply layers one after the other, each in the scope of its name."""
-    around = _around.get()
+    interceptor = _interceptor.get()
     for name, layer in zip(scope_names(stack), stack, strict=True):
         inside = context.inside(name)
-        if around is None:
-            x = _in_its_type(layer, x, inside)
+        if interceptor is None:
+            x = _apply_by_rules(layer, x, inside)
         else:
-            x = around(layer, partial(_in_its_type, layer, context=inside), x, inside)
-        note = _noted.get()
-        if note is not None:
-            note(inside.path, layer.name, x)
+            x = interceptor(layer, partial(_apply_by_rules, layer, context=inside), x, inside)
     return x
 
 
-def _in_its_type(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-    """Apply a layer in the type that the rules give it, and cast x to that type first.
+def _apply_by_rules(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
+    """Cast x to the type of the layer's rule, and apply the layer in that type.
 
-    Layers inside it that no rule covers compute in that type too. Without rules x is not cast.
+    Inner layers that no rule covers compute in that type too. Without rules x is not cast.
     """
     if not context.rules:
         return apply_layer(layer, x, context)
@@ -189,7 +182,7 @@ def require_images(x: Array, context: LayerContext) -> None:
 
 
 def features_of(features: int | str, context: LayerContext) -> int:
-    """The number of features. Raises ValueError for `$classes`: only the model `layers` has it."""
+    """Return the number of features. Raises ValueError for `$classes`, outside of `layers`."""
     if isinstance(features, str):
         raise ValueError(
             f"{context}: features {features} stands for a number only in the model `layers`; "
@@ -199,7 +192,7 @@ def features_of(features: int | str, context: LayerContext) -> int:
 
 
 def require_groups(x: Array, groups: int, context: LayerContext) -> int:
-    """The number of channels of x. Raises ValueError where `groups` does not divide it."""
+    """Return the number of channels of x. Raises ValueError if `groups` doesn't divide it."""
     shape = shape_nhwc(x, context.layout)
     if shape[-1] % groups:
         raise ValueError(

@@ -16,9 +16,9 @@ Arrays = tuple[Array, ...]
 class BatchNormModule(nn.Module):
     """Normalise each channel over the batch and its positions (Ioffe and Szegedy 2015).
 
-    In training by the mean and the biased variance of the n values that a channel has in the batch,
-    else by the running statistics. Those follow the batch's mean and its unbiased variance, which
-    is n / (n - 1) times the biased one; flax lets them follow the biased one.
+    In training by the mean and the biased variance of the n values of a channel in the batch, else
+    by the running statistics. These follow the batch's mean and its unbiased variance, n / (n - 1)
+    times the biased one. In flax they follow the biased one.
 
     Parameters `scale` and `bias` and the statistics `mean` and `var` are float32 (channels,).
     """
@@ -27,13 +27,13 @@ class BatchNormModule(nn.Module):
     axis: int
     """Axis of the channels."""
     momentum: float
-    """Share of their old value that the running statistics keep at every step."""
+    """Weight of the old running statistics in the update of a step."""
     epsilon: float
     dtype: str
     """Type of the result; everything is computed in float32."""
     scale_init: float
     batch_axis: str | None = None
-    """Axis of a mesh whose devices share the batch; statistics are then over all of them."""
+    """Axis of a mesh whose devices share the batch; statistics are then over all devices."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -49,15 +49,15 @@ class BatchNormModule(nn.Module):
         devices = lax.axis_size(self.batch_axis) if shared else 1
         settings = NormSettings(axes, self.epsilon, self.dtype, self.batch_axis, devices)
         if not self.train:
-            return scaled(settings, x, running_mean.value, running_var.value, scale, bias)
-        # The gradient through the statistics is part of that of `normalised`.
+            return normalise(settings, x, running_mean.value, running_var.value, scale, bias)
+        # The gradient of `normalise_by_batch` includes the one through the statistics.
         mean, var = batch_statistics(lax.stop_gradient(x), settings)
         if not self.is_initializing():
             count = devices * prod(x.shape[axis] for axis in axes)
             unbiased = var * (count / max(count - 1, 1))
             running_mean.value = self._blend(running_mean.value, mean)
             running_var.value = self._blend(running_var.value, unbiased)
-        return normalised(settings, x, mean, var, scale, bias)
+        return normalise_by_batch(settings, x, mean, var, scale, bias)
 
     def _blend(self, running: Array, batch: Array) -> Array:
         return self.momentum * running + (1 - self.momentum) * batch
@@ -76,12 +76,12 @@ class NormSettings:
 
     def mean(self, x: Array) -> Array:
         """Mean of x over the axes and the devices."""
-        own = x.mean(self.axes)
-        return own if self.batch_axis is None else self.total(own) / self.devices
+        mean = x.mean(self.axes)
+        return mean if self.batch_axis is None else self.total(mean) / self.devices
 
-    def total(self, own: Array) -> Array:
-        """Add what each device has of a sum over the batch."""
-        return own if self.batch_axis is None else lax.psum(own, self.batch_axis)
+    def total(self, x: Array) -> Array:
+        """Sum of x over the devices."""
+        return x if self.batch_axis is None else lax.psum(x, self.batch_axis)
 
     def spread(self, channels: Array) -> Array:
         """Reshape (channels,) to broadcast against x."""
@@ -89,29 +89,30 @@ class NormSettings:
 
 
 def batch_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
-    """Mean and biased variance of a channel over the batch, float32 (channels,) each."""
-    values, again = (part.astype(jnp.float32) for part in read_apart((x, x)))
-    mean, mean_of_squares = settings.mean(values), settings.mean(lax.square(again))
+    """Return mean and biased variance of a channel over the batch, float32 (channels,)."""
+    values, again = (x.astype(jnp.float32) for x in separate_reads((x, x)))
+    mean = settings.mean(values)
+    mean_of_squares = settings.mean(lax.square(again))
     # Rounding can make the difference negative.
     return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
 
 
-def read_apart(arrays: Arrays) -> Arrays:
-    """Return the arrays, of which XLA does not know that some may be one.
+def separate_reads(arrays: Arrays) -> Arrays:
+    """Return the arrays as distinct operands for XLA, even if some are the same.
 
-    XLA:CPU writes a float32 copy of an array of fewer bits that several sums read. A sum that has
-    its operand to itself converts what it reads: of 128x32x32x64 values in bfloat16 the sum and
-    that of the squares take 0.5 ms in place of 3.0.
+    If several sums read an array of fewer bits, XLA:CPU first writes a float32 copy. If only one
+    sum reads it, the sum converts the values: of 128x32x32x64 values in bfloat16, the sum and the
+    sum of squares take 0.5 ms instead of 3.0.
     """
     if all(array.dtype == jnp.float32 for array in arrays):
         return arrays
-    apart: Arrays = lax.platform_dependent(
+    separate: Arrays = lax.platform_dependent(
         arrays, cpu=lax.optimization_barrier, default=lambda arrays: arrays
     )
-    return apart
+    return separate
 
 
-def scaled(
+def normalise(
     settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
 ) -> Array:
     """Normalise x by a mean and a variance, then scale and shift; all but x are (channels,)."""
@@ -120,11 +121,11 @@ def scaled(
     return y.astype(settings.dtype)
 
 
-normalised = jax.custom_vjp(scaled, nondiff_argnums=(0,))
-"""`scaled` by the mean and the variance of x itself, which get no gradient of their own.
+normalise_by_batch = jax.custom_vjp(normalise, nondiff_argnums=(0,))
+"""`normalise` by the mean and the variance of x, whose gradients are part of the gradient of x.
 
 The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): a sum of x and the cotangent, each
-with a factor per channel. It reads both in their own type, while the gradient that jax derives also
+with a factor per channel. It reads both without a cast, while the gradient that jax derives also
 writes and reads float32 intermediates.
 """
 
@@ -132,23 +133,25 @@ writes and reads float32 intermediates.
 def _forward(
     settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
 ) -> tuple[Array, Arrays]:
-    return normalised(settings, x, mean, var, scale, bias), (x, mean, var, scale)
+    return normalise_by_batch(settings, x, mean, var, scale, bias), (x, mean, var, scale)
 
 
 def _backward(settings: NormSettings, operands: Arrays, cotangent: Array) -> Arrays:
     x, mean, var, scale = operands
-    dy, inverse = cotangent.astype(jnp.float32), lax.rsqrt(var + settings.epsilon)
-    of_bias, of_scale, x_of_scale = read_apart((cotangent, cotangent, x))
-    by_bias = of_bias.astype(jnp.float32).sum(settings.axes)
-    products = of_scale.astype(jnp.float32) * x_of_scale
-    by_scale = (products.sum(settings.axes) - mean * by_bias) * inverse
+    dy = cotangent.astype(jnp.float32)
+    inverse = lax.rsqrt(var + settings.epsilon)
+    dy_of_bias, dy_of_scale, x_of_scale = separate_reads((cotangent, cotangent, x))
+    bias_grad = dy_of_bias.astype(jnp.float32).sum(settings.axes)
+    products = dy_of_scale.astype(jnp.float32) * x_of_scale
+    scale_grad = (products.sum(settings.axes) - mean * bias_grad) * inverse
     count = settings.devices * (x.size // mean.size)
-    of_dy = scale * inverse
-    of_x = -of_dy * inverse * settings.total(by_scale) / count
-    rest = -of_dy * settings.total(by_bias) / count - of_x * mean
-    by_x = settings.spread(of_dy) * dy + (settings.spread(of_x) * x + settings.spread(rest))
+    dy_factor = scale * inverse
+    x_factor = -dy_factor * inverse * settings.total(scale_grad) / count
+    shift = -dy_factor * settings.total(bias_grad) / count - x_factor * mean
+    x_grad = settings.spread(dy_factor) * dy
+    x_grad += settings.spread(x_factor) * x + settings.spread(shift)
     zeros = jnp.zeros_like(mean), jnp.zeros_like(var)
-    return by_x.astype(x.dtype), *zeros, by_scale, by_bias
+    return x_grad.astype(x.dtype), *zeros, scale_grad, bias_grad
 
 
-normalised.defvjp(_forward, _backward)
+normalise_by_batch.defvjp(_forward, _backward)

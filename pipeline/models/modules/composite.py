@@ -19,7 +19,7 @@ from pipeline.models.modules.apply_layers import (
 
 
 class _Scope(nn.Module):
-    """Layers one after the other, in a scope of their own."""
+    """Layers one after the other, in a separate scope."""
 
     layers: tuple[LayerSpec, ...]
     context: LayerContext

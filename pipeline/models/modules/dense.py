@@ -21,9 +21,9 @@ class DenseModule(nn.Dense):
         bias = None
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
-        inputs, kernel = inputs.astype(self.dtype), kernel.astype(self.dtype)
         multiply = self.dot_general or jax.lax.dot_general
-        product: Array = multiply(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
+        axes = (((inputs.ndim - 1,), (0,)), ((), ()))
+        product: Array = multiply(inputs.astype(self.dtype), kernel.astype(self.dtype), axes)
         return product if bias is None else add_bias(product, bias)
 
 
@@ -32,7 +32,7 @@ def add_bias(x: Array, bias: Array, axis: int = -1) -> Array:
 
     The gradient of the bias is summed in float32. In bfloat16 it would be rounded after every
     addition, and XLA:CPU sums windows of values one after the other: 6 ms for 4160 rows of 768
-    on 2 cores, in float32 0.2. Differentiable in reverse mode only where the types differ.
+    on 2 cores, in float32 0.2. If the types differ, only reverse mode is differentiable.
     """
     axis %= x.ndim
     if x.dtype == bias.dtype:
@@ -41,7 +41,7 @@ def add_bias(x: Array, bias: Array, axis: int = -1) -> Array:
 
 
 def _spread(bias: Array, dimensions: int, axis: int) -> Array:
-    return bias.reshape([-1 if each == axis else 1 for each in range(dimensions)])
+    return bias.reshape([-1 if place == axis else 1 for place in range(dimensions)])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -54,8 +54,8 @@ def _forward(axis: int, x: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _backward(axis: int, _: None, cotangent: Array) -> tuple[Array, Array]:
-    others = tuple(each for each in range(cotangent.ndim) if each != axis)
-    return cotangent, cotangent.astype(jnp.float32).sum(others)
+    axes = tuple(place for place in range(cotangent.ndim) if place != axis)
+    return cotangent, cotangent.astype(jnp.float32).sum(axes)
 
 
 _add.defvjp(_forward, _backward)

@@ -1,9 +1,8 @@
 """Capture the input of every dense and convolutional layer, and the gradient at its output.
 
 Second-order optimizers need both. Layers are unchanged: flax passes every call of a module to an
-interceptor, and without one the network is the same program as ever. The output of a layer passes
-through an identity with a second argument of the same shape, otherwise unused, whose gradient is
-that at the layer's output.
+interceptor, and without one the program of the network is the same. The output of a layer passes
+through an identity with a second, unused argument of the same shape, which gets the same gradient.
 
 `nn.Dense` and the layer `conv` with one group are captured; other layers are not.
 """
@@ -57,10 +56,10 @@ def grad_observing_layers(
 ) -> Callable[[Any], tuple[Any, Any, Observations]]:
     """Transform a loss into a function of parameters -> (gradients, auxiliary output, captures).
 
-    `function` applies a network and gives (scalar, auxiliary output), as for
-    `jax.grad(function, has_aux=True)`. Cotangents are those of the scalar. `transform` is applied
-    to the loss before it is differentiated. Raises ValueError where a layer is applied twice, since
-    its weights then have two inputs, and RecipeError where there is none.
+    `function` applies a network and returns (scalar, auxiliary output), as for
+    `jax.grad(function, has_aux=True)`. Cotangents are gradients of the scalar. `transform` is
+    applied to the loss before it is differentiated. Raises ValueError if a layer is applied twice,
+    as its weights then have two inputs, and RecipeError if there is none.
     """
 
     def outputs_of(params: Any) -> dict[str, Array]:
@@ -82,14 +81,14 @@ def grad_observing_layers(
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
         windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
 
-        def tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
+        def apply_tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
             taps = _Taps(slots)
             with nn.intercept_methods(taps):
                 value, auxiliary = function(params)
             windows.update(taps.windows)
             return value, (auxiliary, taps.inputs)
 
-        grad = jax.grad(transform(tapped), argnums=(0, 1), has_aux=True)
+        grad = jax.grad(transform(apply_tapped), argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
         observations = {
             path: LayerCapture(inputs[path], cotangents[path], window, layout, number)
@@ -114,14 +113,16 @@ class _Taps:
 
     def __call__(
         self,
-        next_function: Callable[..., Any],
+        call: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         context: nn.module.InterceptorContext,
     ) -> Any:
-        outputs = next_function(*args, **kwargs)
+        outputs = call(*args, **kwargs)
         module = context.module
-        if context.method_name != "__call__" or not _is_captured(module):
+        layer = getattr(module, "layer", None)
+        is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
+        if context.method_name != "__call__" or not (is_conv or isinstance(module, nn.Dense)):
             return outputs
         path = "/".join(module.path)
         if path in self.inputs:
@@ -129,40 +130,29 @@ class _Taps:
                 f"{path}: is applied twice in a step; a layer can be observed only where its "
                 "weights see one input"
             )
-        self.inputs[path], self.outputs[path] = args[0], outputs
+        self.inputs[path] = args[0]
+        self.outputs[path] = outputs
         self.windows[path] = _window(module, args[0])
         return outputs if self._slots is None else tap(outputs, self._slots[path])
 
 
-def _is_captured(module: nn.Module) -> bool:
-    layer = getattr(module, "layer", None)
-    return isinstance(module, nn.Dense) or (isinstance(layer, standard.Conv) and layer.groups == 1)
-
-
 def _window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
-    """The geometry of a convolution and the layout of its images."""
+    """Return the geometry of a convolution and the layout of its images."""
     if isinstance(module, nn.Dense):
         return None, "nhwc"
-    layer, layout = module.layer, module.context.layout
+    layer = module.layer
+    layout = module.context.layout
     _, height, width, _ = shape_nhwc(inputs, layout)
-    kernel, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
-    covered = reach(kernel, dilation)
-    pads = pads_around((height, width), covered, strides, layer.padding)
-    return make_window((height, width), kernel, strides, pads, dilation, groups=1), layout
+    sizes = (height, width)
+    kernel, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
+    pads = pads_around(sizes, reach(kernel, dilation), strides, layer.padding)
+    return make_window(sizes, kernel, strides, pads, dilation, groups=1), layout
 
 
 @jax.custom_vjp
 def tap(outputs: Array, slot: Array) -> Array:
-    """Return the outputs, whose cotangent is also that of `slot`, an array like them."""
+    """Return the outputs, whose cotangent is also the cotangent of `slot`, of the same shape."""
     return outputs
 
 
-def _tap_forward(outputs: Array, slot: Array) -> tuple[Array, None]:
-    return outputs, None
-
-
-def _tap_backward(_: None, cotangent: Array) -> tuple[Array, Array]:
-    return cotangent, cotangent
-
-
-tap.defvjp(_tap_forward, _tap_backward)
+tap.defvjp(lambda outputs, slot: (outputs, None), lambda _, cotangent: (cotangent, cotangent))

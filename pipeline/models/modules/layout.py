@@ -1,8 +1,8 @@
 """The order of axes that a network computes its images in.
 
 NHWC is the order of the input, and every layer computes in it. CHWN has the batch innermost:
-vectors consist of samples instead of channels, which is faster where channels are few. Height and
-width are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchangeable.
+vectors consist of samples instead of channels, which is faster for few channels. Height and width
+are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchangeable.
 """
 
 from __future__ import annotations
@@ -64,55 +64,53 @@ class LaidOutNetwork(Protocol):
         """Return whether images (height, width, channels) can be computed in CHWN."""
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return the text of all that decides the speed in a layout, but for type and batch."""
+        """Return a text of everything that decides the speed in a layout, except type and batch."""
 
 
 def batch_first(x: Array, layout: Layout) -> Array:
-    """Images of a layout as (batch, height, width, channels); other arrays unchanged."""
+    """Transpose images of a layout to (batch, height, width, channels); only images change."""
     return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
 
 
 def channel_axis(x: Array, layout: Layout) -> int:
-    """The axis of the channels, or of the features where x is no image: 0 or -1."""
+    """Return the axis of the channels, or of the features if x isn't an image: 0 or -1."""
     return 0 if x.ndim == 4 and layout == "chwn" else -1
 
 
 def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
-    """The shape of x; of images as (batch, height, width, channels) in any layout."""
+    """Return the shape of x; of images as (batch, height, width, channels) in any layout."""
     channels, *sizes, batch = x.shape
     return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
 
 
 def first_without_batch_last(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
-    """The first layer that can't be computed in CHWN, if there is one."""
-    return next((layer for layer in stack if not _knows_batch_last(layer)), None)
-
-
-def _knows_batch_last(layer: LayerSpec) -> bool:
-    return isinstance(layer, _CHWN_LAYERS) and getattr(layer, "groups", 1) == 1
+    """Return the first layer that can't be computed in CHWN, if there is one."""
+    for layer in stack:
+        if not isinstance(layer, _CHWN_LAYERS) or getattr(layer, "groups", 1) != 1:
+            return layer
+    return None
 
 
 def best_layout(problems: Sequence[Problem], platform: str) -> Layout:
-    """The layout that a network which can be computed in both is fastest in, by a rule.
+    """Return the faster layout by a rule, for a network that both layouts can compute.
 
-    `problems` are those of a training step in NHWC. CHWN is chosen on the CPU, for float32 and
-    bfloat16, if there is a convolution, and the patches of each are small.
+    `problems` are the problems of a training step in NHWC. The rule is CHWN on the CPU, for float32
+    and bfloat16, if there is a convolution, and the patches of each are small.
     """
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
     if not has_choice(convolutions, platform):
         return "nhwc"
     small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in convolutions)
-    known = {problem.dtype for problem in convolutions} <= _CHWN_DTYPES
-    return "chwn" if small and known else "nhwc"
+    return "chwn" if small and {p.dtype for p in convolutions} <= _CHWN_DTYPES else "nhwc"
 
 
 def has_choice(problems: Sequence[Problem], platform: str) -> bool:
-    """Whether either layout may be faster: on the CPU, with convolutions."""
+    """Return whether either layout may be faster: on the CPU, with convolutions."""
     slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
     return slides and platform_of(platform).chooses_lowerings
 
 
 def _patches_bytes(problem: ConvolutionProblem) -> int:
-    """Bytes of the matrix of patches of a convolution in CHWN, in float32."""
+    """Return the bytes of the matrix of patches of a convolution in CHWN, in float32."""
     window = problem.window
     return 4 * prod(window.kernel) * problem.channels * prod(window.output_size) * problem.batch

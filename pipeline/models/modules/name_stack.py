@@ -6,18 +6,19 @@ import re
 
 MARKS = re.compile(r"^(?:(?:transpose|jvp|vmap)\()+")
 """Prefixes that JAX's transformations add to a name stack's parts."""
-DATA, UPDATE = "step.data", "step.update"
-"""Scopes of a training step outside of the network: what makes a batch, and what follows the
-gradients. A profile tells phases by them."""
+DATA = "step.data"
+UPDATE = "step.update"
+"""Scopes of a training step outside of the network, which are phases of a profile: DATA makes a
+batch, UPDATE follows the gradients."""
 NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
-"""Parts that no user has named."""
+"""Parts that aren't a user's names."""
 
 
 def layer_of(scope: str) -> str:
     """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules.
 
     A root with a capital is flax's, the class of the whole network, and is dropped; another is a
-    named scope and stays: `jvp(encoder)/attention` gives `encoder/attention`.
+    named scope and stays: `jvp(encoder)/attention` is `encoder/attention`.
     """
     names: list[str] = []
     for part in scope.split("/"):

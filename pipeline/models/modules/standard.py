@@ -67,40 +67,43 @@ class Network(nn.Module):
     """Layers that compute in another type."""
     padding_mask: bool = False
     """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0
-    for padding. Attention then ignores the padding."""
+    for padding, which attention ignores."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as of `train.freeze`: batch norm whose scale and bias they both cover normalises by
-    its running statistics in training too, which stay as they are."""
+    """Patterns, as of `train.freeze`: batch norm whose scale and bias they cover normalises by its
+    running statistics in training too, without an update of them."""
     cached_tokens: int = 0
-    """The number of tokens whose keys and values are kept, where they are read one by one."""
+    """The number of tokens whose keys and values are cached if tokens are read one by one."""
     recomputes: bool = False
-    """Whether the backward pass computes what is inside of blocks again, instead of keeping it."""
+    """Whether the backward pass computes the inner layers of blocks again."""
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
         """Return whether every layer can be computed in CHWN."""
         return first_without_batch_last(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return the text of all that decides the speed in a layout, but for type and batch."""
+        """Return a text of everything that decides the speed in a layout, except type and batch."""
         return repr((self.layers, self.rules, self.padding_mask))
 
     @nn.compact
     def __call__(self, images: Array, train: bool, position: Array | None = None) -> Array:
-        """Logits (batch, classes), float32, of images (batch, height, width, channels).
+        """Return logits (batch, classes), float32, of images (batch, height, width, channels).
 
-        A network that classifies every token or every pixel gives (batch, tokens, classes) or
-        (batch, height, width, classes). Raises ValueError, which names the layer and the shape,
-        where one layer does not fit the next, and for a layer that the layout lacks.
-        With a `position`, int32 (), the input is the token at that place, (batch, 1, 1, 1), and the
-        collection `cache` has the keys and values of those before it.
+        A network that classifies every token or every pixel returns (batch, tokens, classes) or
+        (batch, height, width, classes). With a `position`, int32 (), the input is the token at that
+        place, (batch, 1, 1, 1), and the collection `cache` has the keys and values of earlier
+        tokens. Raises ValueError, with the layer and the shape, if a layer doesn't fit the one
+        before it or the layout.
         """
         context = LayerContext(
-            (), self.initializers, self.dtype, train, self.policy, self.layout, self.rules
-        )
-        context = dataclasses.replace(
-            context,
+            path=(),
+            initializers=self.initializers,
+            dtype=self.dtype,
+            train=train,
+            policy=self.policy,
+            layout=self.layout,
+            rules=self.rules,
             batch_axis=self.batch_axis,
             fixed_statistics=self.fixed_statistics,
             position=position,
@@ -110,17 +113,19 @@ class Network(nn.Module):
         reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
         if reads_numbers and self.padding_mask:
             mask = images[..., -1].reshape(images.shape[0], -1) > 0
-            images, context = images[..., :-1], dataclasses.replace(context, token_mask=mask)
+            images = images[..., :-1]
+            context = dataclasses.replace(context, token_mask=mask)
         # Under rules every layer casts its input: the first may compute in float32.
         x = images if reads_numbers or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
-            x = batch_last(_require_batch_last(self.layers, x))
+            _require_batch_last(self.layers, x)
+            x = batch_last(x)
         logits = batch_first(apply_layers(self.layers, x, context), self.layout)
         return logits.astype(jnp.float32)
 
 
-def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> Array:
-    """Return the images. Raises ValueError where they or a layer can't be computed in CHWN."""
+def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> None:
+    """Raise ValueError if the images or a layer can't be computed in CHWN."""
     layer = first_without_batch_last(stack)
     if layer is not None:
         raise ValueError(
@@ -130,7 +135,6 @@ def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> Array:
         raise ValueError(
             f"the layout chwn is one of images, and shape {images.shape} is none; must be nhwc"
         )
-    return images
 
 
 @computes(standard.Conv)
@@ -140,8 +144,9 @@ class _Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        layer, init, dtype = self.layer, self.context.initializers, self.context.dtype
-        size, strides, dilation = pair(layer.kernel), pair(layer.stride), pair(layer.dilation)
+        layer = self.layer
+        init = self.context.initializers
+        size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
         pads = _pads(x, reach(size, dilation), strides, layer.padding, self.context)
         channels = require_groups(x, layer.groups, self.context)
         features = features_of(layer.features, self.context)
@@ -151,7 +156,8 @@ class _Conv(nn.Module):
             convolve = conv2d_chwn
         else:
             convolve = functools.partial(conv2d, groups=layer.groups, policy=self.context.policy)
-        y = convolve(x, kernel.astype(dtype), strides=strides, padding=pads, dilation=dilation)
+        kernel = kernel.astype(self.context.dtype)
+        y = convolve(x, kernel, strides=strides, padding=pads, dilation=dilation)
         if layer.bias:
             bias_init = (layer.bias_init or init.bias).build()
             bias = self.param("bias", bias_init, (features,), jnp.float32)
@@ -166,14 +172,15 @@ class _ConvTranspose(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        layer, init, dtype = self.layer, self.context.initializers, self.context.dtype
+        layer = self.layer
+        init = self.context.initializers
         require_images(x, self.context)
         features = features_of(layer.features, self.context)
         shape = (*pair(layer.kernel), x.shape[-1], features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         y = conv2d_transpose(
             x,
-            kernel.astype(dtype),
+            kernel.astype(self.context.dtype),
             strides=pair(layer.stride),
             padding="SAME" if layer.padding == "same" else "VALID",
             policy=self.context.policy,
@@ -294,7 +301,7 @@ def _flatten(layer: standard.Flatten, x: Array, context: LayerContext) -> Array:
 def _pooling(
     layer: standard.Pool, x: Array, context: LayerContext
 ) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
-    """Window, strides and pads."""
+    """Return window, strides and pads."""
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
     return window, strides, _pads(x, window, strides, layer.padding, context)
@@ -303,7 +310,7 @@ def _pooling(
 def _pads(
     x: Array, window: Pair, strides: Pair, padding: standard.Padding, context: LayerContext
 ) -> tuple[Pair, Pair]:
-    """Pads (before, after) of height and width. Raises ValueError where no window fits in them."""
+    """Return the pads (before, after) of height and width. Raises ValueError if no window fits."""
     require_images(x, context)
     sizes = (x.shape[1], x.shape[2])
     rows, columns = pads_around(sizes, window, strides, padding)

@@ -22,9 +22,13 @@ _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
 
 
-def _look_up(table: Array, x: Array) -> Array:
-    """Look up the row of each number of x: (batch, tokens, features)."""
-    return jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
+def _embed(
+    module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
+) -> tuple[Array, Array]:
+    """Return the learned table, and the row of each number of x: (batch, tokens, features)."""
+    shape = (features_of(layer.vocabulary, context), layer.features)
+    table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
+    return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
 
 @computes(tokens.Embedding)
@@ -34,9 +38,7 @@ class _Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (features_of(self.layer.vocabulary, self.context), self.layer.features)
-        table = self.param("table", _TABLE_INIT, shape, jnp.float32)
-        return _look_up(table.astype(self.context.dtype), x)
+        return _embed(self, self.layer, x, self.context)[1]
 
 
 @computes(tokens.TiedEmbedding)
@@ -46,13 +48,13 @@ class _TiedEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shape = (features_of(self.layer.vocabulary, self.context), self.layer.features)
-        table = self.param("table", _TABLE_INIT, shape, jnp.float32).astype(self.context.dtype)
-        y = apply_layers(self.layer.body, _look_up(table, x), self.context)
-        if y.ndim != 3 or y.shape[-1] != shape[1]:
+        table, rows = _embed(self, self.layer, x, self.context)
+        y = apply_layers(self.layer.body, rows, self.context)
+        features = self.layer.features
+        if y.ndim != 3 or y.shape[-1] != features:
             raise ValueError(
                 f"{self.context}: the body gives shape {y.shape}; to be scored against rows of "
-                f"{shape[1]} features it must be (batch, tokens, {shape[1]})"
+                f"{features} features it must be (batch, tokens, {features})"
             )
         return y @ table.T
 
@@ -90,7 +92,7 @@ class _PositionEmbedding(nn.Module):
         return x + self._table(x.shape[1:]).astype(x.dtype)
 
     def _table(self, shape: tuple[int, ...]) -> Array:
-        """One vector for each position; the first rows of a table that is longer."""
+        """Return one vector for each position; the first rows of a longer table."""
         if self.layer.shorter and self.has_variable("params", "table"):
             table: Array = self.get_variable("params", "table")
             if shape[0] < table.shape[0] and shape[1:] == table.shape[1:]:
@@ -105,61 +107,50 @@ class _SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        batch, count, features = self._checked_shape(x)
+        _require_tokens(x, self.context)
+        batch, count, features = x.shape
+        if features % self.layer.heads:
+            raise ValueError(
+                f"{self.context}: heads {self.layer.heads} does not divide the {features} "
+                f"features of shape {x.shape}"
+            )
         heads = (batch, count, self.layer.heads, features // self.layer.heads)
         query, key, value = (
             self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
         )
         if self.context.position is not None:
-            key, value = (
-                self._with_cached("keys", key),
-                self._with_cached("values", value),
-            )
+            key = self._update_cache("keys", key)
+            value = self._update_cache("values", value)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
         scores = scores.astype(jnp.float32)
         if self.context.position is not None:
-            scores = jnp.where(self._read_so_far(self.context.position), scores, -jnp.inf)
+            if not self.layer.causal:
+                raise ValueError(f"{self.context}: attends to later tokens, which can't be cached")
+            cached = jnp.arange(self.context.cached_tokens) <= self.context.position
+            scores = jnp.where(cached, scores, -jnp.inf)
         elif self.layer.causal:
             scores = jnp.where(jnp.tri(count, dtype=bool), scores, -jnp.inf)
-        scores = self._without_padding(scores)
+        scores = self._mask_padding(scores)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
-        read = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return self._dense(features, "out")(read.reshape(x.shape))
+        y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        return self._dense(features, "out")(y.reshape(x.shape))
 
-    def _with_cached(self, name: str, own: Array) -> Array:
-        """Keys or values of a token, (batch, 1, heads, features), and of all that are cached:
-        (batch, cached tokens, heads, features). Those after the token are of no meaning."""
-        shape = (own.shape[0], self.context.cached_tokens, *own.shape[2:])
-        cached = self.variable("cache", name, jnp.zeros, shape, own.dtype)
+    def _update_cache(self, name: str, x: Array) -> Array:
+        """Write keys or values of a token, (batch, 1, heads, features), and return all of them:
+        (batch, cached tokens, heads, features). Entries after the token have no meaning."""
+        shape = (x.shape[0], self.context.cached_tokens, *x.shape[2:])
+        cached = self.variable("cache", name, jnp.zeros, shape, x.dtype)
         assert self.context.position is not None, "a cache is of tokens that are read one by one"
         cached.value = jax.lax.dynamic_update_slice_in_dim(
-            cached.value, own, self.context.position, axis=1
+            cached.value, x, self.context.position, axis=1
         )
         return cached.value
 
-    def _read_so_far(self, position: Array) -> Array:
-        """Mask of the cached tokens up to the one that is read, bool (cached tokens,).
+    def _mask_padding(self, scores: Array) -> Array:
+        """Set scores (batch, heads, tokens, tokens) at padding to the lowest finite value.
 
-        Raises ValueError where later tokens are to be attended to.
-        """
-        if not self.layer.causal:
-            raise ValueError(f"{self.context}: attends to later tokens, which can't be cached")
-        return jnp.arange(self.context.cached_tokens) <= position
-
-    def _checked_shape(self, x: Array) -> tuple[int, ...]:
-        _require_tokens(x, self.context)
-        if x.shape[-1] % self.layer.heads:
-            raise ValueError(
-                f"{self.context}: heads {self.layer.heads} does not divide the {x.shape[-1]} "
-                f"features of shape {x.shape}"
-            )
-        return x.shape
-
-    def _without_padding(self, scores: Array) -> Array:
-        """Scores (batch, heads, tokens, tokens) with the lowest finite value at padding.
-
-        It is finite because a blank sample, all padding, would have no softmax otherwise.
+        With infinity, a sample of only padding would have no softmax.
         """
         mask = self.context.token_mask
         if mask is None:

@@ -32,12 +32,12 @@ class WideDeepNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, samples: Array, train: bool) -> Array:
-        """Logits (batch, 2), float32, of samples (batch, fields, 1, 2): of each field the number of
-        its feature and its value; (batch, 1) where one number or label is to be predicted.
+        """Return logits (batch, 2), float32, or (batch, 1) for a prediction of a number or label.
 
-        The first of two logits is 0, so softmax is the logistic function of the second. A number
-        outside the vocabulary gives NaN. Raises ValueError on samples of another shape, and on
-        other than two classes or one number.
+        Samples are (batch, fields, 1, 2): of each field the number of its feature and its value.
+        The first of two logits is 0, so softmax is the logistic function of the second. Numbers
+        outside the vocabulary have NaN. Raises ValueError for samples of another shape, and for
+        more than two classes.
         """
         if self.classes > 2:
             raise ValueError(
@@ -48,7 +48,8 @@ class WideDeepNetwork(nn.Module):
                 "reads samples (batch, fields, 1, 2), the number and the value of each "
                 f"field, and shape {samples.shape} reaches it"
             )
-        numbers, values = samples[:, :, 0, 0].astype(jnp.int32), samples[:, :, 0, 1]
+        numbers = samples[:, :, 0, 0].astype(jnp.int32)
+        values = samples[:, :, 0, 1]
         logit = self._wide(numbers, values) + self._deep(numbers, values, train)
         if self.classes == 1:
             return logit

@@ -12,18 +12,18 @@ from pipeline.models.blocks.common_blocks import (
     Depthwise,
     Stack,
     conv_norm,
-    inverted,
+    inverted_bottleneck,
     residual_if,
-    rounded,
+    round_features,
     squeeze_excite,
 )
-from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.blocks.layered_model import StridedModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Dense, Dropout, GlobalAvgPool, Swish
 
 
 class _Row(NamedTuple):
-    """A stage of table 1; `stride` is that of its first block."""
+    """A stage of table 1; `stride` is for its first block."""
 
     expansion: int
     kernel: int
@@ -60,10 +60,10 @@ class EfficientNet(StridedModelSpec):
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        channels = self._scaled(32)
+        channels = self._scale(32)
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2, epsilon=_EPSILON), Swish()]
         for number, row in enumerate(_ROWS, start=1):
-            features = self._scaled(row.features)
+            features = self._scale(row.features)
             for index in range(ceil(row.blocks * self.depth)):
                 stride = row.stride if index == 0 else 1
                 keeps = stride == 1 and channels == features
@@ -71,15 +71,15 @@ class EfficientNet(StridedModelSpec):
                 layers.append(residual_if(keeps, f"stage{number}_block{index}", body))
                 channels = features
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
-        last = conv_norm(self._scaled(1280), 1, epsilon=_EPSILON)
+        last = conv_norm(self._scale(1280), 1, epsilon=_EPSILON)
         return (*layers, *last, Swish(), *head)
 
-    def _scaled(self, features: int) -> int:
-        return rounded(features * self.width)
+    def _scale(self, features: int) -> int:
+        return round_features(features * self.width)
 
 
 def _block(channels: int, row: _Row, features: int, stride: int) -> Stack:
     hidden = channels * row.expansion
     gate = (squeeze_excite(hidden, max(1, channels // 4), act=Swish()),)
     depthwise = Depthwise(hidden, row.kernel, stride)
-    return inverted(channels, depthwise, features, Swish(), gate, epsilon=_EPSILON)
+    return inverted_bottleneck(channels, depthwise, features, Swish(), gate, epsilon=_EPSILON)

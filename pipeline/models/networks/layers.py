@@ -22,8 +22,8 @@ def _with_uses(schema: dict[str, Any]) -> None:
 class LayerList(LayeredModelSpec):
     """Layers as the recipe lists them; `$classes` stands for the dataset's number of classes.
 
-    `{use: name, repeat: n, with: {...}}` stands for the layers that `blocks` has under that name,
-    in a scope of their own.
+    `{use: name, repeat: n, with: {...}}` stands for the layers of that name in `blocks`, in a
+    separate scope.
     """
 
     name: Literal["layers"] = "layers"
@@ -48,8 +48,8 @@ class LayerList(LayeredModelSpec):
         return self
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        def counted(layer: LayerSpec) -> LayerSpec:
+        def set_classes(layer: LayerSpec) -> LayerSpec:
             changes = {field: classes for field, value in layer if value == CLASSES}
             return layer.model_copy(update=changes)
 
-        return map_layers(counted, self.layers)
+        return map_layers(set_classes, self.layers)

@@ -1,15 +1,15 @@
-"""Residual networks for ImageNet and for CIFAR (He et al. 2016, sec. 4.2), and their kin:
-ResNeXt (Xie et al. 2017), wide ResNets and squeeze-and-excitation (Hu et al. 2018)."""
+"""Residual networks (He et al. 2016) and their kin, which are stages of blocks."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import (
     EXPANSION,
+    HALVE,
     Stack,
     bottleneck,
     conv_norm,
@@ -17,27 +17,39 @@ from pipeline.models.blocks.common_blocks import (
     projection,
     squeeze_excite,
 )
-from pipeline.models.blocks.padding_convention import StridedModelSpec
-from pipeline.models.blocks.residual_stages import StageBlock, check_stages, stage_blocks
+from pipeline.models.blocks.layered_model import StageBlock, StridedModelSpec, stage_blocks
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.standard import BatchNorm, Dense, GlobalAvgPool, Relu, Residual
+from pipeline.models.layers.standard import (
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    GlobalAvgPool,
+    Relu,
+    Residual,
+    Sequence,
+)
 
 
 @part("model")
 class ResNet(StridedModelSpec):
     """Stages of residual blocks; each stage but the first halves the image.
 
+    ResNets for ImageNet and for CIFAR (He et al. 2016, sec. 4.2), ResNeXt (Xie et al. 2017), wide
+    ResNets, and squeeze-and-excitation (Hu et al. 2018).
+
     A bottleneck puts its stride on the 3x3 convolution. A shortcut is a 1x1 convolution and batch
-    norm where the stride or the number of channels changes, else the identity.
+    norm if the stride or the number of channels changes, else the identity.
     """
 
+    stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
     name: Literal["resnet"] = "resnet"
     block: Literal["basic", "bottleneck"]
     blocks: Seq[Count]
     """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
-    """Features of the 3x3 convolutions, stage by stage; a bottleneck gives four times as many."""
+    """Features of the 3x3 convolutions by stage; a bottleneck's output has four times these."""
     stem: Literal["imagenet", "cifar"]
     """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
     zero_init_last: bool
@@ -45,13 +57,12 @@ class ResNet(StridedModelSpec):
     groups: PositiveInt = 1
     """Groups of a bottleneck's 3x3 convolution: the cardinality of ResNeXt."""
     group_width: PositiveInt = 64
-    """Features of each of these groups where the width is 64, and in proportion where it is not."""
+    """Features of each of these groups if the width is 64; in proportion for other widths."""
     squeeze: PositiveInt | None = None
     """Squeeze and excitation ends every block, with channels / squeeze hidden features."""
 
     @model_validator(mode="after")
-    def _one_width_per_stage(self) -> Self:
-        check_stages(blocks=self.blocks, widths=self.widths)
+    def _groups_are_of_bottlenecks(self) -> Self:
         if self.block == "basic" and (self.groups, self.group_width) != (1, 64):
             raise ValueError(
                 f"groups {self.groups} and group_width {self.group_width} are for bottlenecks; "
@@ -60,19 +71,15 @@ class ResNet(StridedModelSpec):
         return self
 
     def same_layers_for(self, classes: int) -> Stack:
-        return (
-            *_stem(self.stem, self.widths[0]),
-            *self._stages(),
-            GlobalAvgPool(),
-            Dense(features=classes),
-        )
-
-    def _stages(self) -> list[LayerSpec]:
+        width = self.widths[0]
+        stem = imagenet_stem(width) if self.stem == "imagenet" else (*conv_norm(width, 3), Relu())
         expansion = EXPANSION[self.block]
-        blocks = stage_blocks(
-            self.blocks, self.widths, self.widths[0], expansion=expansion, halve_first=False
-        )
-        return [layer for at in blocks for layer in (self._block(at), Relu())]
+        layers: list[LayerSpec] = [*stem]
+        for at in stage_blocks(
+            self.blocks, self.widths, width, expansion=expansion, halve_first=False
+        ):
+            layers += (self._block(at), Relu())
+        return (*layers, GlobalAvgPool(), Dense(features=classes))
 
     def _block(self, at: StageBlock) -> Residual:
         features = at.width * EXPANSION[self.block]
@@ -87,7 +94,130 @@ class ResNet(StridedModelSpec):
         return Residual(scope=at.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
 
 
-def _stem(stem: Literal["imagenet", "cifar"], width: int) -> Stack:
-    if stem == "cifar":
-        return (*conv_norm(width, 3), Relu())
-    return imagenet_stem(width)
+@part("model")
+class ResNetV2(StridedModelSpec):
+    """Stages of residual blocks in which batch norm and ReLU come before each convolution.
+
+    Full pre-activation (He et al. 2016, "Identity mappings"), and the wide networks for CIFAR
+    (Zagoruyko and Komodakis 2016). If a block changes the shape, its shortcut is a 1x1 convolution
+    of the activated input, and follows the first batch norm and ReLU, as the residual does.
+    """
+
+    stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
+    name: Literal["resnet_v2"] = "resnet_v2"
+    block: Literal["basic", "bottleneck"]
+    blocks: Seq[Count]
+    """Number of blocks of each stage."""
+    widths: Seq[PositiveInt]
+    """Features of the 3x3 convolutions by stage; a bottleneck's output has four times these."""
+    stem: Literal["imagenet", "cifar"]
+    """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
+    stem_width: PositiveInt
+    """Features of the first convolution."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Rate of the dropout before the 3x3 convolution, or before the second one of a basic block."""
+
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        expansion = EXPANSION[self.block]
+        places = stage_blocks(
+            self.blocks, self.widths, self.stem_width, expansion=expansion, halve_first=False
+        )
+        end = (BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
+        return (*self._stem(), *map(self._block, places), *end)
+
+    def _stem(self) -> Stack:
+        if self.stem == "cifar":
+            return (Conv(features=self.stem_width, kernel=3),)
+        return Conv(features=self.stem_width, kernel=7, stride=2), HALVE
+
+    def _block(self, at: StageBlock) -> LayerSpec:
+        features = at.width * EXPANSION[self.block]
+        activate = (BatchNorm(), Relu())
+        body = self._convs(at.width, features, at.stride)
+        if at.stride == 1 and at.channels == features:
+            return Residual(scope=at.scope, body=(*activate, *body))
+        shortcut = (Conv(features=features, kernel=1, stride=at.stride),)
+        return Sequence(scope=at.scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
+
+    def _convs(self, width: int, features: int, stride: int) -> Stack:
+        activate = (BatchNorm(), Relu())
+        between = (*activate, Dropout(rate=self.dropout)) if self.dropout else activate
+        if self.block == "basic":
+            first = Conv(features=width, kernel=3, stride=stride)
+            return first, *between, Conv(features=features, kernel=3)
+        middle = Conv(features=width, kernel=3, stride=stride)
+        last = Conv(features=features, kernel=1)
+        return Conv(features=width, kernel=1), *between, middle, *activate, last
+
+
+@part("model")
+class RegNetX(StridedModelSpec):
+    """Stages of residual blocks with group convolutions and no bottleneck; each stage halves.
+
+    Radosavovic et al. 2020.
+    """
+
+    stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
+    name: Literal["regnet_x"] = "regnet_x"
+    stem: PositiveInt
+    """Features of the first convolution."""
+    blocks: Seq[Count]
+    """Number of blocks of each stage."""
+    widths: Seq[PositiveInt]
+    """Features of the blocks, stage by stage."""
+    group_width: PositiveInt
+    """Features of each group of a 3x3 convolution."""
+
+    @model_validator(mode="after")
+    def _groups_divide_widths(self) -> Self:
+        for width in self.widths:
+            if width % self.group_width:
+                raise ValueError(
+                    f"widths {list(self.widths)} must be multiples of group_width "
+                    f"{self.group_width}; {width} is not"
+                )
+        return self
+
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu()]
+        for at in stage_blocks(self.blocks, self.widths, self.stem):
+            layers += (self._block(at), Relu())
+        return (*layers, GlobalAvgPool(), Dense(features=classes))
+
+    def _block(self, at: StageBlock) -> Residual:
+        body = bottleneck(at.width, at.width, at.stride, at.width // self.group_width)
+        shortcut = projection(at.channels, at.width, at.stride)
+        return Residual(scope=at.scope, body=body, shortcut=shortcut)
+
+
+@part("model")
+class RepVGG(StridedModelSpec):
+    """Blocks that add a 3x3, a 1x1 and, if the shape stays, the input, each normalised.
+
+    RepVGG as it is trained (Ding et al. 2021).
+    """
+
+    stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
+    name: Literal["repvgg"] = "repvgg"
+    stem: PositiveInt
+    """Features of the first block."""
+    blocks: Seq[Count]
+    """Number of blocks of each stage; the first one halves the image."""
+    widths: Seq[PositiveInt]
+    """Features of the blocks, stage by stage."""
+
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        layers: list[LayerSpec] = [_rep_block("stem", self.stem, 2, same=False), Relu()]
+        for at in stage_blocks(self.blocks, self.widths, self.stem):
+            same = at.stride == 1 and at.channels == at.width
+            layers += (_rep_block(at.scope, at.width, at.stride, same), Relu())
+        return (*layers, GlobalAvgPool(), Dense(features=classes))
+
+
+def _rep_block(scope: str, features: int, stride: int, same: bool) -> Residual:
+    body = conv_norm(features, 3, stride)
+    shortcut = conv_norm(features, 1, stride)
+    if not same:
+        return Residual(scope=scope, body=body, shortcut=shortcut)
+    convs = Residual(scope="convs", body=body, shortcut=shortcut)
+    return Residual(scope=scope, body=(convs,), shortcut=(BatchNorm(),))

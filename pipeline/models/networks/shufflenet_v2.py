@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from pipeline.core.registry import Seq, part
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
-from pipeline.models.blocks.padding_convention import StridedModelSpec
-from pipeline.models.blocks.residual_stages import check_stages, stage_blocks
+from pipeline.models.blocks.layered_model import StridedModelSpec, stage_blocks
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Branches, ChannelShuffle, Dense, GlobalAvgPool, Relu
@@ -21,6 +20,7 @@ Even = Annotated[PositiveInt, Field(multiple_of=2)]
 class ShuffleNetV2(StridedModelSpec):
     """Units that work on half of the channels and shuffle the halves (fig. 3, c and d)."""
 
+    stage_fields: ClassVar[tuple[str, ...]] = ("units", "widths")
     name: Literal["shufflenet_v2"] = "shufflenet_v2"
     stem: PositiveInt
     """Features of the first convolution."""
@@ -30,11 +30,6 @@ class ShuffleNetV2(StridedModelSpec):
     """Features of the units, stage by stage."""
     last: PositiveInt
     """Features of the last convolution."""
-
-    @model_validator(mode="after")
-    def _one_width_per_stage(self) -> Self:
-        check_stages(units=self.units, widths=self.widths)
-        return self
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
@@ -47,10 +42,10 @@ class ShuffleNetV2(StridedModelSpec):
 
 
 def _unit(scope: str, channels: int, width: int, stride: int) -> Branches:
-    half, halves = width // 2, stride == 2
+    half = width // 2
     body = (*conv_norm(half, 1), Relu(), *_depthwise(half, half, stride))
-    other = _depthwise(channels, half, stride) if halves else ()
-    return Branches(scope=scope, branches=(other, body), split=not halves)
+    shortcut = _depthwise(channels, half, stride) if stride == 2 else ()
+    return Branches(scope=scope, branches=(shortcut, body), split=stride != 2)
 
 
 def _depthwise(channels: int, features: int, stride: int) -> Stack:

@@ -17,7 +17,7 @@ from pipeline.models.layers.standard import Branches, Conv, Dropout, GlobalAvgPo
 class SqueezeNet(LayeredModelSpec):
     """Fire modules: a 1x1 convolution squeezes, a 1x1 and a 3x3 side by side expand.
 
-    Each side of the expansion gives four times the squeezed features. For images of 224x224 to
+    Each side of the expansion has four times the squeezed features. For images of 224x224 to
     227x227; poolings keep no partial window, as in MindSpore's model zoo.
     """
 
@@ -29,7 +29,7 @@ class SqueezeNet(LayeredModelSpec):
     pool_after: Seq[PositiveInt]
     """The fire modules, counted from 1, that a max pool follows; one follows the stem, too."""
     bypass: bool
-    """Add its input to every fire module that keeps the number of channels (fig. 2, middle)."""
+    """Add its input to every fire module with the same number of channels (fig. 2, middle)."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:

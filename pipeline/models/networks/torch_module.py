@@ -23,7 +23,7 @@ else:
 
 
 def _or_a_reference(schema: dict[str, Any]) -> None:
-    """Let `${seed}` stand where a seed does, in the schema for editors."""
+    """Accept `${seed}` as a seed in the schema for editors."""
     number = dict(schema)
     schema.clear()
     schema["anyOf"] = [number, {"const": "${seed}"}]
@@ -35,7 +35,7 @@ class TorchModule(_Imported):
 
     `import` names a class, a function that makes a module, or a module itself, as
     `torchvision.models:resnet18`; the command line must name its file or package with `--plugin`.
-    `graph` names a file instead, which is data and needs neither. The module's own initial weights
+    `graph` names a file instead, which is data and needs neither. The module's initial weights
     count; of `init` only `rules` do.
     """
 
@@ -45,7 +45,7 @@ class TorchModule(_Imported):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor; `$classes` stands for the dataset's number of classes."""
     seed: Annotated[NonNegativeInt, Field(json_schema_extra=_or_a_reference)] = 0
-    """Seed of torch where the constructor draws the initial weights."""
+    """Seed of torch for initial weights that the constructor draws."""
     input_shape: Seq[PositiveInt] | None = None
     """Shape of a sample as the module reads it; null: (channels, height, width) of the images."""
     input_dtype: Literal["float32", "int64"] = "float32"
@@ -75,8 +75,9 @@ class TorchModule(_Imported):
             source = GraphFile(self.graph)
         elif imported is not None:
             arguments = with_classes(self.arguments, classes)
-            shape, batch = self.input_shape, self.batch
-            source = ImportedModule(imported, arguments, self.seed, shape, self.input_dtype, batch)
+            source = ImportedModule(
+                imported, arguments, self.seed, self.input_shape, self.input_dtype, self.batch
+            )
         else:
             raise ValueError(
                 "names no network; must have import, as torchvision.models:resnet18, or graph, as "

@@ -51,15 +51,18 @@ class Transformer(LayeredModelSpec):
             raise ValueError(f"features {self.features} is not a multiple of heads {self.heads}")
         return self
 
-    def _mix(self, attention_dropout: float, causal: bool = False) -> Stack:
-        """Tokens read each other."""
+    def _stack(self, block: Stack) -> Stack:
+        return tuple(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks))
+
+    def _attend(self, attention_dropout: float, causal: bool = False) -> Stack:
+        """Self-attention over all tokens."""
         attention = SelfAttention(heads=self.heads, dropout=attention_dropout, causal=causal)
         return attention, Dropout(rate=self.dropout)
 
-    def _think(self, between: Stack = ()) -> Stack:
-        """Each token on its own."""
-        first, second = Dense(features=self.hidden), Dense(features=self.features)
-        return first, Gelu(), *between, second, Dropout(rate=self.dropout)
+    def _feed_forward(self, between: Stack = ()) -> Stack:
+        """Dense layers of each token."""
+        expand = (Dense(features=self.hidden), Gelu(), *between)
+        return *expand, Dense(features=self.features), Dropout(rate=self.dropout)
 
 
 @part("model")
@@ -74,25 +77,21 @@ class ViT(Transformer):
     """Height and width of a patch, in pixels."""
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        norm, drop = LayerNorm(epsilon=1e-6), Dropout(rate=self.dropout)
+        norm = LayerNorm(epsilon=1e-6)
+        drop = Dropout(rate=self.dropout)
         block = (
-            Residual(body=(norm, *self._mix(0.0))),
-            Residual(body=(norm, *self._think((drop,)))),
+            Residual(body=(norm, *self._attend(0.0))),
+            Residual(body=(norm, *self._feed_forward((drop,)))),
         )
-        patches = Conv(
-            features=self.features,
-            kernel=self.patch,
-            stride=self.patch,
-            padding="valid",
-            bias=True,
-        )
+        size = self.patch
+        patches = Conv(features=self.features, kernel=size, stride=size, padding="valid", bias=True)
         return (
             patches,
             Tokens(),
             ClassToken(),
             PositionEmbedding(),
             drop,
-            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            *self._stack(block),
             norm,
             FirstToken(),
             Dense(features=classes),
@@ -104,7 +103,7 @@ class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
 
     A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens. There
-    is one segment, without a vector of its own. All tokens are read, padding too unless there is a
+    is one segment, without a vector. All tokens are read, padding too unless there is a
     mask of it (`dataset.padding_mask`).
     """
 
@@ -113,11 +112,12 @@ class Bert(Transformer):
     """Number of different tokens."""
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        norm, drop = LayerNorm(epsilon=1e-12), Dropout(rate=self.dropout)
+        norm = LayerNorm(epsilon=1e-12)
+        drop = Dropout(rate=self.dropout)
         block = (
-            Residual(body=self._mix(self.dropout)),
+            Residual(body=self._attend(self.dropout)),
             norm,
-            Residual(body=self._think()),
+            Residual(body=self._feed_forward()),
             norm,
         )
         return (
@@ -125,7 +125,7 @@ class Bert(Transformer):
             PositionEmbedding(shorter=True),
             norm,
             drop,
-            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            *self._stack(block),
             FirstToken(),
             Dense(scope="pooler", features=self.features),
             Tanh(),
@@ -148,13 +148,13 @@ class Gpt(Transformer):
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         norm = LayerNorm(epsilon=1e-5)
         block = (
-            Residual(body=(norm, *self._mix(self.dropout, causal=True))),
-            Residual(body=(norm, *self._think())),
+            Residual(body=(norm, *self._attend(self.dropout, causal=True))),
+            Residual(body=(norm, *self._feed_forward())),
         )
         body = (
             PositionEmbedding(shorter=True),
             Dropout(rate=self.dropout),
-            *(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks)),
+            *self._stack(block),
             norm,
         )
         tokens = TiedEmbedding(

@@ -16,22 +16,22 @@ from pipeline.models.layers.standard import Branches, Conv, ConvTranspose, MaxPo
 class UNet(LayeredModelSpec):
     """Classes of every pixel: logits (batch, height, width, classes).
 
-    Each depth has two 3x3 convolutions, passes what they give on to its end, and between pools it
-    for the depth below. Convolutions keep the size, where the paper's lose a border; the sides of
-    an image are multiples of 2 to the number of depths but one.
+    Each depth has two 3x3 convolutions, concatenates their output at its end, and pools it for the
+    depth below. Convolutions don't lose a border, as the paper's do. The sides of an image are
+    multiples of 2 ** (number of depths - 1).
     """
 
     name: Literal["unet"] = "unet"
     widths: Annotated[Seq[PositiveInt], Field(min_length=2)]
     """Features of the convolutions, depth by depth."""
     batch_norm: bool
-    """Normalise after every 3x3 convolution, in place of its bias; the paper does not."""
+    """Normalise after every 3x3 convolution, instead of a bias; the paper does not."""
 
     def layers_for(self, classes: int) -> Stack:
         return (*self._depth(0), Conv(features=classes, kernel=1, bias=True))
 
     def _depth(self, depth: int) -> Stack:
-        """Everything from this depth down and up again, which keeps the size of the image."""
+        """Return the layers from this depth down and up again, to the same size of the image."""
         convs = self._convs(self.widths[depth])
         if depth == len(self.widths) - 1:
             return convs

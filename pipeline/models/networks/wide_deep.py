@@ -25,12 +25,12 @@ class WideDeep(ModelSpec):
     two_outputs_are_classes: ClassVar[bool] = True
     name: Literal["wide_deep"] = "wide_deep"
     vocabulary: PositiveInt | None
-    """Number of different features, over all fields; null: as many as the table has that
-    `dataset=csv` reads."""
+    """Number of different features, over all fields; null: the number in the table of
+    `dataset=csv`."""
     embedding: PositiveInt
     """Numbers that the vector of each feature has."""
     hidden: Seq[PositiveInt]
-    """Features of the dense layers but for the last, which gives one."""
+    """Features of the dense layers, except the last, which has one."""
     table_init: Initializer
     """Initialiser of the weights and the vectors of the features."""
 

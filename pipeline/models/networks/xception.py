@@ -8,7 +8,7 @@ from pydantic import PositiveFloat
 
 from pipeline.core.registry import part
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
-from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.blocks.layered_model import StridedModelSpec
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, GlobalAvgPool, Relu, Residual
@@ -31,6 +31,7 @@ class Xception(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         w = [max(1, round(features * self.width)) for features in _FEATURES]
+        middle = _after_relu(w[4], w[4]) * 3
         return (
             *conv_norm(w[0], 3, 2, padding="valid"),
             Relu(),
@@ -39,7 +40,7 @@ class Xception(StridedModelSpec):
             _halving("entry0", _separable(w[1], w[2]), w[2], w[2]),
             _halving("entry1", _after_relu(w[2], w[3]), w[3], w[3]),
             _halving("entry2", _after_relu(w[3], w[4]), w[4], w[4]),
-            *(_keeping(f"middle{index}", w[4]) for index in range(self.middle)),
+            *(Residual(scope=f"middle{i}", body=middle) for i in range(self.middle)),
             _halving("exit", _after_relu(w[4], w[4]), w[4], w[5]),
             *_separable(w[5], w[6]),
             Relu(),
@@ -51,7 +52,7 @@ class Xception(StridedModelSpec):
 
 
 def _separable(channels: int, features: int) -> Stack:
-    """A 3x3 of every channel on its own, then a 1x1 of all, and batch norm."""
+    """A 3x3 of every single channel, then a 1x1 of all, and batch norm."""
     depthwise = Conv(features=channels, kernel=3, groups=channels)
     return depthwise, Conv(features=features, kernel=1), BatchNorm()
 
@@ -60,11 +61,7 @@ def _after_relu(channels: int, features: int) -> Stack:
     return (Relu(), *_separable(channels, features))
 
 
-def _keeping(scope: str, features: int) -> Residual:
-    return Residual(scope=scope, body=_after_relu(features, features) * 3)
-
-
 def _halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
-    """`first` gives `channels`, a separable convolution after it `features`; a pool halves them."""
+    """Layers `first` to `channels`, a separable convolution to `features`, and a pool."""
     body = (*first, *_after_relu(channels, features), HALVE)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

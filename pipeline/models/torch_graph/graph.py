@@ -1,8 +1,8 @@
 """The graph of a PyTorch network: nodes, arrays and the two forms, as frozen data without torch.
 
-A graph is what `torch.export` gives, with ATen's operators, after these changes: nothing is
-computed in place; what depends on neither input nor weights is an array; sizes that depend on the
-batch are computed by nodes of their own.
+A graph is a program of `torch.export`, with ATen's operators, after these changes: nothing is
+computed in place; a value that depends on neither input nor weights is an array; nodes compute the
+sizes that depend on the batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 Role = Literal["parameter", "buffer", "constant"]
-"""Trained; kept with the batch statistics; part of the program."""
+"""Trained; stored with the batch statistics; part of the program."""
 Order = Literal["torch", "hwio", "io"]
-"""Order of axes that an array is kept in: PyTorch's; that of a convolution's kernel here (from
-OIHW); that of a dense kernel here (from OI)."""
+"""Order of an array's axes: PyTorch's, a convolution's kernel here (from OIHW), or a dense kernel
+here (from OI)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ArraySpec:
     role: Role
     order: Order
     shape: tuple[int, ...]
-    """As it is kept, in its order."""
+    """In its order."""
     dtype: str
 
 
@@ -79,7 +79,7 @@ class GraphNode:
     """Arguments in the order of the operator's schema: numbers, texts, None, references, and tuples
     of them."""
     kwargs: tuple[tuple[str, Any], ...]
-    """Arguments that the schema has by name only."""
+    """Keyword-only arguments of the schema."""
     results: tuple[TensorSpec, ...]
     """Of tensors; empty for sizes."""
     module: str
@@ -91,8 +91,7 @@ class GraphNode:
 
     def where(self) -> str:
         """Describe the place for messages: module and line."""
-        module = f"module {self.module}" if self.module else "the network"
-        return f"{module} ({self.line})" if self.line else module
+        return describe_place(self.module, self.line)
 
 
 @dataclass(frozen=True)
@@ -102,13 +101,13 @@ class Form:
     nodes: tuple[GraphNode, ...]
     output: ValueOf
     updates: tuple[tuple[str, ValueOf], ...] = ()
-    """New values of buffers, by the name of the array. Batch norm's statistics are not among them:
-    its node says whether it changes them."""
+    """New values of buffers, by the name of the array, without batch norm's statistics: an argument
+    of its node decides whether they change."""
 
 
 @dataclass(frozen=True, eq=False)
 class TorchGraph:
-    """A network: its input, arrays and forms. Equal to itself alone, so that it can be a field of a
+    """A network: its input, arrays and forms. Compared by identity, so that it can be a field of a
     flax module at no cost."""
 
     origin: str
@@ -121,6 +120,10 @@ class TorchGraph:
     evaluate: Form
     values: Mapping[str, np.ndarray] = field(repr=False)
     """Initial values of all arrays by name, in the order of their specs."""
+
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Return the graph itself, as a source of it for images of any size."""
+        return self
 
     def form(self, train: bool) -> Form:
         """Return the form for training or for evaluation."""
@@ -135,8 +138,14 @@ class TorchGraph:
         return {spec.name: spec for spec in self.arrays}
 
 
+def describe_place(module: str, line: str) -> str:
+    """Describe a place in the user's network for messages."""
+    place = f"module {module}" if module else "the network"
+    return f"{place} ({line})" if line else place
+
+
 def references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
-    """Yield the references of an argument, those in tuples among them."""
+    """Yield the references of an argument, also those in tuples."""
     if isinstance(argument, ValueOf | ArrayOf):
         yield argument
     elif isinstance(argument, tuple):

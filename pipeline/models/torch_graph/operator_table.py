@@ -1,9 +1,9 @@
 """The table of operators: which function of JAX computes each operator of a graph.
 
-A function takes the operator's arguments in the order of ATen's schema, its by-name arguments by
-name. Arrays are `Laid`; sizes and numbers are Python's. It returns a `Laid`, or a tuple of them. A
-first parameter called `context` gets an `OperatorContext`. An operator with many arguments has a
-frozen data class of its settings, those after the arrays, which its function takes last.
+A function has the parameters of ATen's schema, in its order. Arrays are `Laid`; sizes and numbers
+are Python's. It returns a `Laid`, or a tuple of them. A first parameter called `context` gets an
+`OperatorContext`. If an operator has many arguments, the arguments after the arrays are fields of a
+frozen dataclass, the function's last parameter.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from jax import Array
 
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
-from pipeline.models.torch_graph.laid import Laid, batch_first, laid
+from pipeline.models.torch_graph.graph import TypeOf
+from pipeline.models.torch_graph.laid import Laid, align, batch_first, laid
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT_TYPES = ("float32", "float64")
-"""Types of the graph that stand for the network's own type of activations."""
+"""Types of the graph that the network's type of activations replaces."""
 TYPES: Mapping[str, str] = {
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
     "int64": "int32",
 }
-"""Types of the graph that are kept, as JAX computes in them."""
+"""Other types of the graph, and JAX's type for each."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,19 @@ class OperatorContext:
     key: Callable[[], Array] | None
     """Makes the random key of this node; None outside of training."""
 
-    def type_of(self, name: str) -> Any:
-        """Return the dtype for one of the graph. Raises ValueError for one that is not computed."""
-        if name in FLOAT_TYPES:
+    def type_of(self, argument: Any, default: Any = None) -> Any:
+        """Return the dtype to compute in for a `TypeOf` of the graph.
+
+        Without one: the default, or the type of activations. Raises ValueError for a type that
+        isn't computed.
+        """
+        if not isinstance(argument, TypeOf):
+            return jnp.dtype(self.dtype) if default is None else default
+        if argument.name in FLOAT_TYPES:
             return jnp.dtype(self.dtype)
-        if name not in TYPES:
-            raise ValueError(f"dtype {name} is not computed")
-        return jnp.dtype(TYPES[name])
+        if argument.name not in TYPES:
+            raise ValueError(f"dtype {argument.name} is not computed")
+        return jnp.dtype(TYPES[argument.name])
 
     def to_draw_for(self, x: Laid) -> Laid:
         """Return x in the order that random numbers are drawn in, the same in both layouts."""
@@ -66,7 +73,7 @@ class OperatorContext:
 
 @dataclass(frozen=True)
 class AtenOperator:
-    """An operator's function, and what the graph needs to know of it."""
+    """An operator's function and its properties."""
 
     function: Callable[..., Any]
     kind: str
@@ -74,7 +81,7 @@ class AtenOperator:
     draws: bool
     """Whether it draws random numbers."""
     full_weights: bool
-    """Whether it reads weights in float32 whatever the type of activations, as norms do."""
+    """Whether it reads weights in float32 for every type of activations, as norms do."""
     settings: type | None = None
     """Data class of the arguments after the arrays, which the last parameter takes."""
 
@@ -134,15 +141,32 @@ def aten(
     return register
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def valuewise(function: Callable[..., Array]) -> Callable[..., Laid]:
+    """Make a function of a `Laid` from one of an array that computes value by value."""
+
+    def apply(x: Laid, *args: Any, **kwargs: Any) -> Laid:
+        return x.same(function(x.array, *args, **kwargs))
+
+    return _with_signature(apply, function)
+
+
+def broadcasting(function: Callable[..., Array]) -> Callable[..., Laid]:
+    """Make a function of `Laid` arrays and numbers from one whose arguments broadcast."""
+
+    def apply(*operands: Any, **kwargs: Any) -> Laid:
+        arrays, order = align(operands)
+        return Laid(function(*arrays, **kwargs), order)
+
+    return _with_signature(apply, function)
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Laid]:
     """Make a function of `Laid` arrays from one of arrays in PyTorch's order."""
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        result = function(*map(_plain, args), **{key: _plain(item) for key, item in kwargs.items()})
-        return tuple(map(laid, result)) if isinstance(result, tuple) else laid(result)
+    def apply(*args: Any, **kwargs: Any) -> Laid:
+        return laid(function(*map(_plain, args), **kwargs))
 
-    apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return apply
+    return _with_signature(apply, function)
 
 
 def _plain(value: Any) -> Any:
@@ -151,7 +175,15 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
-def in_float32(function: Callable[[Array], Array], x: Array) -> Array:
+def _with_signature(
+    apply: Callable[..., Laid], function: Callable[..., Any]
+) -> Callable[..., Laid]:
+    """Set the signature that a node's arguments must fit."""
+    apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return apply
+
+
+def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     """Apply a function in float32, and return its result in the type of x."""
     return function(x.astype(jnp.float32)).astype(x.dtype)
 

@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
 from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
-from pipeline.models.weights.rules.frameworks import Framework
+from pipeline.models.weights.rules.syntax import Framework
 from pipeline.stages.export.naming import NamedEntry, framework_of, name_entries
 from pipeline.stages.export.network import NetworkArrays, to_own_layout
 

@@ -14,14 +14,16 @@ from pipeline.core.files.error_text import shown
 from pipeline.models.weights.files.named_arrays import Arrays, natural_key
 from pipeline.models.weights.files.weight_files import keeps_order
 from pipeline.models.weights.rules import layer_rules
-from pipeline.models.weights.rules.frameworks import (
+from pipeline.models.weights.rules.syntax import (
     CONVENTIONS,
     MINDSPORE,
+    SKIPPED,
     TORCH,
     WRAPPERS,
     Framework,
+    Place,
+    place_by,
 )
-from pipeline.models.weights.rules.syntax import SKIPPED, Place, place_by
 from pipeline.stages.export.network import NetworkArrays, to_own_layout
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")

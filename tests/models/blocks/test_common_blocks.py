@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from pipeline.models.blocks.common_blocks import (
     Depthwise,
     conv_norm,
-    inverted,
+    inverted_bottleneck,
     projection,
     residual_if,
-    rounded,
+    round_features,
     squeeze_excite,
 )
 from pipeline.models.layers.standard import (
@@ -29,12 +29,12 @@ from pipeline.models.layers.standard import (
     ("width", "expected"), [(1, 8), (12, 16), (8.8, 8), (24 * 0.75, 24), (32 * 0.35, 16), (64, 64)]
 )
 def test_widths_are_rounded_as_the_mobilenets_round_them(width: float, expected: int) -> None:
-    assert rounded(width) == expected
+    assert round_features(width) == expected
 
 
 @given(st.floats(1, 1e5), st.sampled_from([1, 4, 8, 16]))
 def test_rounded_widths_are_multiples_near_the_width(width: float, divisor: int) -> None:
-    result = rounded(width, divisor)
+    result = round_features(width, divisor)
     assert result % divisor == 0
     assert 0.9 * width <= result
     assert abs(result - width) <= max(divisor, divisor / 2 + 0.1 * width)
@@ -61,9 +61,12 @@ def test_only_a_body_that_keeps_the_shape_is_residual() -> None:
 
 
 def test_an_inverted_body_expands_only_to_more_features() -> None:
-    names = [layer.name for layer in inverted(8, Depthwise(32, 5, 2), 16, Relu(), epsilon=1e-3)]
+    names = [
+        layer.name
+        for layer in inverted_bottleneck(8, Depthwise(32, 5, 2), 16, Relu(), epsilon=1e-3)
+    ]
     assert names == ["conv", "batch_norm", "relu"] * 2 + ["conv", "batch_norm"]
-    depthwise = inverted(8, Depthwise(8, 5, 2), 16, Relu())[0]
+    depthwise = inverted_bottleneck(8, Depthwise(8, 5, 2), 16, Relu())[0]
     assert isinstance(depthwise, Conv)
     assert (depthwise.kernel, depthwise.stride, depthwise.groups) == (5, 2, 8)
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.models.blocks.layered_model import LayeredModelSpec
-from pipeline.models.blocks.padding_convention import StridedModelSpec
+from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.padding import pads_around

@@ -13,7 +13,6 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.models.torch_graph.computation.graph_file import read_graph
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
-from pipeline.models.torch_graph.conversion.sources import HeldGraph
 from pipeline.models.torch_graph.graph import TorchGraph
 
 FOLDER = Path(__file__).parents[2] / "golden" / "torch_graphs"
@@ -38,7 +37,7 @@ def golden_results(name: str) -> dict[str, np.ndarray]:
 
 def network_of(graph: TorchGraph, **fields: Any) -> TorchNetwork:
     """The graph as a flax module in float32."""
-    return TorchNetwork(HeldGraph(graph), **{"dtype": "float32", **fields})
+    return TorchNetwork(graph, **{"dtype": "float32", **fields})
 
 
 def train_once(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pipeline.models.torch_graph.laid import (
     NHWC,
     Laid,
-    aligned,
+    align,
+    drop_axes,
     laid,
-    permuted,
-    reshaped,
-    without_axes,
+    permute_axes,
+    reshape_axes,
 )
 
 
@@ -40,7 +40,7 @@ def plain(x: Laid) -> np.ndarray:
 @given(laid_arrays(), st.data())
 def test_a_permutation_is_numpys(x: Laid, data: st.DataObject) -> None:
     numbers = data.draw(st.permutations(range(x.ndim)))
-    found = permuted(x, numbers)
+    found = permute_axes(x, numbers)
     np.testing.assert_array_equal(found.plain(), np.transpose(plain(x), numbers))
     assert found.array is x.array
 
@@ -58,7 +58,7 @@ def test_a_reshape_is_numpys(x: Laid, data: st.DataObject) -> None:
         if len(shape) == 5:
             shape.append(size)
             break
-    found = reshaped(x, shape)
+    found = reshape_axes(x, shape)
     np.testing.assert_array_equal(plain(found), plain(x).reshape(shape))
 
 
@@ -71,7 +71,7 @@ def test_a_sum_broadcasts_as_numpys(x: Laid, other: Laid) -> None:
         expected = one + two
     except ValueError:
         return
-    (first, second), order = aligned((x, other))
+    (first, second), order = align((x, other))
     np.testing.assert_array_equal(plain(Laid(first + second, order)), expected)
 
 
@@ -80,24 +80,24 @@ def test_a_sum_broadcasts_as_numpys(x: Laid, other: Laid) -> None:
 @given(laid_arrays(), st.data())
 def test_a_reduction_is_numpys(x: Laid, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from(range(x.ndim)), unique=True))
-    found = without_axes(x, numbers, x.array.sum(x.axes(numbers)))
+    found = drop_axes(x, numbers, x.array.sum(x.axes(numbers)))
     np.testing.assert_array_equal(plain(found), plain(x).sum(tuple(numbers)))
 
 
 def test_pixels_of_images_in_nhwc_become_tokens_without_a_transposition() -> None:
     images = Laid(jnp.zeros((2, 4, 5, 3)), NHWC)
-    tokens = permuted(reshaped(images, (2, 3, 20)), (0, 2, 1))
+    tokens = permute_axes(reshape_axes(images, (2, 3, 20)), (0, 2, 1))
     assert tokens.order == (0, 1, 2)
     assert tokens.array.shape == (2, 20, 3)
 
 
 def test_channels_in_nhwc_are_split_as_they_lie() -> None:
-    found = reshaped(Laid(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
+    found = reshape_axes(Laid(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
     assert found.order == (0, 3, 4, 1, 2)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\) can't become \(4, 2\)"):
-        reshaped(laid(jnp.zeros((2, 3))), (4, 2))
+        reshape_axes(laid(jnp.zeros((2, 3))), (4, 2))
     with pytest.raises(ValueError, match="axis 2 of an array with 2 axes"):
         laid(jnp.zeros((2, 3))).axis(2)

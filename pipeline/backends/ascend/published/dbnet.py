@@ -24,7 +24,7 @@ from pipeline.models.layers.standard import (
 )
 from pipeline.models.modules import standard as standard  # registers what layers compute
 from pipeline.models.modules.apply_layers import LayerContext, apply_layer
-from pipeline.models.networks.mobilenet_v3 import MobileNetV3
+from pipeline.models.networks.mobilenet import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
 
 STRIDES = (4, 8, 16, 32)

@@ -1,1 +1,1 @@
-"""Graphs computed and trained by JAX, and kept in files; nothing here needs torch."""
+"""Graphs that JAX computes and trains, and their files, all without torch."""

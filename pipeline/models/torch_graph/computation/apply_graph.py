@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from pipeline.core.errors import first_line
@@ -29,9 +30,16 @@ from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
 from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
-from pipeline.models.torch_graph.operators.norm_ops import Normalised
+from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 
-_WRONG = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+_ARGUMENT_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+)
 """Errors that operators raise for arguments that don't fit."""
 
 
@@ -77,8 +85,8 @@ def apply_form(
 def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Laid:
     """Return images (batch, height, width, channels) as a graph's input.
 
-    An input of four axes is read as images, which lie as the layout says, another one in the order
-    of the values. Raises ValueError for images of another size than the graph was made for.
+    An input of four axes is images in the order of the layout; another input has the values in
+    their order. Raises ValueError for images of another size than the graph's.
     """
     batch, *sizes = images.shape
     dtype = images.dtype if spec.dtype.startswith("float") else jnp.dtype("int32")
@@ -88,37 +96,30 @@ def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Laid:
     if len(spec.shape) == 4:
         height, width, channels = sizes
         if (channels, height, width) != spec.shape[1:]:
-            wanted = "x".join(map(str, (*spec.shape[2:], spec.shape[1])))
-            came = "x".join(map(str, sizes))
+            expected = "x".join(map(str, (*spec.shape[2:], spec.shape[1])))
+            size = "x".join(map(str, sizes))
             raise ValueError(
-                f"the network was made for images {wanted} (height, width, channels), and {came} "
+                f"the network was made for images {expected} (height, width, channels), and {size} "
                 "came; resize them, or export it for them"
             )
         order = IMAGE_ORDERS[layout]
-        return Laid(Laid(images.astype(dtype), NHWC).lying(order), order)
-    wanted_shape = tuple(size or 0 for size in spec.shape[1:])
-    if int(np.prod(sizes)) != int(np.prod(wanted_shape)):
-        raise ValueError(
-            f"the network reads samples of shape {wanted_shape}, and {tuple(sizes)} came"
-        )
-    return laid(images.reshape(batch, *wanted_shape).astype(dtype))
-
-
-def in_order(array: Array, order: Order) -> Laid:
-    """Return an array of the network as it lies."""
-    orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
-    return Laid(array, orders[order]) if order in orders else laid(array)
+        return Laid(Laid(images.astype(dtype), NHWC).transpose(order), order)
+    shape = tuple(size or 0 for size in spec.shape[1:])
+    if math.prod(sizes) != math.prod(shape):
+        raise ValueError(f"the network reads samples of shape {shape}, and {tuple(sizes)} came")
+    return laid(images.reshape((batch, *shape)).astype(dtype))
 
 
 def _arrays(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Laid]:
-    found = {}
+    """Return the arrays of the network by name; constants of 64 bits have 32 here."""
+    orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
+    arrays = {}
     for spec in graph.arrays:
-        constant = spec.role == "constant"
-        array = graph.values[spec.name] if constant else weights[spec.name]
-        if constant and array.dtype in (np.float64, np.int64):
-            array = array.astype(np.float32 if array.dtype == np.float64 else np.int32)
-        found[spec.name] = in_order(jnp.asarray(array), spec.order)
-    return found
+        array = jnp.asarray(
+            graph.values[spec.name] if spec.role == "constant" else weights[spec.name]
+        )
+        arrays[spec.name] = Laid(array, orders.get(spec.order, tuple(range(array.ndim))))
+    return arrays
 
 
 @dataclass
@@ -135,76 +136,56 @@ class _Run:
 
     def compute(self, number: int, node: GraphNode) -> None:
         """Compute a node. Raises ValueError that names its place."""
-        operator, scope = operator_of(node), node.module.replace(".", "/")
+        operator = operator_of(node)
+        scope = node.module.replace(".", "/")
         try:
-            if scope:
-                with jax.named_scope(scope):
-                    result = self._computed(number, node, operator)
-            else:
-                result = self._computed(number, node, operator)
+            with jax.named_scope(scope) if scope else nullcontext():
+                result = self._apply(number, node, operator)
             _require_shapes(node, result)
-        except _WRONG as error:
+        except _ARGUMENT_ERRORS as error:
             raise ValueError(f"{node.op} of {node.where()}: {first_line(error)}") from error
         self.values[node.name] = result
 
     def value(self, reference: ValueOf) -> Any:
-        """Return what a reference to a node stands for."""
+        """Return the value of a reference to a node."""
         value = self.values[reference.node]
         return value if reference.item is None else value[reference.item]
 
-    def _computed(self, number: int, node: GraphNode, operator: AtenOperator) -> Any:
+    def _apply(self, number: int, node: GraphNode, operator: AtenOperator) -> Any:
         path = tuple(node.module.split("."))
         rule = rule_for(self.settings.rules, operator.kind, path) if self.settings.rules else None
         dtype = self.settings.dtype if rule is None else rule.dtype
-        context = OperatorContext(
-            dtype, self.settings.policy, self.settings.layout, self._key_of(number)
-        )
-        reader = _reader_of(dtype, operator, bool(self.settings.rules))
+        key = self.settings.key
+        node_key = None if key is None else lambda: jax.random.fold_in(key(), number)
+        context = OperatorContext(dtype, self.settings.policy, self.settings.layout, node_key)
 
         def read(argument: Any) -> Any:
             if isinstance(argument, tuple):
                 return tuple(map(read, argument))
             if isinstance(argument, ArrayOf):
-                return reader(self.arrays[argument.name], True)
+                array = self.arrays[argument.name]
+                return array if operator.full_weights else _cast(array, dtype)
             if isinstance(argument, ValueOf):
+                # Only rules let nodes differ in type.
                 value = self.value(argument)
-                return reader(value, False) if isinstance(value, Laid) else value
+                is_cast = self.settings.rules and isinstance(value, Laid)
+                return _cast(value, dtype) if is_cast else value
             return argument
 
         kwargs = {name: read(value) for name, value in node.kwargs}
         result = operator(context, *map(read, node.args), **kwargs)
-        if isinstance(result, Normalised):
+        if isinstance(result, NormResult):
             self._keep_statistics(node, result)
             result = result.y
         if rule is not None and rule.casts_back:
             result = _cast(result, self.settings.dtype)
         return result
 
-    def _key_of(self, number: int) -> Callable[[], Array] | None:
-        key = self.settings.key
-        return None if key is None else lambda: jax.random.fold_in(key(), number)
-
-    def _keep_statistics(self, node: GraphNode, result: Normalised) -> None:
+    def _keep_statistics(self, node: GraphNode, result: NormResult) -> None:
         for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
             if isinstance(argument, ArrayOf):
                 self.arrays[argument.name] = laid(array)
                 self.changed[argument.name] = array
-
-
-def _reader_of(
-    dtype: str, operator: AtenOperator, all_values: bool
-) -> Callable[[Laid, bool], Laid]:
-    """Return a function (array, is it of the network) -> the array in the type to compute in.
-
-    Weights are cast to it, but for operators that read them in float32; other values only where
-    rules let nodes differ.
-    """
-
-    def read(x: Laid, is_weight: bool) -> Laid:
-        casts = not operator.full_weights if is_weight else all_values
-        return _cast(x, dtype) if casts else x
-
-    return read
 
 
 def _cast(value: Any, dtype: str) -> Any:
@@ -216,12 +197,12 @@ def _cast(value: Any, dtype: str) -> Any:
 
 
 def _require_shapes(node: GraphNode, result: Any) -> None:
-    """Raise ValueError where the results have other shapes than the graph says."""
+    """Raise ValueError if the results have other shapes than in the graph."""
     results = result if isinstance(result, tuple) else (result,)
-    for spec, own in zip(node.results, results, strict=False):
-        if not isinstance(own, Laid):
+    for spec, x in zip(node.results, results, strict=False):
+        if not isinstance(x, Laid):
             continue
-        known = zip(spec.shape, own.shape, strict=False)
-        if len(spec.shape) != own.ndim or any(a not in (None, b) for a, b in known):
-            wanted = tuple("batch" if size is None else size for size in spec.shape)
-            raise ValueError(f"gives shape {own.shape}, and the graph says {wanted}")
+        sizes = zip(spec.shape, x.shape, strict=False)
+        if len(spec.shape) != x.ndim or any(a not in (None, b) for a, b in sizes):
+            expected = tuple("batch" if size is None else size for size in spec.shape)
+            raise ValueError(f"gives shape {x.shape}, and the graph says {expected}")

@@ -14,9 +14,9 @@
 
 Arguments are null, booleans, numbers, texts, lists, and objects of one or two keys: {"value": node}
 refers to a node's result, {"value": node, "item": n} to one of several, {"array": name} to an
-array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. Whatever a node refers to
-stands before it. `net.torch.safetensors` has the arrays under PyTorch's names, each in its order of
-axes. A file may come from a stranger: reading it runs nothing, and checks everything.
+array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. A node refers only to nodes
+before it. `net.torch.safetensors` has the arrays under PyTorch's names, each in its order of axes.
+A file may come from a stranger: reading it runs nothing, and checks everything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,32 +48,20 @@ from pipeline.models.torch_graph.graph import (
     ValueOf,
     references_of,
 )
+from pipeline.models.torch_graph.operator_table import FLOAT_TYPES, TYPES
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
 
-FORMAT, VERSION = "torch graph", 1
+FORMAT = "torch graph"
+VERSION = 1
 SUFFIX = ".torch.json"
 MAX_NODES = 100_000
 MAX_ELEMENTS = 2**31
 """Limit of the values of one sample of any result."""
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
-_DTYPES = frozenset(
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-    ]
-)
-_NOT_FINITE = ("inf", "-inf", "nan")
+_DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
 _AXES: Mapping[str, int] = {"hwio": 4, "io": 2}
 
 
@@ -83,7 +71,7 @@ def weights_beside(path: Path) -> Path:
 
 
 def write_graph(path: Path, graph: TorchGraph) -> None:
-    """Write a graph and its arrays. Raises OSError and RunError where they can't be written."""
+    """Write a graph and its arrays. Raises OSError and RunError if they can't be written."""
     write_weights(weights_beside(path), graph.values)
     write_whole(path, graph_to_text(graph))
 
@@ -130,17 +118,23 @@ def graph_to_text(graph: TorchGraph) -> str:
 
 
 def _form_to_text(form: Form) -> str:
-    nodes = ",\n".join(json.dumps(_node_to_json(node), allow_nan=False) for node in form.nodes)
+    rows = [
+        [
+            node.name,
+            node.op,
+            _to_json(node.args),
+            {key: _to_json(value) for key, value in node.kwargs},
+            list(map(_tensor_to_json, node.results)),
+            node.module,
+            node.kind,
+            node.line,
+        ]
+        for node in form.nodes
+    ]
+    nodes = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     output = json.dumps(_to_json(form.output))
     updates = json.dumps({name: _to_json(value) for name, value in form.updates})
     return f'{{"nodes": [\n{nodes}\n], "output": {output}, "updates": {updates}}}'
-
-
-def _node_to_json(node: GraphNode) -> list[Any]:
-    kwargs = {key: _to_json(value) for key, value in node.kwargs}
-    results = [_tensor_to_json(result) for result in node.results]
-    args = [_to_json(value) for value in node.args]
-    return [node.name, node.op, args, kwargs, results, node.module, node.kind, node.line]
 
 
 def _tensor_to_json(spec: TensorSpec) -> list[Any]:
@@ -165,10 +159,7 @@ def _to_json(value: Any) -> Any:
 
 
 def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
-    """Return the graph that JSON describes, with the values of its arrays.
-
-    Raises ValueError for whatever is not as a graph must be.
-    """
+    """Return the graph of a JSON document, with the values of its arrays. Raises ValueError."""
     keys = ("format", "version", "origin", "torch", "input", "arrays", "train", "evaluate")
     fields = _object(document, "a graph", keys)
     if (fields["format"], fields["version"]) != (FORMAT, VERSION):
@@ -176,7 +167,7 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
             f"format {fields['format']!r} version {fields['version']!r}; must be {FORMAT!r} "
             f"{VERSION}"
         )
-    arrays = tuple(_array(name, row) for name, row in _mapping(fields["arrays"], "arrays").items())
+    arrays = tuple(_array(name, row) for name, row in _object(fields["arrays"], "arrays").items())
     _require_paths(arrays)
     _require_values(arrays, values)
     names = frozenset(spec.name for spec in arrays)
@@ -214,7 +205,7 @@ def _array(name: str, row: Any) -> ArraySpec:
 
 
 def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
-    """Raise ValueError where two arrays share a path, or one's path leads through another."""
+    """Raise ValueError if two arrays share a path, or a path is inside of another."""
     paths = {spec.path for spec in arrays}
     if len(paths) < len(arrays):
         raise ValueError("two arrays have the same path")
@@ -244,35 +235,35 @@ def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
         raise ValueError(f"{key}: nodes must be a list of 1 to {MAX_NODES:,}")
     nodes: list[GraphNode] = []
-    known: dict[str, int] = {INPUT: 1}
+    num_results: dict[str, int] = {INPUT: 1}
     for row in rows:
         node = _node(row)
-        if node.name in known:
+        if node.name in num_results:
             raise ValueError(f"{key}: two nodes are called {shown(node.name)}")
         for reference in references_of(node):
-            _require_known(reference, known, arrays, node.name)
-        known[node.name] = len(node.results)
+            _require_defined(reference, num_results, arrays, node.name)
+        num_results[node.name] = len(node.results)
         nodes.append(node)
     output = _argument(fields["output"])
     updates = tuple(
-        (name, _argument(value)) for name, value in _mapping(fields["updates"], "updates").items()
+        (name, _argument(value)) for name, value in _object(fields["updates"], "updates").items()
     )
-    for reference in (output, *(value for _, value in updates)):
+    for reference in (output, *dict(updates).values()):
         if not isinstance(reference, ValueOf):
             raise ValueError(f"{key}: output and updates must be references to nodes")
-        _require_known(reference, known, arrays, "output")
+        _require_defined(reference, num_results, arrays, "output")
     return Form(tuple(nodes), output, updates)
 
 
-def _require_known(
-    reference: ValueOf | ArrayOf, known: Mapping[str, int], arrays: frozenset[str], by: str
+def _require_defined(
+    reference: ValueOf | ArrayOf, num_results: Mapping[str, int], arrays: frozenset[str], by: str
 ) -> None:
     if isinstance(reference, ArrayOf):
         if reference.name not in arrays:
             raise ValueError(f"{shown(by)} reads array {shown(reference.name)}, which there is not")
-    elif reference.node not in known:
+    elif reference.node not in num_results:
         raise ValueError(f"{shown(by)} reads {shown(reference.node)}, which is not before it")
-    elif reference.item is not None and reference.item >= known[reference.node]:
+    elif reference.item is not None and reference.item >= num_results[reference.node]:
         raise ValueError(f"{shown(by)} reads result {reference.item} of {shown(reference.node)}")
 
 
@@ -282,7 +273,7 @@ def _node(row: Any) -> GraphNode:
         raise ValueError(f"a node is called {shown(str(name))}")
     if not isinstance(args, list) or not isinstance(results, list):
         raise ValueError(f"{shown(name)}: arguments and results must be lists")
-    named = tuple((key, _argument(v)) for key, v in _mapping(kwargs, shown(name)).items())
+    named = tuple((key, _argument(v)) for key, v in _object(kwargs, shown(name)).items())
     return GraphNode(
         name,
         _text(op),
@@ -296,26 +287,21 @@ def _node(row: Any) -> GraphNode:
 
 
 def _argument(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_argument, value))
-    if not isinstance(value, dict):
-        return value
-    readers: Mapping[tuple[str, ...], Callable[[Any], Any]] = {
-        ("value",): lambda v: ValueOf(_text(v["value"])),
-        ("item", "value"): lambda v: ValueOf(_text(v["value"]), _item(v["item"])),
-        ("array",): lambda v: ArrayOf(_text(v["array"])),
-        ("type",): lambda v: TypeOf(_dtype(v["type"])),
-        ("float",): lambda v: _not_finite(v["float"]),
-    }
-    reader = readers.get(tuple(sorted(value)))
-    if reader is None:
-        raise ValueError(f"argument {shown(str(value))} is none that there is")
-    return reader(value)
-
-
-def _item(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_NODES:
-        raise ValueError(f"item {shown(str(value))}; must be a whole number from 0 on")
+    match value:
+        case list():
+            return tuple(map(_argument, value))
+        case {"value": node} if len(value) == 1:
+            return ValueOf(_text(node))
+        case {"value": node, "item": item} if len(value) == 2 and type(item) is int and item >= 0:
+            return ValueOf(_text(node), item)
+        case {"array": name} if len(value) == 1:
+            return ArrayOf(_text(name))
+        case {"type": dtype} if len(value) == 1:
+            return TypeOf(_dtype(dtype))
+        case {"float": "inf" | "-inf" | "nan" as text} if len(value) == 1:
+            return float(text)
+        case dict():
+            raise ValueError(f"argument {shown(str(value))} is none that there is")
     return value
 
 
@@ -323,12 +309,6 @@ def _dtype(value: Any) -> str:
     if not isinstance(value, str) or value not in _DTYPES:
         raise ValueError(f"dtype {shown(str(value))} is none that there is")
     return str(value)
-
-
-def _not_finite(value: Any) -> float:
-    if value not in _NOT_FINITE:
-        raise ValueError(f"float {shown(str(value))}; must be one of {', '.join(_NOT_FINITE)}")
-    return float(value)
 
 
 def _tensor(row: Any) -> TensorSpec:
@@ -360,13 +340,8 @@ def _row(value: Any, length: int, what: str) -> list[Any]:
     return value
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object")
-    return value
-
-
-def _object(value: Any, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict) or set(value) != set(keys):
-        raise ValueError(f"{what} must be an object of {', '.join(keys)}")
+def _object(value: Any, what: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict) or (keys is not None and set(value) != set(keys)):
+        of_keys = f" of {', '.join(keys)}" if keys else ""
+        raise ValueError(f"{what} must be an object{of_keys}")
     return value

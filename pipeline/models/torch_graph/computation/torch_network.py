@@ -16,14 +16,35 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.torch_graph.computation.apply_graph import GraphSettings, apply_form, input_of
-from pipeline.models.torch_graph.graph import Role, TorchGraph
-from pipeline.models.torch_graph.operators.batch_last import can_be_batch_last
+from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
+CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
+DRAWS = frozenset(("dropout", "feature_dropout", "native_dropout"))
+RESHAPES = frozenset(("flatten", "reshape", "squeeze", "view"))
+GROUPS = 6
+"""Place of the number of groups among a convolution's arguments."""
+
+# fmt: off
+BATCH_LAST = frozenset((
+    # Value by value.
+    "add", "clone", "contiguous", "detach", "div", "elu", "gelu", "hardsigmoid", "hardswish",
+    "hardtanh", "leaky_relu", "mish", "mul", "relu", "relu6", "selu", "sigmoid", "silu",
+    "softplus", "sub", "tanh",
+    # Of images.
+    "_adaptive_avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "conv2d",
+    "max_pool2d", "max_pool2d_with_indices", "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training", "batch_norm",
+    # Of any axes.
+    "cat", "dropout", "feature_dropout", "flatten", "linear", "log_softmax", "mean",
+    "native_dropout", "reshape", "squeeze", "sym_size", "view",
+))
+# fmt: on
+"""Operators that don't transpose images in CHWN, except to make rows of them."""
 
 
 class GraphSource(Protocol):
-    """Where a graph comes from: a file, or a module of PyTorch."""
+    """The source of a graph: the graph itself, a file, or a module of PyTorch."""
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
         """Return the graph for images (height, width, channels). Raises ValueError."""
@@ -33,8 +54,8 @@ class TorchNetwork(nn.Module):
     """A network of PyTorch, from images to logits.
 
     Parameters and buffers are float32, in the collections `params` and `batch_stats`, under the
-    paths of the PyTorch modules: `layer1/0/conv1/kernel`. Fresh ones are the module's own. Dropout
-    draws from the stream `dropout`; each node has a key of its own.
+    paths of the PyTorch modules: `layer1/0/conv1/kernel`. Their initial values are the module's.
+    Dropout draws from the stream `dropout`; each node has a separate key.
     """
 
     lowers_itself: ClassVar[bool] = True
@@ -53,8 +74,7 @@ class TorchNetwork(nn.Module):
     def __call__(self, images: Array, train: bool) -> Array:
         """Return logits, float32, of images (batch, height, width, channels).
 
-        Raises ValueError, which names module and line, where the network can't be exported or
-        computed.
+        Raises ValueError with module and line if the network can't be exported or computed.
         """
         graph = self.source.graph_for(images.shape[1:])
         weights = self._weights(graph, "parameter") | self._weights(graph, "buffer")
@@ -72,7 +92,7 @@ class TorchNetwork(nn.Module):
         inputs = input_of(graph.input, x, self.layout)
         logits, changed = apply_form(graph, graph.form(train), inputs, weights, settings)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
-            self._keep(graph, changed)
+            self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
@@ -80,7 +100,7 @@ class TorchNetwork(nn.Module):
         return can_be_batch_last(self.source.graph_for(image))
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return the text of all that decides the speed in a layout, but for type and batch."""
+        """Return a text of everything that decides the speed in a layout, except type and batch."""
         graph = self.source.graph_for(image)
         nodes = [(node.op, node.args, node.kwargs) for node in graph.train.nodes]
         return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))
@@ -89,37 +109,67 @@ class TorchNetwork(nn.Module):
         """Return parameters or buffers by PyTorch's names."""
         specs = {spec.path: spec for spec in graph.arrays if spec.role == role}
         scopes = dict.fromkeys(path.partition("/")[0] for path in specs)
-        found: dict[str, Any] = {}
+        tree: dict[str, Any] = {}
         for scope in scopes:
             names = {path: spec.name for path, spec in specs.items() if _is_in(path, scope)}
+            initial = _make_initializer(graph, scope, names)
             if role == "parameter":
-                found[scope] = self.param(scope, _initial(graph, scope, names))
+                tree[scope] = self.param(scope, initial)
             else:
-                initial = _initial(graph, scope, names)
-                found[scope] = self.variable(COLLECTIONS[role], scope, initial).value
-        leaves = flatten_dict(found, sep="/")
+                tree[scope] = self.variable(COLLECTIONS[role], scope, initial).value
+        leaves = flatten_dict(tree, sep="/")
         return {spec.name: leaves[path] for path, spec in specs.items()}
 
-    def _keep(self, graph: TorchGraph, changed: Mapping[str, Array]) -> None:
-        """Write buffers that a step has changed."""
+    def _write_buffers(self, graph: TorchGraph, changed: Mapping[str, Array]) -> None:
+        """Write the buffers that a step changes."""
         by_path = {graph.spec(name).path: array for name, array in changed.items()}
         for scope in dict.fromkeys(path.partition("/")[0] for path in by_path):
-            held: Any = self.get_variable("batch_stats", scope)
-            leaves = flatten_dict({scope: held}, sep="/")
-            own = {path: array for path, array in by_path.items() if _is_in(path, scope)}
-            tree = unflatten_dict({**leaves, **own}, sep="/")
+            leaves = flatten_dict({scope: self.get_variable("batch_stats", scope)}, sep="/")
+            leaves |= {path: array for path, array in by_path.items() if _is_in(path, scope)}
+            tree = unflatten_dict(leaves, sep="/")
             self.put_variable("batch_stats", scope, tree[scope])
+
+
+def can_be_batch_last(graph: TorchGraph) -> bool:
+    """Return whether the graph reads images, and each operator can compute them in CHWN.
+
+    Random numbers must be drawn in the same order in both layouts. They are for rows and images;
+    images that are reshaped to other axes may have another order in NHWC.
+    """
+    nodes = [*graph.train.nodes, *graph.evaluate.nodes]
+    nodes = [node for node in nodes if node.op.startswith("aten.")]
+    if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
+        return False
+    drawn_axes = {_num_axes(node) for node in nodes if _name(node) in DRAWS}
+    has_reshaped_images = any(_name(node) in RESHAPES and _num_axes(node) == 4 for node in nodes)
+    return drawn_axes <= ({2} if has_reshaped_images else {2, 4})
+
+
+def _computes_batch_last(node: GraphNode) -> bool:
+    if node.op in CONVOLUTIONS:
+        return dict(node.kwargs).get("groups", (*node.args[GROUPS:], 1)[0]) == 1
+    return _name(node) in BATCH_LAST
+
+
+def _name(node: GraphNode) -> str:
+    return node.op.split(".")[1]
+
+
+def _num_axes(node: GraphNode) -> int:
+    return len(node.results[0].shape)
 
 
 def _is_in(path: str, scope: str) -> bool:
     return path == scope or path.startswith(f"{scope}/")
 
 
-def _initial(graph: TorchGraph, scope: str, names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return an initialiser that gives the arrays of a scope, float32.
+def _make_initializer(
+    graph: TorchGraph, scope: str, names: Mapping[str, str]
+) -> Callable[..., Any]:
+    """Return an initialiser that returns the arrays of a scope, float32.
 
-    They are handed over while the program runs: as constants they would be part of its text, which
-    takes a second to compile for every 16 million of them.
+    A callback passes them while the program runs. As constants they would be part of its text,
+    which takes a second to compile for every 16 million values.
     """
     shapes = {
         path: jax.ShapeDtypeStruct(graph.spec(name).shape, jnp.float32)
@@ -138,8 +188,8 @@ def _initial(graph: TorchGraph, scope: str, names: Mapping[str, str]) -> Callabl
 
 def initial_variables_of(graph: TorchGraph) -> dict[str, Any]:
     """Return the variables that `TorchNetwork` starts from, as numpy arrays by collection."""
-    found: dict[str, Any] = {}
+    trees: dict[str, Any] = {}
     for role, collection in COLLECTIONS.items():
         leaves = {s.path: graph.values[s.name] for s in graph.arrays if s.role == role}
-        found[collection] = unflatten_dict(leaves, sep="/")
-    return found
+        trees[collection] = unflatten_dict(leaves, sep="/")
+    return trees

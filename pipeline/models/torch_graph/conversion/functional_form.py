@@ -1,16 +1,17 @@
 """A form of a graph from a program of torch.export: without changes in place, constants computed.
 
-`torch.export` gives what Python called, in-place operators among it. Here the result of such a call
-takes the place of its operand in what follows. That is the same as long as nothing else sees the
-operand's memory; where something does, torch's own, slower rewriting is needed, unless all of it is
-constant, which torch then computes as it stands.
+A program has the calls that Python made, in-place operators too. Here the result of such a call
+replaces its operand in later calls. That is the same as long as nothing else reads the operand's
+memory. If something does, torch's slower rewriting is needed, unless all of it is constant,
+which torch then computes as it is.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,51 +25,23 @@ from pipeline.models.torch_graph.graph import (
     TensorSpec,
     TypeOf,
     ValueOf,
+    describe_place,
     references_of,
 )
 
-_VIEWS = frozenset(
-    [
-        "alias",
-        "as_strided",
-        "chunk",
-        "detach",
-        "diagonal",
-        "expand",
-        "expand_as",
-        "flatten",
-        "getitem",
-        "movedim",
-        "mT",
-        "narrow",
-        "numpy_T",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "swapaxes",
-        "t",
-        "to",
-        "contiguous",
-        "transpose",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "view",
-        "view_as",
-        "swapdims",
-        "type_as",
-        "reshape_as",
-    ]
-)
+# fmt: off
+_VIEWS = frozenset((
+    "alias", "as_strided", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as",
+    "flatten", "getitem", "mT", "movedim", "narrow", "numpy_T", "permute", "reshape", "reshape_as",
+    "select", "slice", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "to",
+    "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+))
+# fmt: on
 """Operators whose result may share the memory of their first argument."""
-_MADE = frozenset(
+_MAKERS = frozenset(
     ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "empty_like"]
 )
-"""Operators that take from their first argument its type, or its shape, alone."""
+"""Operators that read only the type, or the shape, of their first argument."""
 _RANDOM = re.compile(r"bernoulli|dropout|rand|normal|uniform|multinomial|exponential|lstm|gru|rnn")
 _IGNORED_KEYWORDS = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking", "copy"}
@@ -86,100 +59,91 @@ _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_funct
 
 @dataclass(frozen=True)
 class Draft:
-    """A form whose arrays have the names that torch.export found, and its constants."""
+    """A form whose arrays have the names of torch.export, and its constants."""
 
     form: Form
     constants: Mapping[str, Any]
     """Tensors of torch by name."""
 
-    def uses_of(self, name: str) -> frozenset[tuple[str, int]]:
-        """Return the uses of an array: the operator, and the place among its arguments."""
-        return self._uses.get(name, frozenset())
-
     @cached_property
-    def _uses(self) -> dict[str, frozenset[tuple[str, int]]]:
-        found: dict[str, set[tuple[str, int]]] = {}
+    def uses(self) -> Mapping[str, set[tuple[str, int]]]:
+        """Uses of each array: operators, with its place among the arguments, -1 inside of one."""
+        uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
         for node in self.form.nodes:
-            for place, argument in enumerate(node.args):
-                if isinstance(argument, ArrayOf):
-                    found.setdefault(argument.name, set()).add((node.op, place))
-            direct = {a.name for a in node.args if isinstance(a, ArrayOf)}
             for reference in references_of(node):
-                if isinstance(reference, ArrayOf) and reference.name not in direct:
-                    found.setdefault(reference.name, set()).add((node.op, -1))
-        return {name: frozenset(uses) for name, uses in found.items()}
+                if isinstance(reference, ArrayOf):
+                    place = node.args.index(reference) if reference in node.args else -1
+                    uses[reference.name].add((node.op, place))
+        return uses
 
     def changed_arrays(self) -> frozenset[str]:
-        """Return the arrays that this form changes: those of updates, and batch statistics."""
+        """Return the names of the arrays that this form changes, with batch statistics."""
         changed = {name for name, _ in self.form.updates}
         for node in self.form.nodes:
             if node.op == "aten.batch_norm.default" and node.args[5] is True:
-                changed |= {each.name for each in node.args[3:5] if isinstance(each, ArrayOf)}
+                changed |= {a.name for a in node.args[3:5] if isinstance(a, ArrayOf)}
         return frozenset(changed)
 
-    def renamed(self, names: Mapping[str, str], suffix: str = "") -> Draft:
-        """Return the draft with other names of arrays, and a suffix to those of constants."""
+    def rename(self, names: Mapping[str, str], suffix: str = "") -> Draft:
+        """Return the draft with other names of arrays, and a suffix at names of constants."""
 
-        def name_of(name: str) -> str:
+        def new_name(name: str) -> str:
             return f"{name}{suffix}" if name in self.constants else names.get(name, name)
 
-        def rename(argument: Any) -> Any:
+        def replace_names(argument: Any) -> Any:
             if isinstance(argument, ArrayOf):
-                return ArrayOf(name_of(argument.name))
-            return tuple(map(rename, argument)) if isinstance(argument, tuple) else argument
+                return ArrayOf(new_name(argument.name))
+            return tuple(map(replace_names, argument)) if isinstance(argument, tuple) else argument
 
         nodes = tuple(
             replace(
                 node,
-                args=tuple(map(rename, node.args)),
-                kwargs=tuple((key, rename(value)) for key, value in node.kwargs),
+                args=tuple(map(replace_names, node.args)),
+                kwargs=tuple((key, replace_names(value)) for key, value in node.kwargs),
             )
             for node in self.form.nodes
         )
-        updates = tuple((name_of(name), value) for name, value in self.form.updates)
-        constants = {name_of(name): tensor for name, tensor in self.constants.items()}
+        updates = tuple((new_name(name), value) for name, value in self.form.updates)
+        constants = {new_name(name): tensor for name, tensor in self.constants.items()}
         return Draft(replace(self.form, nodes=nodes, updates=updates), constants)
 
 
-def draft_of(torch: Any, program: Any) -> Draft | None:
-    """Return the form of an exported program.
-
-    None where something is changed in place that other values share. Raises ValueError for outputs
-    that are not one tensor, and for nodes that are no call of an operator.
-    """
-    return _Reading(torch, program).draft()
-
-
 @dataclass
-class _Reading:
-    """The state of reading one program, node by node."""
+class ProgramReader:
+    """Reads one exported program, fx node by fx node."""
 
     torch: Any
     program: Any
     nodes: list[GraphNode] = field(default_factory=list)
-    now: dict[str, Any] = field(default_factory=dict)
-    """The meaning of each fx node now: a reference, a tuple of them, or a number."""
-    known: dict[str, Any] = field(default_factory=dict)
-    """Values of fx nodes that depend on constants alone: tensors, computed by torch."""
-    same: dict[str, str] = field(default_factory=dict)
-    """The fx node whose tensor, changed in place, another one returns."""
+    current: dict[str, Any] = field(default_factory=dict)
+    """The current value of each fx node: a reference, a tuple of them, or a number."""
+    tensors: dict[str, Any] = field(default_factory=dict)
+    """Values of fx nodes that depend on constants only, computed by torch."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """For an fx node that changes a tensor in place and returns it: the tensor's fx node."""
     roots: dict[str, str] = field(default_factory=dict)
-    """The fx node whose memory another one shares."""
+    """For an fx node that shares the memory of another: the fx node that owns it."""
     constants: dict[str, Any] = field(default_factory=dict)
     updates: dict[str, ValueOf] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
     """Names of buffers by the fx node of their placeholder."""
 
-    def draft(self) -> Draft | None:
-        """Read all nodes; None where a change in place is seen through other values."""
-        graph = self.program.graph
-        order = {node: number for number, node in enumerate(graph.nodes)}
+    @cached_property
+    def _order(self) -> Mapping[Any, int]:
+        return {node: number for number, node in enumerate(self.program.graph.nodes)}
+
+    def read(self) -> Draft | None:
+        """Read all nodes; None if a change in place is seen through other values.
+
+        Raises ValueError for outputs that aren't one tensor, and for nodes that aren't a call of an
+        operator.
+        """
         output: Any = None
-        for node in graph.nodes:
+        for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":
-                if not self._call(node, order):
+                if not self._call(node):
                     return None
             elif node.op == "output":
                 output = self._output(node)
@@ -187,35 +151,37 @@ class _Reading:
                 raise ValueError(
                     f"{node.op} {node.target} is no operator; the network is too dynamic"
                 )
-        form = _needed(tuple(self.nodes), output, self.updates)
-        used = {r.name for n in form.nodes for r in references_of(n) if isinstance(r, ArrayOf)}
-        return Draft(form, {k: tensor for k, tensor in self.constants.items() if k in used})
+        form = _prune(tuple(self.nodes), output, self.updates)
+        used = Draft(form, {}).uses
+        return Draft(
+            form, {name: tensor for name, tensor in self.constants.items() if name in used}
+        )
 
     def _placeholder(self, node: Any) -> None:
         signature = self.program.graph_signature
         if node.name in signature.inputs_to_parameters:
-            self.now[node.name] = ArrayOf(signature.inputs_to_parameters[node.name])
+            self.current[node.name] = ArrayOf(signature.inputs_to_parameters[node.name])
         elif node.name in signature.inputs_to_buffers:
             name = signature.inputs_to_buffers[node.name]
-            self.now[node.name], self.buffers[node.name] = ArrayOf(name), name
+            self.current[node.name] = ArrayOf(name)
+            self.buffers[node.name] = name
         elif node.name in signature.inputs_to_lifted_tensor_constants:
             name = signature.inputs_to_lifted_tensor_constants[node.name]
-            self.known[node.name] = self.program.constants[name].clone()
+            self.tensors[node.name] = self.program.constants[name].clone()
         else:
-            self.now[node.name] = ValueOf(INPUT)
+            self.current[node.name] = ValueOf(INPUT)
 
     def _output(self, node: Any) -> ValueOf:
         signature = self.program.graph_signature
         mutated = signature.buffers_to_mutate
         for name in getattr(signature, "parameters_to_mutate", {}).values():
             raise ValueError(_changed_parameter(name))
-        results = [result for result in node.args[0] if result is not None]
         outputs = []
-        for result in results:
-            if result.name in mutated:
+        for result in node.args[0]:
+            if result is not None and result.name in mutated:
                 self._update(mutated[result.name], self._reference(result))
-            elif result.name not in signature.user_inputs_to_mutate:
-                # A batch is a value here: what the network writes into it, it alone sees.
+            elif result is not None and result.name not in signature.user_inputs_to_mutate:
+                # A batch is a value here: only the network sees what it writes into it.
                 outputs.append(result)
         if len(outputs) != 1:
             raise ValueError(
@@ -230,8 +196,8 @@ class _Reading:
         if isinstance(value, ValueOf):
             self.updates[name] = value
 
-    def _call(self, node: Any, order: Mapping[Any, int]) -> bool:
-        """Read a call. Return False where it changes memory that other values share."""
+    def _call(self, node: Any) -> bool:
+        """Read a call. Return False if it changes memory that other values share."""
         target = node.target
         if target is operator.getitem:
             self._item(node)
@@ -245,94 +211,94 @@ class _Reading:
             return True
         name = _base_name(full)
         in_place = full.startswith("aten.") and name.endswith("_") and not name.startswith("__")
-        shared = name in _VIEWS and node.args and hasattr(node.args[0], "name")
-        if shared:
+        if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._root(node.args[0])
-        if self._is_known(node, name, in_place):
-            self._evaluate(node, in_place)
+        if self._is_constant(node, name, in_place):
+            self._evaluate(node)
             return True
         if not full.startswith("aten."):
             raise ValueError(f"operator {full} of {_where(node)} is not computed here")
         if not in_place:
             self._append(node, full, node.args, node.kwargs)
             return True
-        return self._replace(node, full, order)
+        return self._replace(node, full)
 
-    def _replace(self, node: Any, full: str, order: Mapping[Any, int]) -> bool:
-        """Append a call in place as one that is not; its result is what the operand is from now."""
+    def _replace(self, node: Any, full: str) -> bool:
+        """Append the functional form of a call in place; its result replaces the operand."""
         operand = node.args[0]
-        root, changed = self._root(operand), self._same(operand)
+        root = self._root(operand)
+        changed = self._alias(operand)
         if root in self.program.graph_signature.inputs_to_parameters:
             raise ValueError(
                 _changed_parameter(self.program.graph_signature.inputs_to_parameters[root])
             )
-        if self._is_seen_later(root, changed, node, order):
+        if self._is_seen_later(root, changed, node):
             return False
         name, _, overload = full.removeprefix("aten.").partition(".")
         plain = f"{name[:-1]}.{overload}"
         self._append(node, f"aten.{_FUNCTIONAL.get(plain, plain)}", node.args, node.kwargs)
-        self.now[changed] = self.now.pop(node.name)
-        self.known.pop(changed, None)
-        self.roots[node.name], self.same[node.name] = root, changed
+        self.current[changed] = self.current.pop(node.name)
+        self.tensors.pop(changed, None)
+        self.roots[node.name] = root
+        self.aliases[node.name] = changed
         if root in self.buffers:
-            self._update(self.buffers[root], self.now[changed])
+            self._update(self.buffers[root], self.current[changed])
         return True
 
-    def _is_seen_later(self, root: str, changed: str, node: Any, order: Mapping[Any, int]) -> bool:
+    def _is_seen_later(self, root: str, changed: str, node: Any) -> bool:
         """Return whether another value of the same memory is used after a node."""
         if root in self.buffers and changed != root:
             return True
         for other in self.program.graph.nodes:
             shares = other.name == root or self.roots.get(other.name) == root
-            if not shares or self._same(other) == changed or other is node:
+            if not shares or self._alias(other) == changed or other is node:
                 continue
-            if any(order[user] > order[node] for user in other.users):
+            if any(self._order[user] > self._order[node] for user in other.users):
                 return True
         return False
 
     def _root(self, node: Any) -> str:
         return self.roots.get(node.name, node.name)
 
-    def _same(self, node: Any) -> str:
-        return self.same.get(node.name, node.name)
+    def _alias(self, node: Any) -> str:
+        return self.aliases.get(node.name, node.name)
 
     def _item(self, node: Any) -> None:
         source, item = node.args
         self.roots[node.name] = self._root(source)
-        if source.name in self.known:
-            self.known[node.name] = self.known[source.name][item]
+        if source.name in self.tensors:
+            self.tensors[node.name] = self.tensors[source.name][item]
         else:
-            value = self.now[self._same(source)]
+            value = self.current[self._alias(source)]
             assert isinstance(value, ValueOf)
-            self.now[node.name] = ValueOf(value.node, item)
+            self.current[node.name] = ValueOf(value.node, item)
 
-    def _is_known(self, node: Any, name: str, in_place: bool) -> bool:
-        """Return whether torch can compute the node now: it reads constants alone."""
+    def _is_constant(self, node: Any, name: str, in_place: bool) -> bool:
+        """Return whether torch can compute the node now: it reads constants only."""
         if _RANDOM.search(name):
             return False
-        operands = list(node.all_input_nodes)
-        if name in _MADE and node.args and _fixed(node.meta.get("val")):
+        if name in _MAKERS and node.args and _is_fixed(node.meta.get("val")):
             return True
         if in_place and self._root(node.args[0]) in self.buffers:
             return False
-        return all(operand.name in self.known for operand in operands) and (
-            _fixed(node.meta.get("val")) or (in_place and not node.users)
+        return all(operand.name in self.tensors for operand in node.all_input_nodes) and (
+            _is_fixed(node.meta.get("val")) or (in_place and not node.users)
         )
 
-    def _evaluate(self, node: Any, in_place: bool) -> None:
+    def _evaluate(self, node: Any) -> None:
         torch = self.torch
-        if _base_name(str(node.target)) in _MADE:
+        if _base_name(str(node.target)) in _MAKERS:
             like = node.meta["val"]
             first = torch.empty(tuple(like.shape), dtype=like.dtype)
             args = (first, *self._torch_values(node.args[1:]))
         else:
             args = self._torch_values(node.args)
         with torch.no_grad():
-            self.known[node.name] = node.target(*args, **self._torch_values(node.kwargs))
+            self.tensors[node.name] = node.target(*args, **self._torch_values(node.kwargs))
 
     def _torch_values(self, value: Any) -> Any:
         if isinstance(value, self.torch.fx.Node):
-            return self.known[value.name]
+            return self.tensors[value.name]
         if isinstance(value, tuple | list):
             return type(value)(self._torch_values(item) for item in value)
         if isinstance(value, Mapping):
@@ -346,11 +312,12 @@ class _Reading:
             if key not in _IGNORED_KEYWORDS and value is not None
         )
         module, kind = _module_of(node)
-        read = tuple(self._argument(value, node) for value in args)
+        positional = tuple(self._argument(value, node) for value in args)
         results = _results(node.meta.get("val"))
-        line = _line_of(node.meta.get("stack_trace"))
-        self.nodes.append(GraphNode(node.name, op, read, named, results, module, kind, line))
-        self.now[node.name] = ValueOf(node.name)
+        self.nodes.append(
+            GraphNode(node.name, op, positional, named, results, module, kind, _line_of(node))
+        )
+        self.current[node.name] = ValueOf(node.name)
 
     def _argument(self, value: Any, node: Any) -> Any:
         torch = self.torch
@@ -367,10 +334,10 @@ class _Reading:
         raise ValueError(f"argument {value!r} of {node.target} of {_where(node)} is not read")
 
     def _reference(self, node: Any) -> Any:
-        """Return what an fx node stands for now; a constant is copied as it is now."""
-        if node.name not in self.known:
-            return self.now[self._same(node)]
-        tensor = self.known[node.name]
+        """Return the current value of an fx node; the current value of a constant is copied."""
+        if node.name not in self.tensors:
+            return self.current[self._alias(node)]
+        tensor = self.tensors[node.name]
         if not isinstance(tensor, self.torch.Tensor):
             return tensor
         name = node.name
@@ -389,23 +356,21 @@ def _base_name(full: str) -> str:
     return full.split(".")[1] if full.count(".") else full
 
 
-def _fixed(value: Any) -> bool:
-    """Return whether the shapes of results depend on no batch."""
+def _is_fixed(value: Any) -> bool:
+    """Return whether no shape of the results depends on the batch."""
     values = value if isinstance(value, tuple | list) else (value,)
-    return all(
-        hasattr(each, "shape") and all(type(size) is int for size in each.shape) for each in values
-    )
+    return all(hasattr(x, "shape") and all(type(size) is int for size in x.shape) for x in values)
 
 
 def _results(value: Any) -> tuple[TensorSpec, ...]:
     values = value if isinstance(value, tuple | list) else (value,)
     return tuple(
         TensorSpec(
-            tuple(size if type(size) is int else None for size in each.shape),
-            str(each.dtype).removeprefix("torch."),
+            tuple(size if type(size) is int else None for size in x.shape),
+            str(x.dtype).removeprefix("torch."),
         )
-        for each in values
-        if hasattr(each, "shape")
+        for x in values
+        if hasattr(x, "shape")
     )
 
 
@@ -419,45 +384,42 @@ def _module_of(node: Any) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), kind.rpartition(".")[2]
 
 
-def _line_of(stack: str | None) -> str:
-    """Return the last line of the user's code in a stack trace; that of torch's modules is none."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack or "")
-    own = [frame for frame in frames if "/torch/" not in frame[0]]
-    return f"{Path(own[-1][0]).name}:{own[-1][1]}: {own[-1][2].strip()}" if own else ""
+def _line_of(node: Any) -> str:
+    """Return the last line of the user's code that calls a node, "" if there is none."""
+    stack = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
+    lines = [
+        f"{Path(file).name}:{number}: {code.strip()}"
+        for file, number, code in frames
+        if "/torch/" not in file
+    ]
+    return lines[-1] if lines else ""
 
 
 def _where(node: Any) -> str:
-    module, _ = _module_of(node)
-    line = _line_of(node.meta.get("stack_trace"))
-    place = f"module {module}" if module else "the network"
-    return f"{place} ({line})" if line else place
+    return describe_place(_module_of(node)[0], _line_of(node))
 
 
-def _needed(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
-    """Return the form with the nodes that its output and its updates need.
+def _prune(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
+    """Return the form with only the nodes that its output and its updates read.
 
     An update of whole numbers that nothing reads is left out: batch norm's count of batches.
     """
     by_name = {node.name: node for node in nodes}
-    counted = {
+    updates = {
         name: value
         for name, value in updates.items()
         if not (name.endswith("num_batches_tracked") and _is_whole(by_name[value.node]))
     }
-    needed: set[str] = set()
-    waiting = [output.node, *(value.node for value in counted.values())]
-    while waiting:
-        name = waiting.pop()
-        if name == INPUT or name in needed:
-            continue
-        needed.add(name)
-        waiting += _names(by_name[name])
-    return Form(tuple(n for n in nodes if n.name in needed), output, tuple(counted.items()))
+    used: set[str] = set()
+    pending = [output.node, *(value.node for value in updates.values())]
+    while pending:
+        name = pending.pop()
+        if name != INPUT and name not in used:
+            used.add(name)
+            pending += [v.node for v in references_of(by_name[name]) if isinstance(v, ValueOf)]
+    return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
 
 
 def _is_whole(node: GraphNode) -> bool:
     return bool(node.results) and not node.results[0].dtype.startswith(("float", "bfloat"))
-
-
-def _names(node: GraphNode) -> Iterator[str]:
-    return (each.node for each in references_of(node) if isinstance(each, ValueOf))

@@ -1,8 +1,7 @@
-"""A graph as a list of this project's layers, where each of its nodes is part of one.
+"""A graph as a list of this project's layers, which compute all of its nodes.
 
-A chain of nodes is a list. Where a value goes several ways, they end in a node that joins them: an
-addition is a residual block, a product with the value itself a gate, a concatenation of channels
-branches.
+A chain of nodes is a list. If several chains read a value, a node joins their results: an addition
+is a residual block, a product with the value itself a gate, a concatenation of channels branches.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import scope_names
 from pipeline.models.torch_graph.conversion.known_layers import (
     Flow,
-    Known,
-    KnownNode,
+    Layers,
     NamedLayer,
+    NodeReader,
     UnknownLayerError,
     layers_of_node,
 )
 from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
-
-_ADDS, _PRODUCTS, _JOINS = ("aten.add.Tensor",), ("aten.mul.Tensor",), ("aten.cat.default",)
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,9 @@ class LayerList:
 
 
 def layers_of(graph: TorchGraph) -> LayerList:
-    """Return a graph as a list of layers; the last one gives as many features as the graph.
+    """Return a graph as a list of layers; the last one has the features of the graph's output.
 
-    Raises UnknownLayerError that names the first module that is no known layer.
+    Raises UnknownLayerError that names the first module that no layer computes.
     """
     shape = tuple(size or 0 for size in graph.input.shape[1:])
     if len(shape) != 3:
@@ -51,13 +48,13 @@ def layers_of(graph: TorchGraph) -> LayerList:
     named, _ = reading.between(
         INPUT, graph.train.output.node, Flow(shape), frozenset(reading.users)
     )
-    return LayerList(tuple(each.layer for each in named), dict(_arrays(named, "")))
+    return LayerList(tuple(n.layer for n in named), dict(_arrays(named, "")))
 
 
 def open_to_classes(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers with `$classes` as the features of the last layer that has some.
+    """Return the layers with `$classes` as the features of the last layer that has features.
 
-    Raises UnknownLayerError where that is inside of another layer.
+    Raises UnknownLayerError if that layer is inside of another.
     """
     for at in reversed(range(len(layers))):
         layer = layers[at]
@@ -70,12 +67,12 @@ def open_to_classes(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
 
 
 def _arrays(named: Sequence[NamedLayer], scope: str) -> Iterator[tuple[str, np.ndarray]]:
-    names = scope_names([each.layer for each in named])
-    for name, each in zip(names, named, strict=True):
-        for place, array in each.arrays.items():
+    names = scope_names(_specs(named))
+    for name, layer in zip(names, named, strict=True):
+        for place, array in layer.arrays.items():
             collection, leaf = place.split("/")
             yield f"{collection}/{scope}{name}/{leaf}", array
-        for inner, layers in each.inside.items():
+        for inner, layers in layer.inside.items():
             yield from _arrays(layers, f"{scope}{name}/{inner}/" if inner else f"{scope}{name}/")
 
 
@@ -91,112 +88,107 @@ class _Reading:
         return {n.name: n for n in self.graph.train.nodes if n.results}
 
     @cached_property
-    def place(self) -> dict[str, int]:
-        """Place of each node in the order of computation."""
+    def places(self) -> dict[str, int]:
+        """Places of the nodes in the order of computation."""
         return {name: place for place, name in enumerate(self.nodes)}
 
     @cached_property
     def users(self) -> dict[str, list[str]]:
         """Nodes that read each value, in order."""
-        found: dict[str, list[str]] = {INPUT: [], **{name: [] for name in self.nodes}}
+        users: dict[str, list[str]] = {INPUT: [], **{name: [] for name in self.nodes}}
         for name, node in self.nodes.items():
             for source in dict.fromkeys(self._sources(node)):
-                found[source].append(name)
-        return found
+                users[source].append(name)
+        return users
 
-    def between(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Known:
+    def between(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Layers:
         """Return the layers from one value to another, of the nodes that are allowed."""
         layers: list[NamedLayer] = []
         while start != end:
             users = [user for user in self.users[start] if user in allowed]
             if len(users) == 1 and len(self._sources(self.nodes[users[0]])) == 1:
-                found, flow = layers_of_node(self.graph, self.nodes[users[0]], flow)
-                start = users[0]
+                end_of_step = users[0]
+                step, flow = layers_of_node(self.graph, self.nodes[end_of_step], flow)
             else:
-                join = self._join(users, allowed)
-                found, flow = self._joined(start, join, flow, allowed)
-                start = join
-            layers += found
+                end_of_step = self._join(users, allowed)
+                step, flow = self._read_join(start, end_of_step, flow, allowed)
+            start = end_of_step
+            layers += step
         return tuple(layers), flow
 
     def _sources(self, node: GraphNode) -> list[str]:
-        """Return the values that a node reads, once for each time."""
-        values = [each for each in references_of(node) if isinstance(each, ValueOf)]
-        for value in values:
-            if value.item is not None:
-                raise KnownNode(self.graph, node, Flow(())).unknown("it reads a part of a value")
+        """Return the values that a node reads; a value that it reads twice comes twice."""
+        values = [value for value in references_of(node) if isinstance(value, ValueOf)]
+        if any(value.item is not None for value in values):
+            raise self._refuse(node.name, "it reads a part of a value")
         return [value.node for value in values if value.node == INPUT or value.node in self.nodes]
 
     def _join(self, users: Sequence[str], allowed: frozenset[str]) -> str:
-        """Return the first node that all ways from some nodes on lead through."""
+        """Return the first node that all chains from some nodes on lead through."""
         if not users:
-            first = min(allowed, key=self.place.__getitem__)
-            raise self._unknown(first, "it reads nothing that comes before it")
+            first = min(allowed, key=self.places.__getitem__)
+            raise self._refuse(first, "it reads nothing that comes before it")
         open_ends = set(users)
         while len(open_ends) > 1:
-            first = min(open_ends, key=self.place.__getitem__)
+            first = min(open_ends, key=self.places.__getitem__)
             onward = [user for user in self.users[first] if user in allowed]
             if not onward:
-                raise self._unknown(first, "its ways do not meet")
+                raise self._refuse(first, "its ways do not meet")
             open_ends = (open_ends - {first}) | set(onward)
         return open_ends.pop()
 
-    def _joined(self, start: str, join: str, flow: Flow, allowed: frozenset[str]) -> Known:
+    def _read_join(self, start: str, join: str, flow: Flow, allowed: frozenset[str]) -> Layers:
         node = self.nodes[join]
         ways = self._sources(node)
         if len(ways) < 2 or len(node.kwargs) > 0:
-            raise self._unknown(join)
-        known = [self.between(start, way, flow, allowed & self._leading_to(way)) for way in ways]
-        after = KnownNode(self.graph, node, known[0][1]).after()
-        if node.op in _JOINS:
-            return self._branches(node, known, after)
+            raise self._refuse(join)
+        bodies = [self.between(start, way, flow, allowed & self._ancestors(way)) for way in ways]
+        after = NodeReader(self.graph, node, bodies[0][1]).after()
+        if node.op == "aten.cat.default":
+            return self._branches(node, bodies, after)
         if len(ways) != 2 or len(node.args) != 2 or (start in ways and ways[0] == ways[1]):
-            raise self._unknown(join)
-        bodies = sorted((layers for layers, _ in known), key=_extent)
-        if node.op in _ADDS and known[0][1] == known[1][1]:
-            layer = standard.Residual(body=_specs(bodies[1]), shortcut=_specs(bodies[0]))
-            inside = {"": bodies[1], "shortcut": bodies[0]}
-            return (NamedLayer(layer, {}, inside),), after
-        if node.op in _PRODUCTS and start in ways:
-            gate = standard.Gate(body=_specs(bodies[1]))
-            return (NamedLayer(gate, {}, {"": bodies[1]}),), replace(after, pooled=flow.pooled)
-        raise self._unknown(join, "its ways are no residual block, gate or branches")
+            raise self._refuse(join)
+        shortcut, body = sorted((layers for layers, _ in bodies), key=_extent)
+        if node.op == "aten.add.Tensor" and bodies[0][1] == bodies[1][1]:
+            layer = standard.Residual(body=_specs(body), shortcut=_specs(shortcut))
+            return (NamedLayer(layer, {}, {"": body, "shortcut": shortcut}),), after
+        if node.op == "aten.mul.Tensor" and start in ways:
+            gate = standard.Gate(body=_specs(body))
+            return (NamedLayer(gate, {}, {"": body}),), replace(after, pooled=flow.pooled)
+        raise self._refuse(join, "its ways are no residual block, gate or branches")
 
-    def _branches(self, node: GraphNode, known: Sequence[Known], after: Flow) -> Known:
-        flows = [flow for _, flow in known]
+    def _branches(self, node: GraphNode, bodies: Sequence[Layers], after: Flow) -> Layers:
         dim = node.args[1] if len(node.args) > 1 else 0
-        if dim not in (1, 1 - 1 - len(after.shape)) or any(flow.flattened for flow in flows):
-            raise self._unknown(node.name, "it does not join channels")
-        branches = tuple(_specs(layers) for layers, _ in known)
-        inside = {f"branch_{index}": layers for index, (layers, _) in enumerate(known)}
+        if dim not in (1, -len(after.shape)) or any(flow.flattened for _, flow in bodies):
+            raise self._refuse(node.name, "it does not join channels")
+        branches = tuple(_specs(layers) for layers, _ in bodies)
+        inside = {f"branch_{index}": layers for index, (layers, _) in enumerate(bodies)}
         return (NamedLayer(standard.Branches(branches=branches), {}, inside),), after
 
-    def _leading_to(self, end: str) -> frozenset[str]:
-        """Return a value, and all that it is computed from."""
-        found, waiting = {end}, [end]
-        while waiting:
-            name = waiting.pop()
-            if name == INPUT:
-                continue
-            for source in self._sources(self.nodes[name]):
-                if source not in found:
-                    found.add(source)
-                    waiting.append(source)
-        return frozenset(found)
+    def _ancestors(self, end: str) -> frozenset[str]:
+        """Return a value, and all values that it is computed from."""
+        ancestors: set[str] = set()
+        pending = [end]
+        while pending:
+            name = pending.pop()
+            if name not in ancestors:
+                ancestors.add(name)
+                pending += [] if name == INPUT else self._sources(self.nodes[name])
+        return frozenset(ancestors)
 
-    def _unknown(self, name: str, why: str = "") -> UnknownLayerError:
-        return KnownNode(self.graph, self.nodes[name], Flow(())).unknown(why)
+    def _refuse(self, name: str, why: str = "") -> UnknownLayerError:
+        return NodeReader(self.graph, self.nodes[name], Flow(())).refuse(why)
 
 
 def _specs(named: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
-    return tuple(each.layer for each in named)
+    return tuple(layer.layer for layer in named)
 
 
 def _extent(named: Sequence[NamedLayer]) -> tuple[int, int]:
-    """Return the number of layers and that of weights: of two ways the smaller is the shortcut."""
+    """Return the numbers of layers and of weights; the smaller of two chains is the shortcut."""
     return _depth(named), sum(array.size for _, array in _arrays(named, ""))
 
 
 def _depth(named: Sequence[NamedLayer]) -> int:
-    """Return the number of layers, those inside of others among them."""
-    return sum(1 + sum(map(_depth, each.inside.values())) for each in named)
+    """Return the number of layers, with inner layers."""
+    return sum(1 + sum(map(_depth, layer.inside.values())) for layer in named)

@@ -22,20 +22,9 @@ class GraphFile:
     path: Path
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
-        """Return the graph of the file, whatever the images."""
+        """Return the graph of the file, for images of any size."""
         stat = self.path.stat() if self.path.exists() else None
         return _read(self.path, (stat.st_mtime_ns, stat.st_size) if stat else None)
-
-
-@dataclass(frozen=True)
-class HeldGraph:
-    """A graph that is at hand."""
-
-    graph: TorchGraph
-
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
-        """Return the graph, whatever the images."""
-        return self.graph
 
 
 @dataclass(frozen=True)
@@ -57,10 +46,10 @@ class ImportedModule:
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
         """Make the module, and export it for images (height, width, channels).
 
-        Raises ValueError where a flag or torch is missing, or either fails.
+        Raises ValueError if a flag or torch is missing, or if either step fails.
         """
         height, width, channels = image
-        return _exported(self, self.shape or (channels, height, width))
+        return _export(self, self.shape or (channels, height, width))
 
 
 def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
@@ -85,11 +74,11 @@ def _read(path: Path, changed: tuple[int, int] | None) -> TorchGraph:
 
 
 @lru_cache(maxsize=2)
-def _exported(source: ImportedModule, shape: tuple[int, ...]) -> TorchGraph:
+def _export(source: ImportedModule, shape: tuple[int, ...]) -> TorchGraph:
     from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 
-    found = find_object(source.reference)
-    module = make_module(source.reference, found, json.loads(source.arguments), source.seed)
+    maker = find_object(source.reference)
+    module = make_module(source.reference, maker, json.loads(source.arguments), source.seed)
     return export_module(
         module,
         shape,

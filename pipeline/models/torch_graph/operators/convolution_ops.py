@@ -1,4 +1,4 @@
-"""Convolutions and dense layers, through the package's lowerings where they have two dimensions."""
+"""Convolutions and dense layers, the two-dimensional ones through the package's lowerings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def as_pair(sizes: int | Sequence[int]) -> Pair:
     """Return one or two numbers as height and width."""
     if isinstance(sizes, int):
         return sizes, sizes
-    first, *rest = sizes
-    return first, rest[0] if rest else first
+    return sizes[0], sizes[1] if len(sizes) > 1 else sizes[0]
 
 
 @dataclass(frozen=True)
@@ -64,28 +63,26 @@ def conv2d(
     """Convolution of images, in NHWC by the lowering that the policy chooses, or in CHWN."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
-    groups, padding = settings.groups, settings.padding
+    groups = settings.groups
     if x.shape[1] != weight.shape[1] * groups:
         raise ValueError(f"{x.shape[1]} channels, and the kernel reads {weight.shape[1] * groups}")
-    kernel = weight.lying(HWIO).astype(x.dtype)
-    strides, spread = as_pair(settings.stride), as_pair(settings.dilation)
-    pads: tuple[Pair, Pair]
-    if isinstance(padding, str):
-        pads = _named_pads(padding, kernel.shape[:2], spread)
-    else:
-        rows, columns = as_pair(padding)
-        pads = (rows, rows), (columns, columns)
+    kernel = weight.transpose(HWIO).astype(x.dtype)
+    dilation = as_pair(settings.dilation)
     convolve: Callable[..., Array] = conv2d_chwn
     if context.layout == "nhwc":
         convolve = partial(lowered_conv2d, groups=groups, policy=context.policy)
     order = IMAGE_ORDERS[context.layout]
-    y = Laid(
-        convolve(x.lying(order), kernel, strides=strides, padding=pads, dilation=spread), order
+    y = convolve(
+        x.transpose(order),
+        kernel,
+        strides=as_pair(settings.stride),
+        padding=conv_pads(settings.padding, kernel.shape[:2], dilation),
+        dilation=dilation,
     )
-    return _with_bias(y, bias)
+    return _add_bias(Laid(y, order), bias)
 
 
-def _with_bias(y: Laid, bias: Laid | None) -> Laid:
+def _add_bias(y: Laid, bias: Laid | None) -> Laid:
     """Add a bias (channels,) to images or sequences."""
     if bias is None:
         return y
@@ -93,12 +90,16 @@ def _with_bias(y: Laid, bias: Laid | None) -> Laid:
     return y.same(y.array + bias.array.astype(y.dtype).reshape(sizes))
 
 
-def _named_pads(name: str, kernel: Sequence[int], dilation: Pair) -> tuple[Pair, Pair]:
-    """Return the pads of `same`, whose odd one comes last, and of `valid`."""
-    if name == "valid":
-        return (0, 0), (0, 0)
-    totals = [(size - 1) * spread for size, spread in zip(kernel, dilation, strict=True)]
-    rows, columns = [(total // 2, total - total // 2) for total in totals]
+def conv_pads(
+    padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Pair
+) -> tuple[Pair, Pair]:
+    """Return the pads (before, after) of height and width; the odd row of `same` comes last."""
+    if padding == "same":
+        totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
+        rows, columns = ((total // 2, total - total // 2) for total in totals)
+    else:
+        sizes = as_pair(0 if isinstance(padding, str) else padding)
+        rows, columns = ((size, size) for size in sizes)
     return rows, columns
 
 
@@ -136,31 +137,28 @@ def conv_transpose2d(
 
     Computed in NHWC by the lowering that the policy chooses.
     """
-    images = x.lying(NHWC)
-    rows, columns = (
-        _transposed_axis(size, kernel, *numbers)
-        for size, kernel, *numbers in zip(
-            images.shape[1:3],
-            weight.shape[2:],
-            as_pair(settings.stride),
-            as_pair(settings.dilation),
-            as_pair(settings.padding),
-            as_pair(settings.output_padding),
-            strict=True,
-        )
+    images = x.transpose(NHWC)
+    rows, columns = map(
+        _transposed_axis,
+        images.shape[1:3],
+        weight.shape[2:],
+        as_pair(settings.stride),
+        as_pair(settings.dilation),
+        as_pair(settings.padding),
+        as_pair(settings.output_padding),
     )
     # Of each group the kernel is rotated, and its inputs and outputs change places.
-    kernel = rotate_and_swap(weight.lying(HWIO).astype(x.dtype), settings.groups)
+    kernel = rotate_and_swap(weight.transpose(HWIO).astype(x.dtype), settings.groups)
     y = transpose_window(ConvWindow(rows, columns, settings.groups), images, kernel, context.policy)
-    return _with_bias(Laid(y, NHWC), bias)
+    return _add_bias(Laid(y, NHWC), bias)
 
 
 def _transposed_axis(
     size: int, kernel: int, stride: int, dilation: int, padding: int, more: int
 ) -> Axis:
-    """Return the axis of the convolution that gives `size` rows, for images of the result."""
+    """Return the axis of the convolution of the result's images to `size` rows."""
     result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + more
-    # Rows of the result that no position of the kernel reaches are no part of the padding.
+    # Rows of the result that no position of the kernel reaches aren't part of the padding.
     return Axis(result, kernel, stride, dilation, (padding, padding - more // stride * stride))
 
 
@@ -169,9 +167,8 @@ def linear(context: OperatorContext, x: Laid, weight: Laid, bias: Laid | None = 
     """Product of the last axis with a kernel, by the lowering that the policy chooses."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
-    last_lies_last = x.order[-1] == x.ndim - 1
-    order = x.order if last_lies_last else tuple(range(x.ndim))
-    y = _product(context, x.lying(order), weight.lying(IO).astype(x.dtype))
+    order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
+    y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
     return Laid(y if bias is None else y + bias.array.astype(y.dtype), order)
 
 
@@ -197,7 +194,7 @@ def addmm(
 
 @aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
 def matmul(first: Laid, second: Laid) -> Laid:
-    """Product of matrices, of all that leading axes give."""
+    """Products of matrices, which leading axes count."""
     return laid(jnp.matmul(first.plain(), second.plain()))
 
 
@@ -210,4 +207,4 @@ def baddbmm(x: Laid, first: Laid, second: Laid, *, beta: float = 1, alpha: float
 @aten("einsum.default")
 def einsum(equation: str, operands: Sequence[Laid], path: object = None) -> Laid:
     """Sum of products by Einstein's convention."""
-    return laid(jnp.einsum(equation.replace(" ", ""), *(each.plain() for each in operands)))
+    return laid(jnp.einsum(equation.replace(" ", ""), *(x.plain() for x in operands)))

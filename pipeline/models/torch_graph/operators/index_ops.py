@@ -6,13 +6,12 @@ Sizes are Python's numbers while JAX traces.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import (
     OPERATORS,
@@ -27,10 +26,9 @@ from pipeline.models.torch_graph.operator_table import (
 @plain
 def index(x: Any, indices: Sequence[Any]) -> Any:
     """Values at places that arrays of whole numbers name, axis by axis; None takes all."""
-    for each in indices:
-        if each is not None and each.dtype == jnp.bool_:
-            raise ValueError("a choice by a mask, whose size depends on the data")
-    return x[tuple(slice(None) if each is None else each for each in indices)]
+    if any(places is not None and places.dtype == jnp.bool_ for places in indices):
+        raise ValueError("a choice by a mask, whose size depends on the data")
+    return x[tuple(slice(None) if places is None else places for places in indices)]
 
 
 @aten("embedding.default")
@@ -46,11 +44,9 @@ def gather(x: Any, dim: int, places: Any, *, sparse_grad: bool = False) -> Any:
     return jnp.take_along_axis(x, places, axis=dim)
 
 
-@aten("index_select.default")
-@plain
-def index_select(x: Any, dim: int, places: Any) -> Any:
-    """Places of an axis by their numbers."""
-    return jnp.take(x, places, axis=dim, mode="clip")
+aten("index_select.default")(
+    plain(lambda x, dim, places: jnp.take(x, places, axis=dim, mode="clip"))
+)
 
 
 @aten("one_hot.default")
@@ -62,30 +58,12 @@ def one_hot(x: Any, num_classes: int = -1) -> Any:
     return jax.nn.one_hot(x, num_classes, dtype=jnp.int32)
 
 
-def _made(name: str, of: Callable[..., Any]) -> None:
-    """Register `zeros` and its kin, of sizes, and `new_zeros`, beside an array."""
-
-    @aten(f"{name}.default", *([f"{name}.memory_format"] if name == "empty" else []))
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
-        return laid(of(tuple(size), _type(context, dtype, None)))
-
-    @aten(f"new_{name}.default")
-    def make_beside(
-        context: OperatorContext, x: Laid, size: Sequence[int], *, dtype: Any = None
-    ) -> Laid:
-        return laid(of(tuple(size), _type(context, dtype, x)))
-
-
-_made("zeros", jnp.zeros)
-_made("ones", jnp.ones)
-# Whatever reads an empty array without filling it gets zeros instead of random bits.
-_made("empty", jnp.zeros)
-
-
 @aten("full.default")
 def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None) -> Laid:
     """A number everywhere, of a shape."""
-    return laid(jnp.full(tuple(size), value, _filled_type(context, value, dtype, None)))
+    integer = jnp.int32 if isinstance(value, int) else None
+    default = jnp.bool_ if isinstance(value, bool) else integer
+    return laid(jnp.full(tuple(size), value, context.type_of(dtype, default)))
 
 
 @aten("new_full.default")
@@ -93,54 +71,47 @@ def new_full(
     context: OperatorContext, x: Laid, size: Sequence[int], value: Any, *, dtype: Any = None
 ) -> Laid:
     """A number everywhere, of a shape, in the type of x."""
-    return laid(jnp.full(tuple(size), value, _type(context, dtype, x)))
+    return laid(jnp.full(tuple(size), value, context.type_of(dtype, x.dtype)))
 
 
 @aten("full_like.default")
 def full_like(context: OperatorContext, x: Laid, value: Any, *, dtype: Any = None) -> Laid:
     """A number everywhere, of the shape of x."""
-    return x.same(jnp.full(x.array.shape, value, _type(context, dtype, x)))
+    return x.same(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
-@aten("zeros_like.default", "empty_like.default")
-def zeros_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
-    """Zeros of the shape of x."""
-    return full_like(context, x, 0, dtype=dtype)
+def _register_constant(name: str, value: int, *overloads: str) -> None:
+    """Register `zeros`, `new_zeros` and `zeros_like`, or their likes for another number."""
+
+    @aten(f"{name}.default", *overloads)
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
+        return laid(jnp.full(tuple(size), value, context.type_of(dtype)))
+
+    @aten(f"new_{name}.default")
+    def make_new(
+        context: OperatorContext, x: Laid, size: Sequence[int], *, dtype: Any = None
+    ) -> Laid:
+        return new_full(context, x, size, value, dtype=dtype)
+
+    @aten(f"{name}_like.default")
+    def make_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+        return full_like(context, x, value, dtype=dtype)
 
 
-@aten("ones_like.default")
-def ones_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
-    """Ones of the shape of x."""
-    return full_like(context, x, 1, dtype=dtype)
+_register_constant("zeros", 0)
+_register_constant("ones", 1)
+# A network that reads an empty array without filling it gets zeros instead of random bits.
+_register_constant("empty", 0, "empty.memory_format")
 
 
 @aten("arange.default", "arange.start", "arange.start_step")
-def arange(context: OperatorContext, *bounds: Any, dtype: Any = None) -> Laid:
-    """Numbers from a start to an end by a step."""
-    whole = all(isinstance(bound, int) for bound in bounds)
-    kind = jnp.int32 if whole else jnp.dtype(context.dtype)
-    kind = context.type_of(dtype.name) if isinstance(dtype, TypeOf) else kind
-    return laid(jnp.arange(*bounds).astype(kind))
-
-
-def _type(context: OperatorContext, dtype: Any, like: Laid | None) -> Any:
-    if isinstance(dtype, TypeOf):
-        return context.type_of(dtype.name)
-    return jnp.dtype(context.dtype) if like is None else like.dtype
-
-
-def _filled_type(context: OperatorContext, value: Any, dtype: Any, like: Laid | None) -> Any:
-    if isinstance(value, bool) and dtype is None:
-        return jnp.bool_
-    if isinstance(value, int) and dtype is None:
-        return jnp.int32
-    return _type(context, dtype, like)
-
-
-def _size(*names: str, of: Callable[..., Any]) -> None:
-    """Register a function of sizes, which are Python's numbers."""
-    for name in names:
-        OPERATORS[f"sym.{name}"] = AtenOperator(of, "", draws=False, full_weights=False)
+def arange(
+    context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
+) -> Laid:
+    """Numbers from a start, or from 0, to an end by a step."""
+    is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
+    dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
+    return laid(jnp.arange(start, end, step).astype(dtype))
 
 
 def _number(value: Any) -> Any:
@@ -150,18 +121,23 @@ def _number(value: Any) -> Any:
     return value
 
 
-_size("add", of=lambda x, y: _number(x) + _number(y))
-_size("sub", of=lambda x, y: _number(x) - _number(y))
-_size("mul", of=lambda x, y: _number(x) * _number(y))
-_size("floordiv", of=lambda x, y: _number(x) // _number(y))
-_size("truediv", of=lambda x, y: _number(x) / _number(y))
-_size("mod", of=lambda x, y: _number(x) % _number(y))
-_size("neg", of=lambda x: -_number(x))
-_size("sym_max", of=lambda x, y: max(_number(x), _number(y)))
-_size("sym_min", of=lambda x, y: min(_number(x), _number(y)))
-_size("sym_float", of=lambda x: float(_number(x)))
-_size("sym_int", of=lambda x: int(_number(x)))
-_size("sym_sqrt", of=lambda x: math.sqrt(_number(x)))
+_SIZES: Mapping[str, Callable[..., Any]] = {
+    "add": lambda x, y: _number(x) + _number(y),
+    "sub": lambda x, y: _number(x) - _number(y),
+    "mul": lambda x, y: _number(x) * _number(y),
+    "floordiv": lambda x, y: _number(x) // _number(y),
+    "truediv": lambda x, y: _number(x) / _number(y),
+    "mod": lambda x, y: _number(x) % _number(y),
+    "neg": lambda x: -_number(x),
+    "sym_max": lambda x, y: max(_number(x), _number(y)),
+    "sym_min": lambda x, y: min(_number(x), _number(y)),
+    "sym_float": lambda x: float(_number(x)),
+    "sym_int": lambda x: int(_number(x)),
+    "sym_sqrt": lambda x: math.sqrt(_number(x)),
+}
+"""Functions of sizes, which are Python's numbers."""
+for _name, _function in _SIZES.items():
+    OPERATORS[f"sym.{_name}"] = AtenOperator(_function, "", draws=False, full_weights=False)
 
 
 @aten("sym_size.int")

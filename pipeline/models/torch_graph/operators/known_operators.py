@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from pipeline.models.torch_graph.graph import GraphNode, TorchGraph
 from pipeline.models.torch_graph.operator_table import OPERATORS, AtenOperator
-from pipeline.models.torch_graph.operators import activation_ops as activation_ops
-from pipeline.models.torch_graph.operators import arithmetic_ops as arithmetic_ops
-from pipeline.models.torch_graph.operators import attention_ops as attention_ops
 from pipeline.models.torch_graph.operators import convolution_ops as convolution_ops
+from pipeline.models.torch_graph.operators import elementwise_ops as elementwise_ops
 from pipeline.models.torch_graph.operators import index_ops as index_ops
-from pipeline.models.torch_graph.operators import norm_ops as norm_ops
 from pipeline.models.torch_graph.operators import pooling_ops as pooling_ops
 from pipeline.models.torch_graph.operators import random_ops as random_ops
-from pipeline.models.torch_graph.operators import recurrent_ops as recurrent_ops
 from pipeline.models.torch_graph.operators import reduction_ops as reduction_ops
+from pipeline.models.torch_graph.operators import sequence_ops as sequence_ops
 from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 
 
 def operator_of(node: GraphNode) -> AtenOperator:
     """Return the operator of a node.
 
-    Raises ValueError that names an unknown operator, and where the user's code calls it.
+    Raises ValueError that names an unknown operator and the line of the user's code.
     """
     operator = OPERATORS.get(node.op)
     if operator is None:
@@ -34,8 +31,8 @@ def operator_of(node: GraphNode) -> AtenOperator:
 def require_computable(graph: TorchGraph) -> None:
     """Raise ValueError for the first node that can't be computed.
 
-    Its operator is unknown, its arguments are not the operator's, or it draws random numbers in
-    evaluation, where there is no key.
+    Its operator is unknown, its arguments don't fit the operator, or it draws random numbers in
+    evaluation, which has no key.
     """
     for form in (graph.train, graph.evaluate):
         for node in form.nodes:
@@ -53,7 +50,7 @@ def require_computable(graph: TorchGraph) -> None:
 
 
 def draws(node: GraphNode) -> bool:
-    """Return whether a node draws random numbers, given its arguments."""
+    """Return whether a node with its arguments draws random numbers."""
     if not operator_of(node).draws:
         return False
     name = node.op.split(".")[1]

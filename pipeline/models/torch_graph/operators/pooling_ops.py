@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -13,7 +12,7 @@ from jax import Array, lax
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.laid import Laid, image_order
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair
 
 Sizes = int | Sequence[int]
@@ -48,12 +47,13 @@ class AvgPoolSettings:
 @aten("max_pool2d.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPoolSettings) -> Laid:
     """Largest value of every window; computed by the lowering that the policy chooses."""
-    window, spread = as_pair(settings.kernel_size), as_pair(settings.dilation)
+    window = as_pair(settings.kernel_size)
+    dilation = as_pair(settings.dilation)
     strides = _strides(settings.stride, settings.kernel_size)
     order = image_order(x)
-    images = x.lying(order)
-    pads = _pads(images, window, strides, as_pair(settings.padding), spread, settings.ceil_mode)
-    if spread == (1, 1):
+    images = x.transpose(order)
+    pads = _pads(images, window, strides, as_pair(settings.padding), dilation, settings.ceil_mode)
+    if dilation == (1, 1):
         return Laid(pool_max(images, window, strides, pads, context.policy), order)
     y = lax.reduce_window(
         images,
@@ -62,7 +62,7 @@ def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPoolSettings) -> 
         (1, *window, 1),
         (1, *strides, 1),
         ((0, 0), *pads, (0, 0)),
-        window_dilation=(1, *spread, 1),
+        window_dilation=(1, *dilation, 1),
     )
     return Laid(y, order)
 
@@ -77,19 +77,24 @@ def max_pool2d_with_indices(
 
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
 def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
-    """Mean of every window; padding counts unless told otherwise."""
-    window, around = as_pair(settings.kernel_size), as_pair(settings.padding)
+    """Mean of every window; padding counts by default."""
+    window = as_pair(settings.kernel_size)
+    padding = as_pair(settings.padding)
     strides = _strides(settings.stride, settings.kernel_size)
     order = image_order(x)
-    images = x.lying(order)
-    pads = _pads(images, window, strides, around, (1, 1), settings.ceil_mode)
-    total = _window_sums(images, window, strides, pads)
+    images = x.transpose(order)
+    pads = _pads(images, window, strides, padding, (1, 1), settings.ceil_mode)
+    # A number of numpy: with one of jax the sum would have no gradient.
+    zero = np.zeros((), images.dtype)
+    edges = ((0, 0), *pads, (0, 0))
+    total = lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), edges)
     if settings.divisor_override is not None:
         return Laid(total / settings.divisor_override, order)
-    sizes = images.shape[1], images.shape[2]
+    counted = padding if settings.count_include_pad else (0, 0)
+    sizes = images.shape[1:3]
     counts = [
-        _counts(size, kernel, step, pad, own, settings.count_include_pad)
-        for size, kernel, step, pad, own in zip(sizes, window, strides, pads, around, strict=True)
+        _counts(sizes[axis], window[axis], strides[axis], pads[axis], counted[axis])
+        for axis in (0, 1)
     ]
     divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
     if (divisor == divisor.flat[0]).all():
@@ -97,58 +102,50 @@ def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
     return Laid(total / jnp.asarray(divisor, total.dtype), order)
 
 
-def _window_sums(images: Array, window: Pair, strides: Pair, pads: Sequence[Pair]) -> Array:
-    # A number of numpy: with one of jax the sum would have no gradient.
-    zero = np.zeros((), images.dtype)
-    around = ((0, 0), *pads, (0, 0))
-    return lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), around)
+def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
+    """Return the number of rows that each window's mean divides by.
 
-
-def _counts(
-    size: int, window: int, stride: int, pads: Pair, padding: int, with_padding: bool
-) -> np.ndarray:
-    """Return how many rows each window's mean divides by.
-
-    Rows that only `ceil_mode` added beyond the padding never count.
+    `counted` rows of padding before and after the image count. Rows that only `ceil_mode` adds
+    don't.
     """
     places = (size + sum(pads) - window) // stride + 1
     starts = np.arange(places) * stride - pads[0]
-    low, high = (-padding, size + padding) if with_padding else (0, size)
-    return np.minimum(starts + window, high) - np.maximum(starts, low)
+    return np.minimum(starts + window, size + counted) - np.maximum(starts, -counted)
 
 
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: Laid, output_size: Sequence[int | None]) -> Laid:
-    """Means of windows that give a height and a width."""
+    """Means of windows that cover the images, for an output size."""
     order = image_order(x)
-    images = x.lying(order)
-    for axis, wanted in zip((1, 2), output_size, strict=True):
-        images = _resized_axis(images, axis, images.shape[axis] if wanted is None else wanted)
+    images = x.transpose(order)
+    for axis, target in zip((1, 2), output_size, strict=True):
+        images = _average_axis(images, axis, images.shape[axis] if target is None else target)
     return Laid(images, order)
 
 
-def _resized_axis(images: Array, axis: int, wanted: int) -> Array:
+def _average_axis(images: Array, axis: int, target: int) -> Array:
     size = images.shape[axis]
-    _require_side(wanted)
-    if wanted == size:
+    _require_side(target)
+    if target == size:
         return images
-    if wanted == 1:
+    if target == 1:
         return images.mean(axis, keepdims=True)
-    if size % wanted == 0:
+    if size % target == 0:
         shape = images.shape
-        parts = images.reshape(*shape[:axis], wanted, size // wanted, *shape[axis + 1 :])
+        parts = images.reshape((*shape[:axis], target, size // target, *shape[axis + 1 :]))
         return parts.mean(axis + 1)
-    # Window i covers the rows from floor(i * size / wanted) to ceil((i + 1) * size / wanted).
-    shares = np.zeros((wanted, size), np.float32)
-    for at in range(wanted):
-        start, end = at * size // wanted, -(-(at + 1) * size // wanted)
-        shares[at, start:end] = 1 / (end - start)
-    return _along(images, axis, shares)
+    # Window i covers the rows from floor(i * size / target) to ceil((i + 1) * size / target).
+    weights = np.zeros((target, size), np.float32)
+    for row in range(target):
+        start = row * size // target
+        end = -(-(row + 1) * size // target)
+        weights[row, start:end] = 1 / (end - start)
+    return _multiply_axis(images, axis, weights)
 
 
-def _along(images: Array, axis: int, shares: np.ndarray) -> Array:
+def _multiply_axis(images: Array, axis: int, weights: np.ndarray) -> Array:
     """Multiply an axis by a matrix (new size, old size)."""
-    product = jnp.tensordot(images, jnp.asarray(shares, images.dtype), axes=((axis,), (1,)))
+    product = jnp.tensordot(images, jnp.asarray(weights, images.dtype), axes=((axis,), (1,)))
     return jnp.moveaxis(product, -1, axis)
 
 
@@ -156,9 +153,9 @@ def _along(images: Array, axis: int, shares: np.ndarray) -> Array:
 def adaptive_max_pool2d(
     context: OperatorContext, x: Laid, output_size: Sequence[int]
 ) -> tuple[Laid, ...]:
-    """Maxima of windows that give a height and a width dividing those of x."""
+    """Maxima of windows; the output size must divide the size of x."""
     sizes = x.shape[2], x.shape[3]
-    if any(size % wanted for size, wanted in zip(sizes, output_size, strict=True)):
+    if any(size % target for size, target in zip(sizes, output_size, strict=True)):
         raise ValueError(
             f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
         )
@@ -172,10 +169,10 @@ def upsample_nearest2d(
 ) -> Laid:
     """Images resized by taking the nearest pixel."""
     order = image_order(x)
-    images = x.lying(order)
-    for axis, wanted in zip((1, 2), _wanted(x, output_size, scales), strict=True):
+    images = x.transpose(order)
+    for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
         size = images.shape[axis]
-        places = np.minimum(np.arange(wanted) * size // wanted, size - 1)
+        places = np.minimum(np.arange(target) * size // target, size - 1)
         images = jnp.take(images, places, axis=axis)
     return Laid(images, order)
 
@@ -190,23 +187,22 @@ def upsample_bilinear2d(
 ) -> Laid:
     """Images resized by interpolation between the nearest pixels."""
     order = image_order(x)
-    images = x.lying(order)
-    for axis, wanted in zip((1, 2), _wanted(x, output_size, scales), strict=True):
+    images = x.transpose(order)
+    for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
         size = images.shape[axis]
         if align_corners:
-            places = np.arange(wanted) * ((size - 1) / max(wanted - 1, 1))
+            places = np.arange(target) * ((size - 1) / max(target - 1, 1))
         else:
-            places = np.maximum((np.arange(wanted) + 0.5) * (size / wanted) - 0.5, 0)
+            places = np.maximum((np.arange(target) + 0.5) * (size / target) - 0.5, 0)
         low = np.minimum(places.astype(int), size - 1)
-        shares = np.zeros((wanted, size), np.float32)
-        share = places - low
-        shares[np.arange(wanted), low] += 1 - share
-        shares[np.arange(wanted), np.minimum(low + 1, size - 1)] += share
-        images = _along(images, axis, shares)
+        weights = np.zeros((target, size), np.float32)
+        weights[np.arange(target), low] += 1 - (places - low)
+        weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
+        images = _multiply_axis(images, axis, weights)
     return Laid(images, order)
 
 
-def _wanted(x: Laid, output_size: Sequence[int] | None, scales: object) -> Pair:
+def _target_size(x: Laid, output_size: Sequence[int] | None, scales: object) -> Pair:
     if output_size is not None:
         height, width = output_size
     elif isinstance(scales, Sequence) and len(scales) == 2:
@@ -239,22 +235,20 @@ def _pads(
     """
     pads = []
     for axis in (0, 1):
-        size, step, pad = images.shape[axis + 1], strides[axis], padding[axis]
-        room = size + 2 * pad - (window[axis] - 1) * dilation[axis] - 1
+        padded = images.shape[axis + 1] + padding[axis]
+        room = padded + padding[axis] - (window[axis] - 1) * dilation[axis] - 1
         if room < 0:
             raise ValueError(f"a window of {window} does not fit into images {images.shape[1:3]}")
-        after = pad
-        if ceil_mode and (extra := -room % step) and (room + extra) // step * step < size + pad:
-            after += extra
-        pads.append((pad, after))
+        extra = -room % strides[axis] if ceil_mode else 0
+        pads.append((padding[axis], padding[axis] + (extra if room + extra < padded else 0)))
     return pads[0], pads[1]
 
 
 @aten("pixel_unshuffle.default")
-def pixel_unshuffle(x: Laid, factor: int) -> Laid:
+@plain
+def pixel_unshuffle(x: Array, factor: int) -> Array:
     """Pixels of each factor x factor square put into channels."""
     batch, channels, height, width = x.shape
-    parts = x.plain().reshape(batch, channels, height // factor, factor, width // factor, factor)
+    parts = x.reshape(batch, channels, height // factor, factor, width // factor, factor)
     moved = parts.transpose(0, 1, 3, 5, 2, 4)
-    shape = (batch, channels * factor**2, height // factor, width // factor)
-    return Laid(jax.lax.reshape(moved, shape), (0, 1, 2, 3))
+    return moved.reshape(batch, channels * factor**2, height // factor, width // factor)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 
 
-def dropped(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
-    """Zero a share `rate` of x, of values or of what `shape` has sizes for; scale the others.
+def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
+    """Zero a share `rate` of x and scale the others; `shape` is the mask's, by default x's.
 
     Raises ValueError for a rate outside of 0 to 1.
     """
@@ -23,8 +22,8 @@ def dropped(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = N
         raise ValueError(f"a dropout rate of {rate}; must be 0 to 1")
     if rate == 1:
         return jnp.zeros_like(x)
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape if shape is None else shape)
-    return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
+    mask = jax.random.bernoulli(key, 1 - rate, x.shape if shape is None else shape)
+    return jnp.where(mask, x / (1 - rate), jnp.zeros_like(x))
 
 
 @aten("dropout.default", draws=True)
@@ -33,14 +32,14 @@ def dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
     if not train or p == 0:
         return x
     x = context.to_draw_for(x)
-    return x.same(dropped(x.array, p, context.draw()))
+    return x.same(drop_values(x.array, p, context.draw()))
 
 
 @aten("native_dropout.default", draws=True)
 def native_dropout(
     context: OperatorContext, x: Laid, p: float, train: bool | None
 ) -> tuple[Laid | None, ...]:
-    """Dropout; the mask, its other result, is not given."""
+    """Dropout without the mask, which is the operator's other result."""
     return (dropout(context, x, p, train is not False),)
 
 
@@ -51,7 +50,7 @@ def feature_dropout(context: OperatorContext, x: Laid, p: float, train: bool) ->
         return x
     x = context.to_draw_for(x)
     sizes = tuple(x.shape[number] if number in (0, 1) else 1 for number in x.order)
-    return x.same(dropped(x.array, p, context.draw(), sizes))
+    return x.same(drop_values(x.array, p, context.draw(), sizes))
 
 
 @aten("bernoulli.p", draws=True)
@@ -62,49 +61,34 @@ def bernoulli(context: OperatorContext, x: Laid, p: float = 0.5) -> Laid:
 
 @aten("bernoulli.default", "bernoulli.Tensor", draws=True)
 def bernoulli_of(context: OperatorContext, x: Laid, p: Laid | None = None) -> Laid:
-    """1 with the probability that each value gives, else 0."""
+    """1 with the probability of each value, else 0."""
     shares = x if p is None else p
     return shares.same(jax.random.bernoulli(context.draw(), shares.array).astype(x.dtype))
 
 
-@aten("rand.default", draws=True)
-def rand(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
-    """Uniform numbers of [0, 1)."""
-    return laid(jax.random.uniform(context.draw(), tuple(size), _type(context, dtype)))
+def _register(name: str, sample: Callable[..., Array]) -> None:
+    """Register the samples of a distribution, of a shape and of the shape of an array."""
+
+    @aten(f"{name}.default", draws=True)
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
+        return laid(sample(context.draw(), tuple(size), context.type_of(dtype)))
+
+    @aten(f"{name}_like.default", draws=True)
+    def make_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+        return x.same(sample(context.draw(), x.array.shape, context.type_of(dtype, x.dtype)))
 
 
-@aten("randn.default", draws=True)
-def randn(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
-    """Normal numbers of mean 0 and deviation 1."""
-    return laid(jax.random.normal(context.draw(), tuple(size), _type(context, dtype)))
-
-
-@aten("rand_like.default", draws=True)
-def rand_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
-    """Uniform numbers of [0, 1) in the shape of x."""
-    kind = x.dtype if dtype is None else _type(context, dtype)
-    return x.same(jax.random.uniform(context.draw(), x.array.shape, kind))
-
-
-@aten("randn_like.default", draws=True)
-def randn_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
-    """Normal numbers of mean 0 and deviation 1 in the shape of x."""
-    kind = x.dtype if dtype is None else _type(context, dtype)
-    return x.same(jax.random.normal(context.draw(), x.array.shape, kind))
+_register("rand", jax.random.uniform)
+_register("randn", jax.random.normal)
 
 
 @aten("uniform.default", draws=True)
 def uniform(context: OperatorContext, x: Laid, low: float = 0.0, high: float = 1.0) -> Laid:
     """Uniform numbers of [low, high) in the shape of x."""
-    draws = jax.random.uniform(context.draw(), x.array.shape, x.dtype, low, high)
-    return x.same(draws)
+    return x.same(jax.random.uniform(context.draw(), x.array.shape, x.dtype, low, high))
 
 
 @aten("normal_functional.default", draws=True)
 def normal(context: OperatorContext, x: Laid, mean: float = 0.0, std: float = 1.0) -> Laid:
     """Normal numbers in the shape of x."""
     return x.same(mean + std * jax.random.normal(context.draw(), x.array.shape, x.dtype))
-
-
-def _type(context: OperatorContext, dtype: Any) -> Any:
-    return context.type_of(dtype.name) if isinstance(dtype, TypeOf) else jnp.dtype(context.dtype)

@@ -1,143 +1,109 @@
-"""Sums, means, extremes and softmax over axes."""
+"""Sums, means, extremes and softmax over axes, and normalisations, which compute in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.laid import Laid, without_axes
-from pipeline.models.torch_graph.operator_table import OperatorContext, aten, in_float32, is_float
+from pipeline.models.modules.batch_norm import (
+    NormSettings,
+    batch_statistics,
+    normalise,
+    normalise_by_batch,
+)
+from pipeline.models.torch_graph.laid import Laid, drop_axes, laid
+from pipeline.models.torch_graph.operator_table import (
+    OperatorContext,
+    aten,
+    compute_in_float32,
+    is_float,
+)
 
 Dims = int | Sequence[int] | None
 
 
-def reduce(x: Laid, dim: Dims, keepdim: bool, of: Callable[..., Array]) -> Laid:
-    """Reduce axes, all where none is named, with a function like `jnp.sum`."""
+def reduce(x: Laid, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Laid:
+    """Reduce axes, or all without `dim`, with a function like `jnp.sum`."""
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
     numbers = [number % max(x.ndim, 1) for number in named] if x.ndim else []
-    array = of(x.array, axis=x.axes(numbers), keepdims=keepdim)
-    return x.same(array) if keepdim else without_axes(x, numbers, array)
+    array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
+    return x.same(array) if keepdim else drop_axes(x, numbers, array)
 
 
-def _typed(context: OperatorContext, x: Laid, dtype: Any) -> Laid:
-    if not isinstance(dtype, TypeOf):
-        return x
-    return x.same(x.array.astype(context.type_of(dtype.name)))
+def _cast(context: OperatorContext, x: Laid, dtype: Any) -> Laid:
+    return x.same(x.array.astype(context.type_of(dtype, x.dtype)))
 
 
-@aten("mean.dim", "mean.default")
-def mean(
-    context: OperatorContext, x: Laid, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Laid:
-    """Mean over axes."""
-    return reduce(_typed(context, x, dtype), dim, keepdim, jnp.mean)
+def _register(function: Callable[..., Array], *names: str) -> None:
+    """Register a reduction."""
+
+    @aten(*names)
+    def apply(
+        context: OperatorContext,
+        x: Laid,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: Any = None,
+    ) -> Laid:
+        return reduce(_cast(context, x, dtype), dim, keepdim, function)
 
 
-@aten("sum.dim_IntList", "sum.default")
-def total(
-    context: OperatorContext, x: Laid, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Laid:
-    """Sum over axes."""
-    return reduce(_typed(context, x, dtype), dim, keepdim, jnp.sum)
+_register(jnp.mean, "mean.dim", "mean.default")
+_register(jnp.sum, "sum.dim_IntList", "sum.default")
+_register(jnp.prod, "prod.default", "prod.dim_int")
+_register(jnp.max, "amax.default", "max.default")
+_register(jnp.min, "amin.default", "min.default")
+_register(jnp.any, "any.default", "any.dim")
+_register(jnp.all, "all.default", "all.dim")
 
 
-@aten("amax.default")
-def amax(x: Laid, dim: Dims = (), keepdim: bool = False) -> Laid:
-    """Largest value over axes."""
-    return reduce(x, dim, keepdim, jnp.max)
+def _register_extreme(
+    name: str, extreme: Callable[..., Array], place: Callable[..., Array]
+) -> None:
+    """Register `argmax` and, of one axis, the largest values with their places; or the smallest."""
+
+    @aten(f"arg{name}.default")
+    def find(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
+        if dim is None:
+            return Laid(place(x.plain().reshape(-1)).astype(jnp.int32), ())
+        array = place(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
+        return x.same(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
+
+    @aten(f"{name}.dim")
+    def reduce_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
+        return reduce(x, dim, keepdim, extreme), find(x, dim, keepdim)
 
 
-@aten("amin.default")
-def amin(x: Laid, dim: Dims = (), keepdim: bool = False) -> Laid:
-    """Smallest value over axes."""
-    return reduce(x, dim, keepdim, jnp.min)
-
-
-@aten("max.default")
-def largest(x: Laid) -> Laid:
-    """Largest value of all."""
-    return reduce(x, None, False, jnp.max)
-
-
-@aten("min.default")
-def smallest(x: Laid) -> Laid:
-    """Smallest value of all."""
-    return reduce(x, None, False, jnp.min)
-
-
-@aten("max.dim")
-def largest_of_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
-    """Largest value of an axis, and where it is."""
-    return reduce(x, dim, keepdim, jnp.max), argmax(x, dim, keepdim)
-
-
-@aten("min.dim")
-def smallest_of_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
-    """Smallest value of an axis, and where it is."""
-    return reduce(x, dim, keepdim, jnp.min), argmin(x, dim, keepdim)
-
-
-@aten("argmax.default")
-def argmax(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
-    """Where the largest value of an axis is, int32."""
-    return _place(x, dim, keepdim, jnp.argmax)
-
-
-@aten("argmin.default")
-def argmin(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
-    """Where the smallest value of an axis is, int32."""
-    return _place(x, dim, keepdim, jnp.argmin)
-
-
-def _place(x: Laid, dim: int | None, keepdim: bool, of: Callable[..., Array]) -> Laid:
-    if dim is None:
-        return Laid(of(x.plain().reshape(-1)).astype(jnp.int32), ())
-    array = of(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
-    return x.same(array) if keepdim else without_axes(x, [dim % x.ndim], array)
-
-
-@aten("any.default", "any.dim")
-def any_of(x: Laid, dim: Dims = None, keepdim: bool = False) -> Laid:
-    """Whether any value is true."""
-    return reduce(x, dim, keepdim, jnp.any)
-
-
-@aten("all.default", "all.dim")
-def all_of(x: Laid, dim: Dims = None, keepdim: bool = False) -> Laid:
-    """Whether all values are true."""
-    return reduce(x, dim, keepdim, jnp.all)
-
-
-@aten("prod.default", "prod.dim_int")
-def product(x: Laid, dim: Dims = None, keepdim: bool = False) -> Laid:
-    """Product over axes."""
-    return reduce(x, dim, keepdim, jnp.prod)
+_register_extreme("max", jnp.max, jnp.argmax)
+_register_extreme("min", jnp.min, jnp.argmin)
 
 
 @aten("var.correction", "var.dim", "var.default")
 def variance(
     x: Laid, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
 ) -> Laid:
-    """Variance over axes; the divisor is n - 1 unless told otherwise."""
+    """Variance over axes; by default divided by n - 1."""
     if isinstance(dim, bool):
-        dim, unbiased = None, dim
+        unbiased = dim
+        dim = None
     if not isinstance(unbiased, bool):
         raise ValueError(f"unbiased = {unbiased!r}; must be true or false")
     correction = options.get("correction", 1 if unbiased else 0)
     correction = 1 if correction is None else correction
     keepdim = options.get("keepdim", keepdim)
 
-    def of(array: Array, *, axis: Any, keepdims: bool) -> Array:
-        return in_float32(
+    def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
+        return compute_in_float32(
             lambda a: jnp.var(a, axis=axis, keepdims=keepdims, ddof=correction), array
         )
 
-    return reduce(x, dim, keepdim, of)
+    return reduce(x, dim, keepdim, compute)
 
 
 @aten("std.correction", "std.dim", "std.default")
@@ -154,35 +120,32 @@ def vector_norm(
     """Norm over axes: the root of the sum of the powers of `order`."""
     order = 2 if order is None else order
 
-    def of(array: Array, *, axis: Any, keepdims: bool) -> Array:
+    def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
         if order == 2:
             return jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=keepdims))
         powers = jnp.sum(jnp.abs(array) ** order, axis=axis, keepdims=keepdims)
         return powers ** (1 / order)
 
-    return reduce(x, dim, keepdim, of)
+    return reduce(x, dim, keepdim, compute)
 
 
 @aten("cumsum.default")
 def cumulative_sum(context: OperatorContext, x: Laid, dim: int, *, dtype: Any = None) -> Laid:
     """Sum of all values up to each place of an axis."""
-    x = _typed(context, x, dtype)
-    return x.same(jnp.cumsum(x.array, x.axis(dim)))
+    return x.same(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
 
-@aten("softmax.int", "_softmax.default")
-def softmax(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
-    """Exponentials over their sum along an axis, in float32."""
-    axis = x.axis(dim)
-    return _typed(context, x, dtype).same(in_float32(lambda a: jax.nn.softmax(a, axis), x.array))
+def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
+    """Register a function along an axis that computes in float32."""
+
+    @aten(*names)
+    def apply(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
+        array = _cast(context, x, dtype).array
+        return x.same(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
 
 
-@aten("log_softmax.int", "_log_softmax.default")
-def log_softmax(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
-    """Logarithm of the softmax, in float32."""
-    axis = x.axis(dim)
-    own = _typed(context, x, dtype)
-    return own.same(in_float32(lambda a: jax.nn.log_softmax(a, axis), x.array))
+_register_softmax(jax.nn.softmax, "softmax.int", "_softmax.default")
+_register_softmax(jax.nn.log_softmax, "log_softmax.int", "_log_softmax.default")
 
 
 @aten("logsumexp.default")
@@ -190,3 +153,211 @@ def log_sum_exp(x: Laid, dim: Dims, keepdim: bool = False) -> Laid:
     """Logarithm of the sum of exponentials over axes."""
     assert is_float(x), "the exponentials of whole numbers are no whole numbers"
     return reduce(x, dim, keepdim, jax.scipy.special.logsumexp)
+
+
+class NormResult(NamedTuple):
+    """Result of a batch norm in training, and the running statistics that it leaves."""
+
+    y: Laid
+    mean: Array
+    var: Array
+
+
+@dataclass(frozen=True)
+class BatchNormSettings:
+    """Settings of batch norm, in ATen's order; of instance norm, `training` is whether each sample
+    has its statistics."""
+
+    training: bool
+    momentum: float
+    eps: float
+    cudnn_enabled: bool = True
+
+
+@dataclass(frozen=True)
+class RunningNorm:
+    """Settings of batch norm by the running statistics, in ATen's order."""
+
+    momentum: float
+    eps: float
+
+
+@aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNormSettings)
+def batch_norm(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid | None,
+    running_var: Laid | None,
+    settings: BatchNormSettings,
+) -> Laid | NormResult:
+    """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
+
+    In training those move by `momentum` towards the batch's mean and its unbiased variance.
+    """
+    channel = x.axis(1)
+    axes = tuple(axis for axis in range(x.ndim) if axis != channel)
+    norm = NormSettings(axes, settings.eps, str(x.dtype), None, 1)
+    channels = x.shape[1]
+    scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
+    shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
+    if not settings.training and running_mean is not None and running_var is not None:
+        return x.same(normalise(norm, x.array, running_mean.array, running_var.array, scale, shift))
+    mean, var = batch_statistics(lax.stop_gradient(x.array), norm)
+    y = x.same(normalise_by_batch(norm, x.array, mean, var, scale, shift))
+    if running_mean is None or running_var is None or not settings.training:
+        return y
+    count = x.array.size // channels
+    unbiased = var * (count / max(count - 1, 1))
+    momentum = settings.momentum
+    return NormResult(
+        y,
+        (1 - momentum) * running_mean.array + momentum * mean,
+        (1 - momentum) * running_var.array + momentum * unbiased,
+    )
+
+
+@aten(
+    "_native_batch_norm_legit_no_training.default",
+    kind="batch_norm",
+    full_weights=True,
+    settings=RunningNorm,
+)
+def batch_norm_no_training(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid,
+    running_var: Laid,
+    settings: RunningNorm,
+) -> tuple[Laid]:
+    """Batch norm by the running statistics."""
+    how = BatchNormSettings(False, settings.momentum, settings.eps)
+    y = batch_norm(x, weight, bias, running_mean, running_var, how)
+    assert isinstance(y, Laid)
+    return (y,)
+
+
+@aten(
+    "_native_batch_norm_legit_functional.default",
+    kind="batch_norm",
+    full_weights=True,
+    settings=BatchNormSettings,
+)
+def batch_norm_functional(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid,
+    running_var: Laid,
+    settings: BatchNormSettings,
+) -> tuple[Laid | None, ...]:
+    """Batch norm by the batch, with the new running statistics as its last two results."""
+    settings = replace(settings, training=True)
+    result = batch_norm(x, weight, bias, running_mean, running_var, settings)
+    assert isinstance(result, NormResult)
+    return result.y, None, None, laid(result.mean), laid(result.var)
+
+
+@aten("layer_norm.default", kind="layer_norm", full_weights=True)
+def layer_norm(
+    x: Laid,
+    normalized_shape: Sequence[int],
+    weight: Laid | None = None,
+    bias: Laid | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Laid:
+    """Normalise each sample over its last axes."""
+    count = len(normalized_shape)
+    if x.shape[x.ndim - count :] != tuple(normalized_shape):
+        raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
+    axes = x.axes(range(x.ndim - count, x.ndim))
+    y = _standardise(x.array.astype(jnp.float32), axes, eps)
+    return x.same(_affine(x, y, weight, bias, range(x.ndim - count, x.ndim)))
+
+
+def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
+    """Subtract the mean over some axes, and divide by the standard deviation."""
+    mean = x.mean(axes, keepdims=True)
+    var = jnp.square(x - mean).mean(axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(var + eps)
+
+
+@aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
+def native_layer_norm(
+    x: Laid,
+    normalized_shape: Sequence[int],
+    weight: Laid | None,
+    bias: Laid | None,
+    eps: float,
+) -> tuple[Laid]:
+    """Layer norm without the statistics, which are the other results of the operator."""
+    return (layer_norm(x, normalized_shape, weight, bias, eps),)
+
+
+@aten("rms_norm.default", kind="layer_norm", full_weights=True)
+def rms_norm(
+    x: Laid,
+    normalized_shape: Sequence[int],
+    weight: Laid | None = None,
+    eps: float | None = None,
+) -> Laid:
+    """Divide each sample by the root of the mean of squares over its last axes."""
+    numbers = range(x.ndim - len(normalized_shape), x.ndim)
+    a = x.array.astype(jnp.float32)
+    eps = float(jnp.finfo(jnp.float32).eps) if eps is None else eps
+    y = a * lax.rsqrt(jnp.square(a).mean(x.axes(numbers), keepdims=True) + eps)
+    return x.same(_affine(x, y, weight, None, numbers))
+
+
+@aten("group_norm.default", kind="group_norm", full_weights=True)
+def group_norm(
+    x: Laid,
+    num_groups: int,
+    weight: Laid | None = None,
+    bias: Laid | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Laid:
+    """Normalise each sample over its positions and each group of channels (axis 1)."""
+    order = (0, *range(2, x.ndim), 1)
+    ordered = Laid(x.transpose(order), order)
+    a = ordered.array.astype(jnp.float32)
+    if num_groups < 1 or a.shape[-1] % num_groups:
+        raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
+    grouped = a.reshape((*a.shape[:-1], num_groups, -1))
+    y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape(a.shape)
+    return ordered.same(_affine(ordered, y, weight, bias, [1]))
+
+
+@aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
+def instance_norm(
+    x: Laid,
+    weight: Laid | None,
+    bias: Laid | None,
+    running_mean: Laid | None,
+    running_var: Laid | None,
+    settings: BatchNormSettings,
+) -> Laid:
+    """Normalise each channel of each sample over its positions."""
+    if not settings.training or running_mean is not None:
+        raise ValueError("instance norm with running statistics is not computed")
+    return group_norm(x, x.shape[1], weight, bias, settings.eps)
+
+
+def _affine(
+    x: Laid, y: Array, weight: Laid | None, bias: Laid | None, numbers: Sequence[int]
+) -> Array:
+    """Return y times the weight plus the bias, which have the axes of these numbers."""
+    if weight is not None:
+        y = y * _broadcast_weight(x, weight, numbers)
+    if bias is not None:
+        y = y + _broadcast_weight(x, bias, numbers)
+    return y.astype(x.dtype)
+
+
+def _broadcast_weight(x: Laid, weight: Laid, numbers: Sequence[int]) -> Array:
+    array = weight.transpose([numbers.index(number) for number in x.order if number in numbers])
+    sizes = [x.shape[number] if number in numbers else 1 for number in x.order]
+    return array.reshape(sizes)

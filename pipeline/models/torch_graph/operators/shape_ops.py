@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from pipeline.models.torch_graph.laid import Laid, extent, laid, permuted, reshaped, without_axes
+from pipeline.models.torch_graph.laid import (
+    Laid,
+    count_values,
+    drop_axes,
+    laid,
+    permute_axes,
+    reshape_axes,
+)
 from pipeline.models.torch_graph.operator_table import aten, plain
 
 Sizes = Sequence[int]
@@ -19,43 +28,31 @@ MAX_PIECES = 4096
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
 def view(x: Laid, shape: Sizes, *_: Any) -> Laid:
-    """The same values in another shape; -1 stands for what is left."""
-    return reshaped(x, shape)
+    """The same values in another shape; -1 stands for the remaining size."""
+    return reshape_axes(x, shape)
 
 
-@aten("view_as.default", "reshape_as.default")
-def view_as(x: Laid, other: Laid) -> Laid:
-    """The same values in the shape of another array."""
-    return reshaped(x, other.shape)
+aten("view_as.default", "reshape_as.default")(lambda x, other: reshape_axes(x, other.shape))
+aten("permute.default")(permute_axes)
 
 
 @aten("flatten.using_ints")
 def flatten(x: Laid, start_dim: int = 0, end_dim: int = -1) -> Laid:
     """Axes from one to another merged."""
     if x.ndim == 0:
-        return reshaped(x, (1,))
-    start, end = start_dim % x.ndim, end_dim % x.ndim
-    merged = 1
-    for size in x.shape[start : end + 1]:
-        merged *= size
-    return reshaped(x, (*x.shape[:start], merged, *x.shape[end + 1 :]))
+        return reshape_axes(x, (1,))
+    start = start_dim % x.ndim
+    end = end_dim % x.ndim + 1
+    return reshape_axes(x, (*x.shape[:start], math.prod(x.shape[start:end]), *x.shape[end:]))
 
 
 @aten("unflatten.int")
 def unflatten(x: Laid, dim: int, sizes: Sizes) -> Laid:
     """An axis split into several."""
     dim %= x.ndim
-    known = 1
-    for size in sizes:
-        known *= size if size != -1 else 1
-    whole = [x.shape[dim] // known if size == -1 else size for size in sizes]
-    return reshaped(x, (*x.shape[:dim], *whole, *x.shape[dim + 1 :]))
-
-
-@aten("permute.default")
-def permute(x: Laid, dims: Sizes) -> Laid:
-    """Axes in another order."""
-    return permuted(x, dims)
+    product = math.prod(size for size in sizes if size != -1)
+    inferred = [x.shape[dim] // product if size == -1 else size for size in sizes]
+    return reshape_axes(x, (*x.shape[:dim], *inferred, *x.shape[dim + 1 :]))
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
@@ -64,15 +61,13 @@ def transpose(x: Laid, first: int, second: int) -> Laid:
     if x.ndim == 0:
         return x
     numbers = list(range(x.ndim))
-    one, other = first % x.ndim, second % x.ndim
-    numbers[one], numbers[other] = other, one
-    return permuted(x, numbers)
+    numbers[first], numbers[second] = numbers[second], numbers[first]
+    return permute_axes(x, numbers)
 
 
-@aten("t.default", "numpy_T.default", "mT.default")
-def matrix_transpose(x: Laid) -> Laid:
-    """The last two axes exchanged."""
-    return x if x.ndim < 2 else transpose(x, -2, -1)
+aten("t.default", "numpy_T.default", "mT.default")(
+    lambda x: x if x.ndim < 2 else transpose(x, -2, -1)
+)
 
 
 @aten("movedim.intlist", "movedim.int")
@@ -81,8 +76,8 @@ def move_axes(x: Laid, source: int | Sizes, destination: int | Sizes) -> Laid:
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
     places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
-    rest = iter(number for number in range(x.ndim) if number not in places.values())
-    return permuted(x, [places[at] if at in places else next(rest) for at in range(x.ndim)])
+    fixed = iter(number for number in range(x.ndim) if number not in places.values())
+    return permute_axes(x, [places[at] if at in places else next(fixed) for at in range(x.ndim)])
 
 
 @aten("unsqueeze.default")
@@ -100,38 +95,25 @@ def squeeze(x: Laid, dim: int | Sizes | None = None) -> Laid:
     """Axes of size 1 removed: all, or those that are named."""
     named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     removed = [number % x.ndim for number in named if x.shape[number] == 1]
-    return without_axes(x, removed, jnp.squeeze(x.array, x.axes(removed)))
+    return drop_axes(x, removed, jnp.squeeze(x.array, x.axes(removed)))
 
 
-@aten("expand.default")
+@aten("expand.default", "broadcast_to.default")
 def expand(x: Laid, sizes: Sizes, *, implicit: bool = False) -> Laid:
-    """Axes of size 1 repeated, and new leading axes; -1 keeps a size."""
+    """Axes of size 1 repeated, and new leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
     new = len(sizes) - x.ndim
     shape = [old if size == -1 else size for old, size in zip(x.shape, sizes[new:], strict=True)]
-    whole = (*sizes[:new], *shape)
+    shape = [*sizes[:new], *shape]
     order = (*range(new), *(number + new for number in x.order))
-    return Laid(jnp.broadcast_to(x.array, [whole[number] for number in order]), order)
+    return Laid(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
-@aten("expand_as.default")
-def expand_as(x: Laid, other: Laid) -> Laid:
-    """Expanded to the shape of another array."""
-    return expand(x, other.shape)
-
-
-@aten("broadcast_to.default")
-def broadcast_to(x: Laid, sizes: Sizes) -> Laid:
-    """Expanded to a shape."""
-    return expand(x, sizes)
-
-
-@aten("repeat.default")
-@plain
-def repeat(x: Any, repeats: Sizes) -> Any:
-    """The whole array repeated along each axis."""
-    return jnp.tile(x, tuple(repeats))
+aten("expand_as.default")(lambda x, other: expand(x, other.shape))
+aten("repeat.default")(plain(jnp.tile))
+aten("tril.default")(plain(jnp.tril))
+aten("triu.default")(plain(jnp.triu))
 
 
 @aten("repeat_interleave.self_int")
@@ -146,16 +128,15 @@ def repeat_interleave(x: Laid, repeats: int, dim: int | None = None) -> Laid:
 def concatenate(arrays: Sequence[Laid], dim: int = 0) -> Laid:
     """Arrays joined along an axis."""
     present = [array for array in arrays if array.shape != (0,)]
-    order = max(present, key=extent).order
+    order = max(present, key=count_values).order
     dtype = jnp.result_type(*(array.dtype for array in present))
-    parts = [array.lying(order).astype(dtype) for array in present]
+    parts = [array.transpose(order).astype(dtype) for array in present]
     return Laid(jnp.concatenate(parts, order.index(dim % len(order))), order)
 
 
-@aten("stack.default")
-def stack(arrays: Sequence[Laid], dim: int = 0) -> Laid:
-    """Arrays joined along a new axis."""
-    return concatenate([unsqueeze(array, dim) for array in arrays], dim)
+aten("stack.default")(
+    lambda arrays, dim=0: concatenate([unsqueeze(array, dim) for array in arrays], dim)
+)
 
 
 @aten("slice.Tensor")
@@ -170,11 +151,11 @@ def cut(
 @aten("select.int")
 def select(x: Laid, dim: int, index: int) -> Laid:
     """One place of an axis, without the axis."""
-    axis, size = x.axis(dim), x.shape[dim]
+    size = x.shape[dim]
     if not -size <= index < size:
         raise ValueError(f"index {index} of an axis of size {size}")
-    taken = lax.index_in_dim(x.array, index, axis, keepdims=False)
-    return without_axes(x, [dim % x.ndim], taken)
+    array = lax.index_in_dim(x.array, index, x.axis(dim), keepdims=False)
+    return drop_axes(x, [dim % x.ndim], array)
 
 
 @aten("narrow.default")
@@ -197,11 +178,8 @@ def split(x: Laid, split_size: int, dim: int = 0) -> tuple[Laid, ...]:
 def split_with_sizes(x: Laid, sizes: Sizes, dim: int = 0) -> tuple[Laid, ...]:
     """Pieces of an axis of these sizes."""
     _require_few(len(sizes))
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(cut(x, dim, start, start + size))
-        start += size
-    return tuple(pieces)
+    ends = itertools.accumulate(sizes)
+    return tuple(cut(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 @aten("chunk.default")
@@ -230,7 +208,7 @@ def slice_scatter(
 ) -> Laid:
     """x with a range of an axis replaced."""
     where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
-    return x.same(x.array.at[where].set(source.lying(x.order).astype(x.dtype)))
+    return x.same(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
 
 
 @aten("select_scatter.default")
@@ -239,15 +217,12 @@ def select_scatter(x: Laid, source: Laid, dim: int, index: int) -> Laid:
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
 
-@aten("flip.default")
-def flip(x: Laid, dims: Sizes) -> Laid:
-    """Axes reversed."""
-    return x.same(jnp.flip(x.array, x.axes(dims)))
+aten("flip.default")(lambda x, dims: x.same(jnp.flip(x.array, x.axes(dims))))
 
 
 @aten("roll.default")
 def roll(x: Laid, shifts: int | Sizes, dims: int | Sizes = ()) -> Laid:
-    """Axes rotated: what leaves at the end comes in at the beginning."""
+    """Axes rotated: values that leave at the end enter at the beginning."""
     amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     numbers = (dims,) if isinstance(dims, int) else tuple(dims)
     if not numbers:
@@ -262,7 +237,8 @@ def pad(x: Laid, pads: Sizes, mode: Any = "constant", value: float | None = None
     A negative border cuts. Modes: constant, reflect, replicate and circular.
     """
     if isinstance(mode, int | float):
-        mode, value = "constant", mode
+        value = mode
+        mode = "constant"
     widths = [(0, 0)] * x.ndim
     for number in range(len(pads) // 2):
         widths[x.axis(-1 - number)] = (pads[2 * number], pads[2 * number + 1])
@@ -275,38 +251,23 @@ def pad(x: Laid, pads: Sizes, mode: Any = "constant", value: float | None = None
     return x.same(jnp.pad(x.array, widths, modes[mode]))
 
 
-@aten("tril.default")
-@plain
-def tril(x: Any, diagonal: int = 0) -> Any:
-    """The lower triangle of matrices."""
-    return jnp.tril(x, diagonal)
-
-
-@aten("triu.default")
-@plain
-def triu(x: Any, diagonal: int = 0) -> Any:
-    """The upper triangle of matrices."""
-    return jnp.triu(x, diagonal)
-
-
 @aten("pixel_shuffle.default")
 @plain
 def pixel_shuffle(x: Any, factor: int) -> Any:
     """Channels of each pixel spread over factor x factor pixels."""
     *batch, channels, height, width = x.shape
-    out = channels // factor**2
-    split_up = x.reshape(*batch, out, factor, factor, height, width)
-    at = len(batch)
-    order = (*range(at), at, at + 3, at + 1, at + 4, at + 2)
-    return split_up.transpose(order).reshape(*batch, out, height * factor, width * factor)
+    features = channels // factor**2
+    parts = x.reshape((*batch, features, factor, factor, height, width))
+    moved = jnp.moveaxis(parts, (-2, -4, -1, -3), (-4, -3, -2, -1))
+    return moved.reshape((*batch, features, height * factor, width * factor))
 
 
 @aten("channel_shuffle.default")
 def channel_shuffle(x: Laid, groups: int) -> Laid:
     """Channels of several groups interleaved."""
     batch, channels, *sizes = x.shape
-    grouped = reshaped(x, (batch, groups, channels // groups, *sizes))
-    return reshaped(transpose(grouped, 1, 2), x.shape)
+    grouped = reshape_axes(x, (batch, groups, channels // groups, *sizes))
+    return reshape_axes(transpose(grouped, 1, 2), x.shape)
 
 
 def _require_few(pieces: int) -> None:

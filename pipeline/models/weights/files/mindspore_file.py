@@ -11,7 +11,7 @@ ten bytes, the CRC-32 of all bytes before it.
 
 Only these few fields are parsed, without the protobuf package: it builds the entire message before
 any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies every
-array, where the fields here are checked one by one and arrays are views of the file's content.
+array. Here fields are checked one by one, and arrays are views of the file's content.
 """
 
 from __future__ import annotations
@@ -27,31 +27,24 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode
 
+_INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 _TYPES = {
-    "Bool": np.dtype(np.bool_),
-    "Int8": np.dtype("<i1"),
-    "Int16": np.dtype("<i2"),
-    "Int32": np.dtype("<i4"),
-    "Int64": np.dtype("<i8"),
-    "UInt8": np.dtype("<u1"),
-    "UInt16": np.dtype("<u2"),
-    "UInt32": np.dtype("<u4"),
-    "UInt64": np.dtype("<u8"),
-    "Float16": np.dtype("<f2"),
-    "Float32": np.dtype("<f4"),
-    "Float64": np.dtype("<f8"),
-    "BFloat16": BFLOAT16,
-}
+    name: np.dtype(name.lower()).newbyteorder("<")
+    for name in ("Bool", *_INTEGERS, "Float16", "Float32", "Float64")
+} | {"BFloat16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _TEXT = "str"
 """Type of entries such as epoch counters; no arrays, so they are skipped."""
 
 _CRC = b"crc_num"
 _CRC_BYTES = 10
-_VALUE, _TAG, _TENSOR, _MAP = 1, 1, 2, 3
-_DIMS, _TYPE, _CONTENT = 1, 2, 3
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
+_VALUE = _TAG = _DIMS = 1
+_TENSOR = _TYPE = 2
+_MAP = _CONTENT = 3
+_VARINT = 0
+_LENGTH = 2
+_WIDTHS = {1: 8, 5: 4}
+"""Bytes of the wire types of a fixed length."""
 _PART_BYTES = 512 * 2**20
 MAX_FIELDS = 64
 """Fields of a value, or of the array in it, which may have a field per dimension."""
@@ -68,9 +61,9 @@ class _Value:
 
 
 def read_mindspore(data: bytes) -> Arrays:
-    """The arrays of a `.ckpt`. Raises ValueError that says what is wrong with the file."""
+    """Return the arrays of a `.ckpt`. Raises ValueError that says what is wrong with the file."""
     parts: dict[str, list[_Value]] = {}
-    for number, field in _fields(memoryview(_without_crc(data)), MAX_ENTRIES):
+    for number, field in _fields(memoryview(_strip_crc(data)), MAX_ENTRIES):
         if number != _VALUE or isinstance(field, int):
             raise ValueError("it is not a MindSpore checkpoint (or an encrypted one)")
         value = _read_value(field)
@@ -97,8 +90,8 @@ def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
             file.write(_bytes(_VALUE, value))
 
 
-def _without_crc(data: bytes) -> bytes:
-    """The message without its checksum. Raises ValueError where the checksum does not match."""
+def _strip_crc(data: bytes) -> bytes:
+    """Return the message without its checksum. Raises ValueError if the checksum doesn't match."""
     end = len(data) - len(_CRC) - _CRC_BYTES
     if end < 0 or data[end:-_CRC_BYTES] != _CRC:
         return data
@@ -108,7 +101,8 @@ def _without_crc(data: bytes) -> bytes:
 
 
 def _read_value(message: memoryview) -> _Value:
-    tag, tensor = "", None
+    tag = ""
+    tensor = None
     for number, field in _fields(message, MAX_FIELDS):
         if number == _MAP:
             raise ValueError(f"{shown(tag)} is a map tensor; only plain arrays can be read")
@@ -119,10 +113,11 @@ def _read_value(message: memoryview) -> _Value:
     if not tag or tensor is None:
         raise ValueError("an entry has no name or no array; it is not a MindSpore checkpoint")
     dims: list[int] = []
-    kind, content = "", memoryview(b"")
+    kind = ""
+    content = memoryview(b"")
     for number, field in _fields(tensor, MAX_FIELDS):
         if number == _DIMS:
-            dims += [field] if isinstance(field, int) else _packed(field)
+            dims += [field] if isinstance(field, int) else _read_packed(field)
         elif number == _TYPE and not isinstance(field, int):
             kind = str(field, "utf-8")
         elif number == _CONTENT and not isinstance(field, int):
@@ -131,13 +126,13 @@ def _read_value(message: memoryview) -> _Value:
 
 
 def _join(values: list[_Value]) -> np.ndarray:
-    """The array made of all parts of one tag."""
+    """Join all parts of one tag into an array."""
     first = values[0]
     if any((value.dims, value.type) != (first.dims, first.type) for value in values):
         raise ValueError(f"the parts of {shown(first.tag)} differ in shape or type")
     if first.type not in _TYPES:
-        known = ", ".join(_TYPES)
-        raise ValueError(f"{shown(first.tag)} is {shown(first.type)}; must be one of {known}")
+        types = ", ".join(_TYPES)
+        raise ValueError(f"{shown(first.tag)} is {shown(first.type)}; must be one of {types}")
     dtype = _TYPES[first.type]
     content = first.content if len(values) == 1 else b"".join(v.content for v in values)
     scalar = first.dims == (0,) and len(content) == dtype.itemsize
@@ -145,14 +140,15 @@ def _join(values: list[_Value]) -> np.ndarray:
 
 
 def _fields(message: memoryview, at_most: int) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message: number, and an integer or the bytes of a field with a length."""
+    """Yield the fields of a message: number, and an integer or the bytes of a field."""
     at = count = 0
     while at < len(message):
         count += 1
         if count > at_most:
             raise ValueError(f"it has an entry of more than {at_most:,} fields")
         key, at = _read_number(message, at)
-        number, wire = key >> 3, key & 7
+        number = key >> 3
+        wire = key & 7
         if wire == _VARINT:
             value, at = _read_number(message, at)
             yield number, value
@@ -180,7 +176,7 @@ def _read_number(message: memoryview, at: int) -> tuple[int, int]:
     raise ValueError("it ends in the middle of an entry, or is not a MindSpore checkpoint")
 
 
-def _packed(field: memoryview) -> list[int]:
+def _read_packed(field: memoryview) -> list[int]:
     numbers: list[int] = []
     at = 0
     while at < len(field):

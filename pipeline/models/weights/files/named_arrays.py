@@ -1,4 +1,4 @@
-"""Named arrays of a weight file, and the bounds that every reader observes."""
+"""Named arrays of a weight file, and the limits of every reader."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAX_NAME_LENGTH = 1024
 def decode(
     name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
 ) -> np.ndarray:
-    """The array in `data`, in C order.
+    """Return the array in `data`, in C order.
 
-    Raises ValueError where the shape is invalid, or needs more or fewer bytes than given.
+    Raises ValueError if the shape is invalid, or has another number of bytes.
     """
-    needed = array_bytes(name, dtype, shape)
-    if len(data) != needed:
+    num_bytes = array_bytes(name, dtype, shape)
+    if len(data) != num_bytes:
         raise ValueError(
-            f"{shown(name)} has shape {tuple(shape)} of {dtype}, {needed:,} bytes; "
+            f"{shown(name)} has shape {tuple(shape)} of {dtype}, {num_bytes:,} bytes; "
             f"the file has {len(data):,}"
         )
     return np.frombuffer(data, dtype).reshape(shape)
@@ -47,14 +47,11 @@ def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
 
 
 def natural_key(name: str) -> list[str | int]:
-    """Sort key that compares numbers in names as numbers: a list of alternating texts and numbers.
-
-    `features.10` comes after `features.2`.
-    """
+    """Return a sort key that compares numbers as numbers: `features.10` after `features.2`."""
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """The size of all arrays together, in bytes."""
+    """Return the size of all arrays together, in bytes."""
     return sum(array.nbytes for array in arrays.values())

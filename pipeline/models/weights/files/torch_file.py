@@ -11,10 +11,11 @@ import numpy as np
 
 from pipeline.core.files.error_text import shown
 from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
-from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add
+from pipeline.models.weights.files.named_arrays import Arrays, add
 from pipeline.models.weights.files.torch_pickle import (
     REBUILD_PARAMETER,
     REBUILD_TENSOR,
+    STORAGES,
     Call,
     Name,
     Persistent,
@@ -27,31 +28,21 @@ MAX_SHARING = 16
 _PICKLE = "data.pkl"
 _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
-_DTYPES = {
-    "torch.FloatStorage": np.dtype(np.float32),
-    "torch.DoubleStorage": np.dtype(np.float64),
-    "torch.HalfStorage": np.dtype(np.float16),
-    "torch.BFloat16Storage": BFLOAT16,
-    "torch.LongStorage": np.dtype(np.int64),
-    "torch.IntStorage": np.dtype(np.int32),
-    "torch.ShortStorage": np.dtype(np.int16),
-    "torch.CharStorage": np.dtype(np.int8),
-    "torch.ByteStorage": np.dtype(np.uint8),
-    "torch.BoolStorage": np.dtype(np.bool_),
-}
 
 
 def read_torch(path: Path) -> Arrays:
-    """The tensors of a state dict, or of one in a dictionary under a key such as `state_dict`.
+    """Return the tensors of a state dict, or of one in a dictionary, as under `state_dict`.
 
     No code of the file is run. Raises ValueError that says what is wrong with the file, and
     zipfile.BadZipFile.
     """
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
-            old = file.read(len(_OLD_FORMAT)) == _OLD_FORMAT
-        before = "torch.save wrote it in the format before torch 1.6; load and save it again"
-        raise ValueError(before if old else "it is not a file that torch.save wrote")
+            if file.read(len(_OLD_FORMAT)) == _OLD_FORMAT:
+                raise ValueError(
+                    "torch.save wrote it in the format before torch 1.6; load and save it again"
+                )
+        raise ValueError("it is not a file that torch.save wrote")
     with zipfile.ZipFile(path) as archive:
         size = path.stat().st_size
         left = float(size)
@@ -74,17 +65,17 @@ class _Storages:
         self._left_bytes = size
         if len(archive.infolist()) > MAX_ENTRIES:
             raise ValueError(f"it has more than {MAX_ENTRIES:,} parts")
-        found = [name for name in archive.namelist() if PurePosixPath(name).name == _PICKLE]
-        if len(found) != 1:
+        names = [name for name in archive.namelist() if PurePosixPath(name).name == _PICKLE]
+        if len(names) != 1:
             raise ValueError("it is a zip file, but none that torch.save wrote")
-        self._folder = found[0].removesuffix(_PICKLE)
+        self._folder = names[0].removesuffix(_PICKLE)
         self._read: dict[str, bytes] = {}
         order = f"{self._folder}byteorder"
         if order in archive.namelist() and self.read("byteorder") != b"little":
             raise ValueError("its bytes are in big-endian order; must be little-endian")
 
     def read(self, name: str) -> bytes:
-        """The bytes of an entry. Raises ValueError where there is none or it is compressed."""
+        """Return the bytes of an entry. Raises ValueError if there is none or it is compressed."""
         if name not in self._read:
             try:
                 info = self._archive.getinfo(self._folder + name)
@@ -99,33 +90,32 @@ class _Storages:
         return self._read[name]
 
     def values(self, storage: Any) -> np.ndarray:
-        """The values of a storage, (n,). Raises ValueError for an invalid description of one."""
+        """Return the values of a storage, (n,). Raises ValueError for an invalid description."""
         match storage:
             case Persistent(("storage", Name(kind), str(key), str(_), int(count))) if (
-                kind in _DTYPES and key.isalnum()
+                kind in STORAGES and key.isalnum()
             ):
-                data, dtype = self.read(f"data/{key}"), _DTYPES[kind]
-                if count < 0 or len(data) != count * dtype.itemsize:
+                data = self.read(f"data/{key}")
+                if count < 0 or len(data) != count * STORAGES[kind].itemsize:
                     raise ValueError(f"storage {key} should hold {count:,} values and does not")
-                return np.frombuffer(data, dtype)
+                return np.frombuffer(data, STORAGES[kind])
         raise ValueError("a tensor lies in no storage that can be read")
 
 
 def _find_tensors(content: Any) -> Mapping[Any, Any]:
-    """The state dict. Raises ValueError where there is none, or more than one."""
+    """Return the state dict. Raises ValueError if there is none, or more than one."""
     if _is_state_dict(content):
         return content
     if not isinstance(content, dict):
         raise ValueError("it holds no dictionary of tensors; save model.state_dict()")
-    found = [key for key in _STATE_DICTS if _is_state_dict(content.get(key))]
-    if len(found) != 1:
+    inner = [content[key] for key in _STATE_DICTS if _is_state_dict(content.get(key))]
+    if len(inner) != 1:
         keys = ", ".join(shown(str(key)) for key in list(content)[:10])
-        places = ", ".join(_STATE_DICTS)
         raise ValueError(
             f"it holds a dictionary of {keys or 'nothing'}; must be a state dict, or have one as "
-            f"one of {places}"
+            f"one of {', '.join(_STATE_DICTS)}"
         )
-    return content[found[0]]
+    return inner[0]
 
 
 def _is_state_dict(content: Any) -> bool:
@@ -137,7 +127,7 @@ def _is_state_dict(content: Any) -> bool:
 
 
 def _tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
-    """A tensor in C order. Raises ValueError where it reaches beyond its storage."""
+    """Return a tensor in C order. Raises ValueError if it reaches beyond its storage."""
     if value.function == REBUILD_PARAMETER and value.arguments:
         value = value.arguments[0]
     match value:

@@ -12,19 +12,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipeline.core.files.error_text import shown
+from pipeline.models.weights.files.named_arrays import BFLOAT16
 
 ORDERED_DICT = "collections.OrderedDict"
 REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
 REBUILD_PARAMETER = "torch._utils._rebuild_parameter"
 CALLABLE = (ORDERED_DICT, REBUILD_TENSOR, REBUILD_PARAMETER)
-STORAGES = tuple(
-    f"torch.{kind}Storage"
-    for kind in (
-        *("Float", "Double", "Half", "BFloat16"),
-        *("Long", "Int", "Short", "Char", "Byte", "Bool"),
-    )
-)
+STORAGES = {
+    "torch.FloatStorage": np.dtype(np.float32),
+    "torch.DoubleStorage": np.dtype(np.float64),
+    "torch.HalfStorage": np.dtype(np.float16),
+    "torch.BFloat16Storage": BFLOAT16,
+    "torch.LongStorage": np.dtype(np.int64),
+    "torch.IntStorage": np.dtype(np.int32),
+    "torch.ShortStorage": np.dtype(np.int16),
+    "torch.CharStorage": np.dtype(np.int8),
+    "torch.ByteStorage": np.dtype(np.uint8),
+    "torch.BoolStorage": np.dtype(np.bool_),
+}
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
@@ -153,10 +161,11 @@ class _Machine:
 
     def name_from_stack(self, argument: Any) -> None:
         """Replace a module and a name on the stack by a `Name`."""
-        name, module = self.stack.pop(), self.stack.pop()
+        name = self.stack.pop()
+        module = self.stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise TypeError
-        self.stack.append(_allowed(f"{module}.{name}"))
+        self.stack.append(_check_name(f"{module}.{name}"))
 
     def call(self, argument: Any) -> None:
         """Push an empty dict for OrderedDict(), and a record for any other call."""
@@ -180,7 +189,7 @@ class _Machine:
             raise ValueError(f"{_REFUSED}: it sets attributes of an object")
 
 
-def _allowed(text: str) -> Name:
+def _check_name(text: str) -> Name:
     if text not in CALLABLE and text not in STORAGES:
         raise ValueError(f"{_REFUSED}: it names {shown(text)}")
     return Name(text)
@@ -198,7 +207,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE": _replace_marked(tuple),
     "LIST": _replace_marked(list),
     "MEMOIZE": _Machine.memoize,
-    "GLOBAL": lambda machine, text: machine.stack.append(_allowed(text.replace(" ", "."))),
+    "GLOBAL": lambda machine, text: machine.stack.append(_check_name(text.replace(" ", "."))),
     "STACK_GLOBAL": _Machine.name_from_stack,
     "REDUCE": _Machine.call,
     "BUILD": _Machine.skip_attributes,

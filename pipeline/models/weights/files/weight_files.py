@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+from numpy.lib import format as npy
 from safetensors import SafetensorError
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.error_text import shown
+from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
 from pipeline.models.weights.files.mindspore_file import read_mindspore, write_mindspore
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode, natural_key
-from pipeline.models.weights.files.npz_file import read_npz, write_npz
 from pipeline.models.weights.files.torch_file import read_torch
 
 _ZIP = b"PK\x03\x04"
@@ -47,10 +48,10 @@ _SAFETENSORS_DTYPES = {
 
 
 def read_weights(path: Path) -> Arrays:
-    """The arrays of a weight file, in its order; those of a .safetensors in natural order of names.
+    """Return the arrays of a weight file, in its order; of a .safetensors by name in natural order.
 
-    Nothing in a file is ever executed. Raises DataError for a file that is missing, of another
-    kind, damaged or too large.
+    Nothing in a file is executed. Raises DataError for a file that is missing, of another kind,
+    damaged or too large.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -81,7 +82,7 @@ def require_written(path: Path) -> None:
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays under their names, replacing the file atomically.
 
-    Raises DataError for a suffix that can't be written, RunError where the disk refuses.
+    Raises DataError for a suffix that can't be written, RunError if the disk refuses.
     """
     require_written(path)
     writer = _WRITERS[path.suffix.lower()]
@@ -97,12 +98,12 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_weight_file(path: Path) -> bool:
-    """Return whether the name is that of a weight file, not of a run directory."""
+    """Return whether the name is a weight file's, not a run directory's."""
     return path.suffix.lower() in _READERS and not path.is_dir()
 
 
 def keeps_order(file: str) -> bool:
-    """Return whether a file of that name keeps its entries in the order of writing.
+    """Return whether a file of that name has its entries in the order of writing.
 
     A .safetensors always sorts them by dtype and name.
     """
@@ -129,6 +130,26 @@ def _read_ckpt(path: Path) -> Arrays:
     return read_mindspore(path.read_bytes())
 
 
+def read_npz(path: Path) -> Arrays:
+    """Read the arrays of numpy's `.npz`. Raises OSError, and ValueError that says what is wrong."""
+    arrays: Arrays = {}
+    with open_archive(path) as archive:
+        for file in archive.files:
+            if not file.endswith(".npy"):
+                raise ValueError(f"its part {shown(file)} is no array")
+        for name in archive.names:
+            add(arrays, name, archive.read(name))
+    return arrays
+
+
+def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays, uncompressed, as numpy.savez does; names are arbitrary."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                npy.write_array(file, array, allow_pickle=False)
+
+
 def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     # Not by the package's save_file, which makes the file readable by its owner only.
     path.write_bytes(safetensors.numpy.save(dict(arrays)))
@@ -149,5 +170,5 @@ _READERS: dict[str, Callable[[Path], Arrays]] = {
 _WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
     ".safetensors": _write_safetensors,
     ".ckpt": _write_ckpt,
-    ".npz": write_npz,
+    ".npz": _write_npz,
 }

@@ -1,4 +1,4 @@
-"""Names of networks whose layers lie side by side: GoogLeNet, Inception-v3 and DenseNet."""
+"""Names of networks with branches: GoogLeNet, Inception v3, DenseNet and U-Net."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _inception_v3_of_torchvision() -> Iterator[tuple[str, str]]:
     yield r"AuxLogits\..+", SKIPPED
     yield r"Conv2d_\d\w_\dx\d\.(?:conv|bn)", "{kind}_#"
     for theirs, scope in _INCEPTION_V3_SCOPES.items():
-        own = next(rules for name, rules in _BY_SCOPE.items() if scope.startswith(name))
-        for branch, path in (*_BRANCHES_OF_TORCHVISION, *own):
+        branches = next(rules for name, rules in _BY_SCOPE.items() if scope.startswith(name))
+        for branch, path in (*_BRANCHES_OF_TORCHVISION, *branches):
             yield rf"Mixed_{theirs}\.{branch}", f"{scope}/{path}/{{kind}}_#"
     yield r"fc", "dense_0"
 
@@ -91,3 +91,34 @@ DENSENET: LayerRules = (
     (r"classifier", "dense_0"),
 )
 """torchvision, timm and mindcv."""
+
+_DEPTHS = 5
+
+
+def _scope(depth: int) -> str:
+    """The scope of the layers at a depth; each depth is nested in the one above."""
+    return "".join(f"below{above}/branch_1/" for above in range(depth))
+
+
+def _unet() -> Iterator[tuple[str, str]]:
+    """Rules: the first two convolutions of a depth are the encoder's, the others the decoder's."""
+    yield r"conv_0\.conv_(\d)\..+", r"{kind}_\1"
+    yield r"inc\.double_conv\.[01]", "{kind}_0"
+    yield r"inc\.double_conv\.[34]", "{kind}_1"
+    for depth in range(1, _DEPTHS):
+        below = _scope(depth)
+        above = _scope(depth - 1)
+        yield rf"down_{depth}\.convs\.conv_(\d)\..+", rf"{below}{{kind}}_\1"
+        yield rf"upcat_{depth}\.upsample\.deconv", f"{below}conv_transpose_0"
+        yield rf"upcat_{depth}\.convs\.conv_(\d)\..+", rf"{above}{{kind}}_<\1+2>"
+        yield rf"down{depth}\.maxpool_conv\.1\.double_conv\.[01]", f"{below}{{kind}}_0"
+        yield rf"down{depth}\.maxpool_conv\.1\.double_conv\.[34]", f"{below}{{kind}}_1"
+        up = rf"up{_DEPTHS - depth}\."
+        yield rf"{up}up", f"{below}conv_transpose_0"
+        yield rf"{up}conv\.double_conv\.[01]", f"{above}{{kind}}_2"
+        yield rf"{up}conv\.double_conv\.[34]", f"{above}{{kind}}_3"
+    yield r"final_conv|outc\.conv", "conv_4"
+
+
+UNET: LayerRules = tuple(_unet())
+"""MONAI's BasicUNet, and the widespread `inc`, `down1`, `up1`, `outc` of five depths."""

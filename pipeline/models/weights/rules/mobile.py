@@ -4,42 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.models.weights.rules.squeeze import squeeze
+from pipeline.models.weights.rules.residual import squeeze_rules
 from pipeline.models.weights.rules.syntax import LayerRules
 
 
-def _numbered(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Numbers of blocks counted through all stages, each with its scope here."""
+def _number_blocks(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
+    """Yield the blocks of all stages: the number in the file, and the scope here."""
     for at, count in enumerate(blocks, start=stage):
         for block in range(count):
             yield first, f"stage{at}_block{block}"
             first += 1
 
 
-def _timm(block: str, scope: str) -> LayerRules:
+def _timm(block: str, scope: str, convs: tuple[str, ...] = ("pw", "dw", "pwl")) -> LayerRules:
     """Rules for an inverted residual block: pointwise, depthwise and pointwise convolution."""
     return (
-        (rf"{block}conv_pw", f"{scope}/conv_0"),
-        (rf"{block}conv_dw", f"{scope}/conv_1"),
-        (rf"{block}conv_pwl", f"{scope}/conv_2"),
-        (rf"{block}bn1", f"{scope}/batch_norm_0"),
-        (rf"{block}bn2", f"{scope}/batch_norm_1"),
-        (rf"{block}bn3", f"{scope}/batch_norm_2"),
-        *squeeze(rf"{block}se\.", scope),
+        *((rf"{block}conv_{conv}", f"{scope}/conv_{n}") for n, conv in enumerate(convs)),
+        *((rf"{block}bn{n + 1}", f"{scope}/batch_norm_{n}") for n in range(len(convs))),
+        *squeeze_rules(rf"{block}se\.", scope),
     )
 
 
-def _timm_first(block: str, scope: str) -> LayerRules:
-    """Rules for a block without the first pointwise convolution."""
-    return (
-        (rf"{block}conv_dw", f"{scope}/conv_0"),
-        (rf"{block}conv_pw", f"{scope}/conv_1"),
-        (rf"{block}bn1", f"{scope}/batch_norm_0"),
-        (rf"{block}bn2", f"{scope}/batch_norm_1"),
-        *squeeze(rf"{block}se\.", scope),
-    )
-
-
+_FIRST = ("dw", "pw")
+"""Convolutions of a block without the first pointwise one."""
 _TIMM_ENDS: LayerRules = (
     (r"conv_stem|bn1", "{kind}_0"),
     (r"conv_head|bn2", "{kind}_1"),
@@ -66,7 +53,7 @@ _V2_STAGES = (1, 2, 3, 4, 3, 3, 1)
 
 
 def _mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
-    numbered = _numbered(_V2_STAGES, first, stage=0)
+    numbered = _number_blocks(_V2_STAGES, first, stage=0)
     return (
         *((rf"features\.{n}\.{block}\..+", f"{scope}/{{kind}}_#") for n, scope in numbered),
         (ends, "{kind}_#"),
@@ -76,7 +63,7 @@ def _mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
 
 MOBILENET_V2_TORCH: LayerRules = (
     *_mobilenet_v2("conv", first=1, ends=r"features\.(?:0|18)\.\d"),
-    *_timm_first(r"blocks\.0\.0\.", "stage0_block0"),
+    *_timm(r"blocks\.0\.0\.", "stage0_block0", _FIRST),
     *_timm(r"blocks\.(\d)\.(\d)\.", r"stage\1_block\2"),
     *_TIMM_ENDS,
 )
@@ -85,14 +72,14 @@ MOBILENET_V2_MINDSPORE = _mobilenet_v2("layers", first=3, ends=r"features\.\d+")
 """mindcv."""
 
 MOBILENET_V3_TORCH: LayerRules = (
-    *squeeze(r"features\.(\d+)\.block\.\d\.", r"block<\1-1>"),
+    *squeeze_rules(r"features\.(\d+)\.block\.\d\.", r"block<\1-1>"),
     (r"features\.(\d+)\.block\.\d\.\d", r"block<\1-1>/{kind}_#"),
     (r"features\.\d+\.\d", "{kind}_#"),
     (r"classifier\.\d", "dense_#"),
 )
 """torchvision."""
 MOBILENET_V3_MINDSPORE: LayerRules = (
-    *squeeze(r"features\.(\d+)\.layers\.\d\.", r"block<\1-3>"),
+    *squeeze_rules(r"features\.(\d+)\.layers\.\d\.", r"block<\1-3>"),
     (r"features\.(\d+)\.layers\.\d", r"block<\1-3>/{kind}_#"),
     (r"features\.\d+", "{kind}_#"),
     (r"classifier\.\d", "dense_#"),
@@ -100,18 +87,18 @@ MOBILENET_V3_MINDSPORE: LayerRules = (
 """mindcv."""
 
 EFFICIENTNET_TORCH: LayerRules = (
-    *squeeze(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage\1_block\2"),
+    *squeeze_rules(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage\1_block\2"),
     (r"features\.(\d)\.(\d+)\.block\.\d\.\d", r"stage\1_block\2/{kind}_#"),
     (r"features\.0\.\d", "{kind}_0"),
     (r"features\.8\.\d", "{kind}_1"),
     (r"classifier\.1", "dense_0"),
-    *_timm_first(r"blocks\.0\.(\d+)\.", r"stage1_block\1"),
+    *_timm(r"blocks\.0\.(\d+)\.", r"stage1_block\1", _FIRST),
     *_timm(r"blocks\.(\d)\.(\d+)\.", r"stage<\1+1>_block\2"),
     *_TIMM_ENDS,
 )
 """torchvision and timm."""
 EFFICIENTNET_MINDSPORE: LayerRules = (
-    *squeeze(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage<\1-2>_block\2"),
+    *squeeze_rules(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage<\1-2>_block\2"),
     (r"features\.(\d)\.(\d+)\.block\.\d", r"stage<\1-2>_block\2/{kind}_#"),
     (r"features\.\d+", "{kind}_#"),
     (r"mlp_head", "dense_0"),
@@ -130,7 +117,7 @@ _SHUFFLENET_UNITS = (4, 8, 4)
 
 
 def _shufflenet_of_mindcv() -> Iterator[tuple[str, str]]:
-    for number, at in _numbered(_SHUFFLENET_UNITS, first=0, stage=2):
+    for number, at in _number_blocks(_SHUFFLENET_UNITS, first=0, stage=2):
         unit = at.replace("block", "unit")
         yield rf"features\.{number}\.branch_proj\.\d", f"{unit}/branch_0/{{kind}}_#"
         yield rf"features\.{number}\.branch_main\.\d", f"{unit}/branch_1/{{kind}}_#"

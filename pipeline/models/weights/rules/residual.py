@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from pipeline.models.weights.rules.squeeze import squeeze
 from pipeline.models.weights.rules.syntax import LayerRules
+
+
+def squeeze_rules(before: str, scope: str) -> LayerRules:
+    """Rules for the dense layers of squeeze and excitation, in a block called `scope` here."""
+    return (
+        (rf"{before}(?:fc1|conv_reduce|fc\.0)", f"{scope}/squeeze_excite/dense_0"),
+        (rf"{before}(?:fc2|conv_expand|fc\.2)", f"{scope}/squeeze_excite/dense_1"),
+    )
+
 
 RESNET: LayerRules = (
     (
         r"layer(\d+)\.(\d+)\.(?:downsample|down_sample|down_sample_layer|shortcut)\.\d+",
         r"stage\1_block\2/shortcut/{kind}_#",
     ),
-    *squeeze(r"layer(\d+)\.(\d+)\.(?:se|se_module)\.", r"stage\1_block\2"),
+    *squeeze_rules(r"layer(\d+)\.(\d+)\.(?:se|se_module)\.", r"stage\1_block\2"),
     (r"layer(\d+)\.(\d+)\.se\.\w+(?:\.\d+)?", r"stage\1_block\2/squeeze_excite/dense_#"),
     (r"layer(\d+)\.(\d+)\.(?:conv|bn|norm)\d", r"stage\1_block\2/{kind}_#"),
     (r"conv1|bn1|norm1|layer0\.(?:conv1|bn1|0|1)", "{kind}_#"),
@@ -75,7 +83,7 @@ REPVGG_MINDSPORE: LayerRules = (
     (r"stage(\d)\.(\d+)\.rbr_identity", r"stage\1_block\2/shortcut/batch_norm_0"),
     (r"linear", "dense_0"),
 )
-"""mindcv, and the paper's own code."""
+"""mindcv, and the paper's code."""
 
 DPN_TORCH: LayerRules = (
     (r"features\.conv1_1\.(?:conv|bn)", "{kind}_0"),
@@ -91,9 +99,8 @@ DPN_TORCH: LayerRules = (
 
 def _xception(block: str, first: int) -> LayerRules:
     """Rules for blocks numbered from `first` on: 3 of the entry flow, 8 middle, 1 exit."""
-    scopes = [f"entry{index}" for index in range(3)]
-    scopes += [f"middle{index}" for index in range(8)]
-    numbered = list(enumerate([*scopes, "exit"], start=first))
+    scopes = (*(f"entry{i}" for i in range(3)), *(f"middle{i}" for i in range(8)), "exit")
+    numbered = list(enumerate(scopes, start=first))
     return (
         (r"(?:conv|bn)[12]|conv[34]\.(?:conv1|pointwise)|bn[34]", "{kind}_#"),
         *((rf"{block}{n}\.skip(?:bn)?", f"{scope}/shortcut/{{kind}}_0") for n, scope in numbered),

@@ -43,8 +43,8 @@ BERT: LayerRules = (
     (r"(?:bert\.)?pooler\.dense", "pooler"),
     (r"classifier", "dense_0"),
 )
-"""transformers. All tokens belong to the first segment here, so its vector is added to those of the
-positions."""
+"""transformers. All tokens belong to the first segment here, so its vector is added to the vectors
+of the positions."""
 
 _BLOCK = r"(?:transformer\.)?h\.(\d+)\."
 _ATTENTION = r"tokens/block\1/residual_0/self_attention_0"

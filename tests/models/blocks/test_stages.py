@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pipeline.models.blocks.residual_stages import check_stages, stage_blocks
+from pipeline.models.blocks.layered_model import stage_blocks
+from tests.models.build import conf_model
 
 
 def test_blocks_read_what_the_one_before_gives() -> None:
@@ -21,6 +24,6 @@ def test_the_first_block_of_a_stage_halves(halve_first: bool, strides: list[int]
     "lists", [{"blocks": [1], "widths": [8, 16]}, {"blocks": [], "widths": []}]
 )
 def test_every_list_has_an_entry_for_each_stage(lists: dict[str, list[int]]) -> None:
-    with pytest.raises(ValueError, match="must have one entry per stage each") as error:
-        check_stages(**lists)
-    assert str(error.value).startswith(f"blocks {lists['blocks']} and widths {lists['widths']} ")
+    text = f"blocks {lists['blocks']} and widths {lists['widths']} must have one entry per stage"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        conf_model("repvgg_a0", **lists)

@@ -1,0 +1,100 @@
+"""Networks without branches: the multilayer perceptron, LeNet-5, AlexNet and VGG."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from pipeline.core.registry import Seq, part
+from pipeline.models.blocks.layered_model import LayeredModelSpec
+from pipeline.models.layers.fields import Count
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.layers.standard import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
+
+
+@part("model")
+class MLP(LayeredModelSpec):
+    """Dense layers of `hidden` features with ReLU between, on flattened images."""
+
+    name: Literal["mlp"] = "mlp"
+    hidden: Seq[PositiveInt]
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        hidden = (layer for features in self.hidden for layer in (Dense(features=features), Relu()))
+        return (Flatten(), *hidden, Dense(features=classes))
+
+
+@part("model")
+class LeNet5(LayeredModelSpec):
+    """Two 5x5 convolutions without bias and three dense layers, for images of 32x32.
+
+    On one channel and with 10 classes it has 61,684 parameters.
+    """
+
+    name: Literal["lenet5"] = "lenet5"
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        return (
+            Conv(features=6, kernel=5, padding="valid"),
+            Relu(),
+            MaxPool(kernel=2),
+            Conv(features=16, kernel=5, padding="valid"),
+            Relu(),
+            MaxPool(kernel=2),
+            Flatten(),
+            Dense(features=120),
+            Relu(),
+            Dense(features=84),
+            Relu(),
+            Dense(features=classes),
+        )
+
+
+@part("model")
+class AlexNet(LayeredModelSpec):
+    """Five convolutions with bias and three dense layers (Krizhevsky et al. 2012, one tower).
+
+    For images of 224x224 to 227x227. The features are the zoo's: with 10 classes it has
+    56,057,418 parameters.
+    """
+
+    name: Literal["alexnet"] = "alexnet"
+    hidden: PositiveInt
+    """Features of the two hidden dense layers."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        pool = MaxPool(kernel=3, stride=2)
+        layers: list[LayerSpec] = [Conv(features=64, kernel=11, stride=4, bias=True), Relu(), pool]
+        layers += (Conv(features=128, kernel=5, bias=True), Relu(), pool)
+        for features in (192, 256, 256):
+            layers += (Conv(features=features, kernel=3, bias=True), Relu())
+        hidden = (Dense(features=self.hidden), Relu(), Dropout(rate=self.dropout))
+        return (*layers, pool, Flatten(), *hidden, *hidden, Dense(features=classes))
+
+
+@part("model")
+class VGG(LayeredModelSpec):
+    """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers."""
+
+    stage_fields: ClassVar[tuple[str, ...]] = ("convs", "widths")
+    name: Literal["vgg"] = "vgg"
+    convs: Seq[Count]
+    """Number of convolutions of each stage."""
+    widths: Seq[PositiveInt]
+    """Features of the convolutions, stage by stage."""
+    batch_norm: bool
+    """Normalise after every convolution, which the paper does not."""
+    hidden: PositiveInt
+    """Features of the two hidden dense layers."""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+    def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        norm = (BatchNorm(),) if self.batch_norm else ()
+        layers: list[LayerSpec] = []
+        for count, width in zip(self.convs, self.widths, strict=True):
+            conv = Conv(features=width, kernel=3, bias=True)
+            layers += ((conv, *norm, Relu()) * count) + (MaxPool(kernel=2),)
+        hidden = (Dense(features=self.hidden), Relu(), Dropout(rate=self.dropout))
+        return (*layers, Flatten(), *hidden, *hidden, Dense(features=classes))

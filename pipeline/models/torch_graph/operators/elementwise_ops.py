@@ -1,0 +1,215 @@
+"""Elementwise operators: functions of one array, arithmetic of arrays that broadcast, and casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.torch_graph.graph import TypeOf
+from pipeline.models.torch_graph.laid import Laid, align
+from pipeline.models.torch_graph.operator_table import (
+    OperatorContext,
+    aten,
+    broadcasting,
+    valuewise,
+)
+
+# fmt: off
+_SAME_NAMES = (
+    jnp.abs, jnp.bitwise_not, jnp.ceil, jnp.cos, jnp.exp, jnp.expm1, jnp.floor, jnp.isfinite,
+    jnp.isinf, jnp.isnan, jnp.log, jnp.log1p, jnp.log2, jnp.logical_not, jnp.round, jnp.sign,
+    jnp.sin, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh,
+)
+# fmt: on
+"""Functions that ATen and jax.numpy call alike."""
+_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    **{function.__name__: function for function in _SAME_NAMES},
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "silu": jax.nn.silu,
+    "selu": jax.nn.selu,
+    "gelu": lambda x, *, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
+    "mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
+    "leaky_relu": lambda x, negative_slope=0.01: jax.nn.leaky_relu(x, negative_slope),
+    "hardswish": jax.nn.hard_swish,
+    "hardsigmoid": jax.nn.hard_sigmoid,
+    "hardtanh": lambda x, low=-1.0, high=1.0: jnp.clip(x, low, high),
+    "sigmoid": jax.nn.sigmoid,
+    "log_sigmoid": jax.nn.log_sigmoid,
+    "clamp": lambda x, low=None, high=None: jnp.clip(x, low, high),
+    "clip": lambda x, low=None, high=None: jnp.clip(x, low, high),
+    "clamp_min": lambda x, low: jnp.maximum(x, low),
+    "clamp_max": lambda x, high: jnp.minimum(x, high),
+    "rsqrt": lambda x: lax.rsqrt(x),
+    "reciprocal": lambda x: 1 / x,
+    "neg": lambda x: -x,
+    "atan": jnp.arctan,
+    "erf": jax.scipy.special.erf,
+    "zero": lambda x: jnp.zeros_like(x),
+    # Nothing is computed in place, so no array needs a copy.
+    "alias": lambda x: x,
+    "lift_fresh_copy": lambda x: x,
+    "positive": lambda x: x,
+    "clone": lambda x, memory_format=None: x,
+    "contiguous": lambda x, memory_format=None: x,
+    "detach": lax.stop_gradient,
+}
+for _name, _function in _FUNCTIONS.items():
+    _kind = _name if _name in ("relu", "relu6", "gelu") else ""
+    aten(f"{_name}.default", kind=_kind)(valuewise(_function))
+
+
+@aten("elu.default")
+@valuewise
+def elu(x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
+    """scale * x if positive, else scale * alpha * (exp(x * input_scale) - 1)."""
+    safe = jnp.where(x > 0, 0, x)
+    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(safe * input_scale))
+
+
+@aten("softplus.default")
+@valuewise
+def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
+    """log(1 + exp(beta x)) / beta, and x itself above the threshold."""
+    scaled = x * beta
+    return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
+
+
+@aten("nan_to_num.default")
+@valuewise
+def nan_to_num(
+    x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Array:
+    """x with NaN and infinities replaced."""
+    return jnp.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
+
+
+@aten("prelu.default")
+def prelu(x: Laid, weight: Laid) -> Laid:
+    """x if positive, else x times a slope for each channel (axis 1)."""
+    slope = weight.array
+    if slope.size > 1:
+        sizes = [1] * x.ndim
+        sizes[x.axis(1)] = slope.size
+        slope = slope.reshape(sizes)
+    return x.same(jnp.where(x.array > 0, x.array, slope.astype(x.dtype) * x.array))
+
+
+@aten("glu.default")
+def glu(x: Laid, dim: int = -1) -> Laid:
+    """First half of an axis times the sigmoid of the second."""
+    first, second = jnp.split(x.array, 2, x.axis(dim))
+    return x.same(first * jax.nn.sigmoid(second))
+
+
+def _register(function: Callable[[Any, Any], Array], *names: str) -> None:
+    """Register a function of two operands that broadcast."""
+    aten(*names)(broadcasting(lambda x, other: function(x, other)))
+
+
+_register(jnp.multiply, "mul.Tensor", "mul.Scalar")
+_register(jnp.maximum, "maximum.default", "max.other")
+_register(jnp.minimum, "minimum.default", "min.other")
+_register(jnp.arctan2, "atan2.default")
+_register(jnp.fmod, "fmod.Scalar", "fmod.Tensor")
+_register(jnp.remainder, "remainder.Scalar", "remainder.Tensor")
+_register(jnp.floor_divide, "floor_divide.default", "floor_divide.Scalar")
+_register(jnp.equal, "eq.Scalar", "eq.Tensor")
+_register(jnp.not_equal, "ne.Scalar", "ne.Tensor")
+_register(jnp.less, "lt.Scalar", "lt.Tensor")
+_register(jnp.less_equal, "le.Scalar", "le.Tensor")
+_register(jnp.greater, "gt.Scalar", "gt.Tensor")
+_register(jnp.greater_equal, "ge.Scalar", "ge.Tensor")
+_register(jnp.logical_and, "logical_and.default")
+_register(jnp.logical_or, "logical_or.default")
+_register(jnp.logical_xor, "logical_xor.default")
+_register(jnp.bitwise_and, "bitwise_and.Tensor", "bitwise_and.Scalar")
+_register(jnp.bitwise_or, "bitwise_or.Tensor", "bitwise_or.Scalar")
+
+
+@aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+@broadcasting
+def power(x: Any, exponent: Any) -> Array:
+    """x ** exponent; a product for small whole numbers, whose gradient is finite at 0."""
+    if isinstance(exponent, int | float) and exponent == int(exponent) and abs(exponent) <= 16:
+        return lax.integer_pow(x, int(exponent))
+    return jnp.power(x, exponent)
+
+
+@aten("add.Tensor", "add.Scalar")
+@broadcasting
+def add(x: Any, other: Any, *, alpha: float = 1) -> Array:
+    """x + alpha * other."""
+    return jnp.add(x, other if alpha == 1 else alpha * other)
+
+
+@aten("sub.Tensor", "sub.Scalar")
+@broadcasting
+def subtract(x: Any, other: Any, *, alpha: float = 1) -> Array:
+    """x - alpha * other."""
+    return jnp.subtract(x, other if alpha == 1 else alpha * other)
+
+
+@aten("rsub.Scalar", "rsub.Tensor")
+@broadcasting
+def reverse_subtract(x: Any, other: Any, alpha: float = 1) -> Array:
+    """other - alpha * x."""
+    return jnp.subtract(other, x if alpha == 1 else alpha * x)
+
+
+@aten("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
+@broadcasting
+def divide(x: Any, other: Any, *, rounding_mode: str | None = None) -> Array:
+    """x / other, rounded towards zero by `trunc` or down by `floor`."""
+    quotient = jnp.true_divide(x, other)
+    if rounding_mode is None:
+        return quotient
+    rounded = jnp.trunc(quotient) if rounding_mode == "trunc" else jnp.floor(quotient)
+    return rounded.astype(jnp.result_type(x, other))
+
+
+aten("lerp.Scalar", "lerp.Tensor")(
+    broadcasting(lambda start, end, weight: start + weight * (end - start))
+)
+aten("addcmul.default")(
+    broadcasting(lambda x, first, second, *, value=1: x + value * first * second)
+)
+aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")(
+    broadcasting(lambda condition, x, other: jnp.where(condition, x, other))
+)
+aten("masked_fill.Scalar", "masked_fill.Tensor")(
+    broadcasting(lambda x, mask, value: jnp.where(mask, jnp.asarray(value, x.dtype), x))
+)
+
+
+@aten("fill.Scalar", "fill.Tensor")
+def fill(x: Laid, value: Any) -> Laid:
+    """The value everywhere."""
+    return x.same(jnp.full_like(x.array, value.array if isinstance(value, Laid) else value))
+
+
+@aten("copy.default")
+def copy(x: Laid, source: Laid, non_blocking: bool = False) -> Laid:
+    """The source, broadcast to the shape and cast to the type of x."""
+    (_, second), _ = align((x, source))
+    return x.same(jnp.broadcast_to(second, x.array.shape).astype(x.dtype))
+
+
+@aten("to.dtype", "_to_copy.default", "to.dtype_layout", "type_as.default", "to.device")
+def cast(context: OperatorContext, x: Laid, *args: Any, dtype: Any = None, **_: Any) -> Laid:
+    """x in another type."""
+    for argument in args:
+        if isinstance(argument, Laid):
+            return x.same(x.array.astype(argument.dtype))
+    argument = next((value for value in (dtype, *args) if isinstance(value, TypeOf)), None)
+    return x.same(x.array.astype(context.type_of(argument, x.dtype)))
+
+
+@aten("scalar_tensor.default")
+def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> Laid:
+    """A number as an array without axes."""
+    return Laid(jnp.asarray(value, context.type_of(dtype)), ())

@@ -1,0 +1,183 @@
+"""Operators of sequences: attention, and recurrent layers, each a scan over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pipeline.models.torch_graph.laid import Laid, laid
+from pipeline.models.torch_graph.operator_table import OperatorContext, aten, compute_in_float32
+from pipeline.models.torch_graph.operators.random_ops import drop_values
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Settings of attention, in ATen's order; the last two are keyword-only."""
+
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = field(default=None, kw_only=True)
+    enable_gqa: bool = field(default=False, kw_only=True)
+
+
+@aten("scaled_dot_product_attention.default", kind="self_attention", draws=True, settings=Attention)
+def scaled_dot_product_attention(
+    context: OperatorContext,
+    query: Laid,
+    key: Laid,
+    value: Laid,
+    attn_mask: Laid | None = None,
+    settings: Attention = Attention(),
+) -> Laid:
+    """softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1), softmax in float32.
+
+    Arrays are (..., length, features). A mask of booleans is true for a position that is read; a
+    mask of numbers is added.
+    """
+    q, k, v = (x.plain() for x in (query, key, value))
+    if settings.enable_gqa:
+        k, v = (jnp.repeat(x, q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    factor = 1 / math.sqrt(q.shape[-1]) if settings.scale is None else settings.scale
+    scores = jnp.matmul(q * factor, jnp.swapaxes(k, -1, -2))
+    mask = None if attn_mask is None else attn_mask.plain()
+    if settings.is_causal:
+        mask = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
+    if mask is not None and mask.dtype == jnp.bool_:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    elif mask is not None:
+        scores += mask.astype(scores.dtype)
+    weights = compute_in_float32(jax.nn.softmax, scores)
+    if settings.dropout_p > 0:
+        weights = drop_values(weights, settings.dropout_p, context.draw())
+    return laid(jnp.matmul(weights, v))
+
+
+State = tuple[Array, ...]
+Cell = Callable[[State, Array, Array, Array | None], State]
+"""(state, inputs times their kernel, kernel of the state, its bias) -> state; the first array of a
+state is the output."""
+
+_TIME_FIRST = (1, 0, 2)
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Arguments of PyTorch's recurrent operators after their states, in their order."""
+
+    weights: Sequence[Laid]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+
+def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
+    """LSTM (Hochreiter and Schmidhuber 1997) with the gates input, forget, cell and output."""
+    hidden, cell = state
+    gates = inputs + _product(hidden, kernel, bias)
+    enter, forget, new, leave = jnp.split(gates, 4, -1)
+    cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
+    return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
+
+
+def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
+    """GRU (Cho et al. 2014) with the gates reset, update and new; reset is applied after the
+    product."""
+    (hidden,) = state
+    x_reset, x_update, x_new = jnp.split(inputs, 3, -1)
+    h_reset, h_update, h_new = jnp.split(_product(hidden, kernel, bias), 3, -1)
+    reset = jax.nn.sigmoid(x_reset + h_reset)
+    update = jax.nn.sigmoid(x_update + h_update)
+    new = jnp.tanh(x_new + reset * h_new)
+    return ((1 - update) * new + update * hidden,)
+
+
+def _make_plain_cell(activation: Callable[[Array], Array]) -> Cell:
+    def cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
+        return (activation(inputs + _product(state[0], kernel, bias)),)
+
+    return cell
+
+
+def _product(hidden: Array, kernel: Array, bias: Array | None) -> Array:
+    product = hidden @ kernel.T
+    return product if bias is None else product + bias
+
+
+CELLS: Mapping[str, Cell] = {
+    "lstm": lstm_cell,
+    "gru": gru_cell,
+    "rnn_tanh": _make_plain_cell(jnp.tanh),
+    "rnn_relu": _make_plain_cell(jax.nn.relu),
+}
+
+
+def _register(name: str, cell: Cell) -> None:
+    """Register an operator: outputs of the last layer, and the last states of all layers."""
+
+    @aten(f"{name}.input", draws=True, settings=Recurrence)
+    def apply(
+        context: OperatorContext, x: Laid, states: Laid | tuple[Laid, ...], settings: Recurrence
+    ) -> tuple[Laid, ...]:
+        states = states if isinstance(states, tuple) else (states,)
+        return _layers(context, cell, x, states, settings)
+
+
+for _name, _cell in CELLS.items():
+    _register(_name, _cell)
+
+
+def _layers(
+    context: OperatorContext, cell: Cell, x: Laid, states: tuple[Laid, ...], settings: Recurrence
+) -> tuple[Laid, ...]:
+    """Stacked layers, each in one or both directions, with dropout between them."""
+    directions = 2 if settings.bidirectional else 1
+    num_weights = 4 if settings.has_biases else 2
+    weights = settings.weights
+    if len(weights) != settings.num_layers * directions * num_weights:
+        raise ValueError(
+            f"{len(weights)} weights for {settings.num_layers} layers; projections are not read"
+        )
+    batch_first = settings.batch_first
+    outputs = x.plain().transpose(_TIME_FIRST) if batch_first else x.plain()
+    initial = [state.plain().astype(outputs.dtype) for state in states]
+    last: list[State] = []
+    for layer in range(settings.num_layers):
+        if layer and settings.train and settings.dropout > 0:
+            key = jax.random.fold_in(context.draw(), layer)
+            outputs = drop_values(outputs, settings.dropout, key)
+        sequences = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            layer_weights = weights[at * num_weights : (at + 1) * num_weights]
+            arrays = [weight.plain().astype(outputs.dtype) for weight in layer_weights]
+            start = tuple(state[at] for state in initial)
+            after, sequence = _scan(cell, outputs, start, arrays, reverse=direction == 1)
+            last.append(after)
+            sequences.append(sequence)
+        outputs = jnp.concatenate(sequences, -1)
+    final = (laid(jnp.stack(parts)) for parts in zip(*last, strict=True))
+    return (laid(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
+
+
+def _scan(
+    cell: Cell, x: Array, start: State, weights: Sequence[Array], reverse: bool
+) -> tuple[State, Array]:
+    """The last state and all outputs (time, batch, features) of one layer in one direction."""
+    kernel, state_kernel, *biases = weights
+    # One product for all times; the products of the states depend on each other.
+    inputs = _product(x, kernel, biases[0] if biases else None)
+    state_bias = biases[1] if biases else None
+
+    def step(state: State, now: Array) -> tuple[State, Array]:
+        state = cell(state, now, state_kernel, state_bias)
+        return state, state[0]
+
+    return lax.scan(step, start, inputs, reverse=reverse)
