@@ -25,10 +25,9 @@ from pipeline.backends.ascend.pricing.traced_step import (
     no_garbage_collection,
     trace_step,
 )
-from pipeline.backends.ascend.report.recommendation import Recommendation
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.text import printout, several
-from pipeline.backends.ascend.tune.bank_path import custom_bank
+from pipeline.backends.ascend.report.text import Recommendation, printout, several
+from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.communication import Communication
 from pipeline.backends.sink_choice import SinkChoice

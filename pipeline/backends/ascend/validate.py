@@ -20,9 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
-from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
-from pipeline.backends.ascend.published.workloads import PUBLISHED, Published, published_steps
+from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
+from pipeline.backends.ascend.published.workloads import (
+    PUBLISHED,
+    Published,
+    load_left_out,
+    price_row,
+    published_steps,
+)
 from pipeline.core.errors import PipelineError, RunError
 
 KINDS = {

@@ -29,8 +29,7 @@ from pipeline.backends.planner.blocks import (
     Weight,
 )
 from pipeline.backends.planner.dimension_groups import REDUCTIONS, reduced_axes
-from pipeline.backends.planner.operator_dims import dims_of, flops_of
-from pipeline.backends.planner.region_groups import RegionGroups
+from pipeline.backends.planner.region_groups import RegionGroups, dims_of, flops_of
 from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import layer_of
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups
-from pipeline.backends.planner.operator_dims import dims_of
+from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.planner.blocks import OperatorDim
+from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups, free_dims
 from pipeline.backends.planner.traced_loss import TracedLoss
 
 SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
@@ -114,3 +115,72 @@ class RegionGroups:
 
 def _known(groups: Iterable[int | None]) -> list[int]:
     return [group for group in groups if group is not None]
+
+
+def flops_of(node: Node, graph: Graph, weight: int) -> int:
+    """Floating-point operations of a product: two for each multiply-add; none of a look-up."""
+    if node.primitive == "gather":
+        return 0
+    result, shape = graph.values[node.outputs[0]], graph.values[weight].shape
+    if node.primitive == "dot_general":
+        sums, _ = node.params["dimension_numbers"]
+        left = graph.values[node.inputs[0]].shape
+        return 2 * result.size * math.prod(left[dim] for dim in sums[0])
+    out = node.params["dimension_numbers"].rhs_spec[0]
+    return 2 * result.size * math.prod(shape) // shape[out]
+
+
+def dims_of(node: Node, graph: Graph, operand: int, weight: int) -> tuple[OperatorDim, ...]:
+    """Dimensions of an operator that can be cut."""
+    shape = graph.values[operand].shape
+    if node.primitive == "gather":
+        table, result = graph.values[weight].shape, graph.values[node.outputs[0]].shape
+        samples = [
+            OperatorDim(size, "batch", dim, None, dim)
+            for dim, size in enumerate(result[:-1])
+            if size > 1
+        ]
+        rows = OperatorDim(table[0], "contracted", None, 0, None)
+        columns = OperatorDim(table[1], "output", None, 1, len(result) - 1)
+        return _cuttable((*samples, rows, columns))
+    if node.primitive == "conv_general_dilated":
+        return _conv_dims(node, graph, operand)
+    return _dot_dims(node, graph, shape, node.inputs[0] == weight, graph.values[weight].shape)
+
+
+def _conv_dims(node: Node, graph: Graph, operand: int) -> tuple[OperatorDim, ...]:
+    """Samples alone: where channels are cut, XLA gathers the samples of all devices.
+
+    ResNet-20 with channels of its last stage cut moved 3.5 times the bytes that the cut needs.
+    """
+    numbers = node.params["dimension_numbers"]
+    before, after = numbers.lhs_spec[0], numbers.out_spec[0]
+    samples = graph.values[operand].shape[before]
+    return _cuttable((OperatorDim(samples, "batch", before, None, after),))
+
+
+def _dot_dims(
+    node: Node, graph: Graph, shape: Sequence[int], weight_first: bool, weight: Sequence[int]
+) -> tuple[OperatorDim, ...]:
+    sums, batches = node.params["dimension_numbers"]
+    mine, its = (1, 0) if weight_first else (0, 1)
+    left, right = (graph.values[value].shape for value in node.inputs[:2])
+    free = free_dims(left, right, node)
+    common = len(batches[0])
+    dims: list[OperatorDim] = []
+
+    for position, (a, b) in enumerate(zip(batches[mine], batches[its], strict=True)):
+        dims.append(OperatorDim(shape[a], "both", a, b, position))
+    first = common + (len(free[0]) if weight_first else 0)
+    for position, dim in enumerate(free[mine]):
+        dims.append(OperatorDim(shape[dim], "batch", dim, None, first + position))
+    for a, b in zip(sums[mine], sums[its], strict=True):
+        dims.append(OperatorDim(shape[a], "contracted", a, b, None))
+    first = common + (0 if weight_first else len(free[0]))
+    for position, dim in enumerate(free[its]):
+        dims.append(OperatorDim(weight[dim], "output", None, dim, first + position))
+    return _cuttable(dims)
+
+
+def _cuttable(dims: Iterable[OperatorDim]) -> tuple[OperatorDim, ...]:
+    return tuple(dim for dim in dims if dim.size > 1)

@@ -13,7 +13,7 @@ from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
 from pipeline.backends.planner.elimination import Choice, Eliminator, fastest_within
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh, meshes_of
-from pipeline.backends.planner.parallel_plan import ParallelPlan, plan_of
+from pipeline.backends.planner.parallel_plan import ParallelPlan, axes_text, plan_of
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import GroupError, Rates
 from pipeline.core.errors import RecipeError
@@ -175,3 +175,59 @@ def _nothing_fits(
         f"{(one.memory_bytes - held) / GIB:.2f} GiB; the largest tensor is {path} {list(shape)}, "
         f"{nbytes / GIB:.2f} GiB. Take more devices, or a smaller batch or model"
     )
+
+
+MOST_RULES = 12
+MIB = 2**20
+
+
+def plan_table(found: SearchedPlans) -> str:
+    """The plan, its price and memory, the runners-up, and what it cuts, as lines of text."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: SearchedPlans) -> Iterator[str]:
+    best = found.best
+    bound = "" if found.memory_bytes == float("inf") else f" of {found.memory_bytes / GIB:.2f}"
+    yield (
+        f"MODELLED, not measured: {found.name} on {found.devices} devices, {found.blocks} blocks "
+        f"searched in {found.seconds:.1f} s"
+    )
+    yield f"  plan       mesh {best.mesh} (data x model), {best.strategy}"
+    speed_up = found.one_device.step_ms / best.step_ms
+    yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
+    yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
+    yield f"  collectives {moved_text(best)}"
+    yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
+    for plan, mark in _rows(found):
+        moved = sum(plan.collective_bytes.values()) / MIB
+        yield (
+            f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
+            f"{moved:>10.1f}  {plan.strategy}{mark}"
+        )
+    rules = [(rule, "specs") for rule in best.specs]
+    rules += [(rule, "constraints") for rule in best.constraints]
+    for rule, key in rules[:MOST_RULES]:
+        yield f"  {key:<11} {rule.pattern} {axes_text(rule.axes)}"
+    if len(rules) > MOST_RULES:
+        yield f"  ... and {len(rules) - MOST_RULES} more rules"
+
+
+def _rows(found: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
+    yield found.best, "  <- chosen"
+    for plan in found.runners_up:
+        yield plan, ""
+    data = found.data_parallel
+    if data is not None and data not in (found.best, *found.runners_up):
+        yield data, "" if data.memory_bytes <= found.memory_bytes else "  does not fit"
+    if found.devices > 1:
+        yield found.one_device, ""
+
+
+def moved_text(plan: ParallelPlan) -> str:
+    """The bytes of a plan's collectives by kind."""
+    listed = [
+        f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB"
+        for kind, nbytes in plan.collective_bytes.items()
+    ]
+    return ", ".join(listed) or "none"

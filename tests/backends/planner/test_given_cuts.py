@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.given_cuts import price_cuts
 from pipeline.backends.planner.layouts import Mesh

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.blocks import OperatorUse, StepBlocks
 from pipeline.backends.planner.cut_prices import CutPrices

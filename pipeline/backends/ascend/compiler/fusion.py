@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.compiler.device_formats import is_aligned
+from pipeline.backends.ascend.compiler.buffers import is_aligned
 from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Patterns
 
 

@@ -22,7 +22,7 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     VectorWork,
 )
-from pipeline.backends.ascend.compiler.device_formats import is_aligned
+from pipeline.backends.ascend.compiler.buffers import is_aligned
 from pipeline.core.host.item_sizes import stored_bytes
 
 Matrices = tuple[int, int, int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.options import Precision
@@ -12,6 +12,19 @@ from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """Kinds of nodes that a gradient passes through on its way to the optimizer."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Roles of a step's inputs, by the index of their values.
+
+    `updates` maps outputs to the inputs that they replace.
+    """
+
+    parameters: Mapping[int, str]
+    state: Mapping[int, str]
+    inputs: Mapping[int, str]
+    updates: Mapping[int, int]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.report.recommendation import Recommendation
+from pipeline.backends.ascend.report.text import Recommendation
 
 LONG_SINK = 1000
 BUCKETS = (2, 3, 4)

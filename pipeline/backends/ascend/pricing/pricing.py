@@ -26,7 +26,7 @@ from pipeline.backends.ascend.chip.options import (
     whole,
 )
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
+from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
 from pipeline.backends.ascend.pricing.traced_step import (
@@ -37,11 +37,16 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.simulate.feeding import device_images_per_s
 from pipeline.backends.ascend.simulate.launch_modes import schedule
+from pipeline.backends.ascend.simulate.step_interval import device_images_per_s
 from pipeline.backends.ascend.simulate.timeline import Timeline
-from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, TuneSettings, tune
-from pipeline.backends.ascend.tune.bank_path import custom_bank
+from pipeline.backends.ascend.tune.autotune import (
+    BUILT_IN,
+    TuneResult,
+    TuneSettings,
+    custom_bank,
+    tune,
+)
 
 DEFAULTS = ExecutionConfig()
 SWITCHES = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")

@@ -15,13 +15,17 @@ import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
 
-from pipeline.backends.ascend.chip.options import Mode, Precision
+from pipeline.backends.ascend.chip.hardware import PricedChip
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision, Software
+from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibrate_with
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
     no_garbage_collection,
     trace_step,
 )
 from pipeline.backends.ascend.published.dbnet import dbnet
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import parts
@@ -211,3 +215,52 @@ def traced(row: Published) -> TracedStep:
     if special is not None:
         return special(row)
     return image_step(row.model, row.batch, row.pixels, row.classes)
+
+
+LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
+"""Calibrations by the rows of all other families, one for each family."""
+
+
+def load_left_out() -> Mapping[str, Calibration]:
+    """Return the calibrations of left_out.csv by the family that they leave out."""
+    with LEFT_OUT_FILE.open(newline="", encoding="utf-8") as lines:
+        return {
+            row["family"]: calibrate_with(
+                {group: float(row[group]) for group in GROUPS},
+                float(row["task_us"]),
+                float(row["log_sd"]),
+                float(row["interval_scale"]),
+            )
+            for row in csv.DictReader(lines)
+        }
+
+
+def config_of(row: Published) -> ExecutionConfig:
+    """Return the options that a published row was run with."""
+    return ExecutionConfig(
+        row.precision,
+        row.mode,
+        1000,
+        row.devices,
+        row.fusion,
+        software=software_of(row),
+        keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
+    )
+
+
+def software_of(row: Published) -> Software:
+    """Return the stack of a published row: TensorFlow's graphs are compiled by the same engine."""
+    if row.mode != "op_by_op":
+        return "mindspore_graph"
+    return "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
+
+
+def price_row(
+    row: Published, calibration: Calibration, chip: PricedChip | None = None
+) -> PricedStep:
+    """Return the modelled step of a row."""
+    chip = chip or chipset("ascend910")
+    pricing = Pricing(traced(row), chip, calibration)
+    if row.op_launch_us is not None:
+        pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
+    return pricing.step(config_of(row))

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import CostClass, Task, TaskTime
-from pipeline.backends.ascend.cost.calibration import GROUPS, Calibration
+from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration
 from pipeline.backends.ascend.cost.task_time import runs_on_vector
 
 WIDTH = 100

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
+from pipeline.backends.ascend.report.priced_step import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from pipeline.backends.ascend.memory.memory_plan import GIB
-from pipeline.backends.ascend.report.figures import Figures
 from pipeline.backends.ascend.report.html_timeline import LABELS
-from pipeline.backends.ascend.report.recommendation import Recommendation
-from pipeline.backends.ascend.simulate.breakdown import FORMAT
+from pipeline.backends.ascend.simulate.timeline import FORMAT
+
+if TYPE_CHECKING:
+    from pipeline.backends.ascend.report.report import Report
 
 LAYERS = 10
 UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -28,8 +31,37 @@ LIMITS = {
 """The meaning of each bound."""
 
 
+DISTINGUISHABLE = 0.01
+"""A predicted gain below this is no reason to change anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One change of how a step is run.
+
+    `override` is the change as a recipe's overrides, `gain` the predicted relative increase of
+    samples per second.
+    """
+
+    kind: str
+    what: str
+    override: str
+    step_ms: float
+    samples_per_s: float
+    gain: float
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the gain is large enough to tell it from none."""
+        return self.gain >= DISTINGUISHABLE
+
+    def __str__(self) -> str:
+        sure = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
+        return f"{self.override}: {self.what}, {sure}"
+
+
 def printout(
-    report: Figures, changes: Sequence[Recommendation] | None = None, steps: int | None = None
+    report: Report, changes: Sequence[Recommendation] | None = None, steps: int | None = None
 ) -> str:
     """Return the main figures of a report, about 40 lines of at most 100 columns.
 
@@ -54,11 +86,11 @@ def printout(
     )
 
 
-def _unit(report: Figures) -> str:
+def _unit(report: Report) -> str:
     return "images/s" if report.batch_pixels else "samples/s"
 
 
-def _how(report: Figures) -> str:
+def _how(report: Report) -> str:
     config = report.config
     of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
     types = config.precision or "types as traced"
@@ -74,7 +106,7 @@ def several(devices: int, chip: str) -> str:
     return f"{devices:,} x {chip}" if devices > 1 else chip
 
 
-def _head(report: Figures, steps: int | None) -> Iterator[str]:
+def _head(report: Report, steps: int | None) -> Iterator[str]:
     low, high = report.interval_ms
     yield f"MODELLED, not measured: {_how(report)}"
     yield (
@@ -89,7 +121,7 @@ def _head(report: Figures, steps: int | None) -> Iterator[str]:
         yield f"             above all {slowest}"
 
 
-def _slowest_types(report: Figures, count: int = 2) -> str:
+def _slowest_types(report: Report, count: int = 2) -> str:
     """The op types that take most of the limiting resource's time, with their share of the step."""
     spent: dict[str, float] = {}
     for task in report.tasks:
@@ -102,7 +134,7 @@ def _slowest_types(report: Figures, count: int = 2) -> str:
     return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in slowest)
 
 
-def _modes(report: Figures) -> Iterator[str]:
+def _modes(report: Report) -> Iterator[str]:
     yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_unit(report):>14}"
     for mode, other in report.modes.items():
         low, high = other.interval_ms
@@ -113,7 +145,7 @@ def _modes(report: Figures) -> Iterator[str]:
         )
 
 
-def _spent(report: Figures) -> Iterator[str]:
+def _spent(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
     lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
     (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
@@ -129,7 +161,7 @@ def _spent(report: Figures) -> Iterator[str]:
     )
 
 
-def _tuning(report: Figures) -> Iterator[str]:
+def _tuning(report: Report) -> Iterator[str]:
     if report.tuning is not None and report.tuning.tasks:
         before, after = report.tuned_us
         count = len(report.tuning.tasks)
@@ -140,7 +172,7 @@ def _tuning(report: Figures) -> Iterator[str]:
         yield ""
 
 
-def _memory(report: Figures) -> Iterator[str]:
+def _memory(report: Report) -> Iterator[str]:
     plan = report.memory
     pools = [
         f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
@@ -153,7 +185,7 @@ def _memory(report: Figures) -> Iterator[str]:
     yield f"             {pools[-1]}"
 
 
-def _layers(report: Figures) -> Iterator[str]:
+def _layers(report: Report) -> Iterator[str]:
     slowest = report.layers[:LAYERS]
     wide = max((len(layer.layer) for layer in slowest), default=0)
     wide = min(max(wide, len("slowest layers")), 60)
@@ -163,7 +195,7 @@ def _layers(report: Figures) -> Iterator[str]:
         yield f"  {name:<{wide}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
 
 
-def _changes(report: Figures, changes: Sequence[Recommendation]) -> Iterator[str]:
+def _changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]:
     yield "  what would help most"
     if not changes:
         yield "    nothing that was tried"

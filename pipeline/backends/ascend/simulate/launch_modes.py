@@ -17,31 +17,40 @@ from dataclasses import dataclass, replace
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.simulate.breakdown import (
-    TimeSlice,
-    bound_of,
-    busy_of,
-    exposed_of,
-    kind_of,
-    parts_of,
-)
-from pipeline.backends.ascend.simulate.feeding import feed_of
-from pipeline.backends.ascend.simulate.host_launch import Issue, issue_times, launch_spans, wrapped
-from pipeline.backends.ascend.simulate.step_interval import Boundary, boundary_of
+from pipeline.backends.ascend.simulate.step_interval import Boundary, boundary_of, feed_of
 from pipeline.backends.ascend.simulate.stream_assignment import (
     Lane,
     StreamAssignment,
     assign_streams,
 )
-from pipeline.backends.ascend.simulate.streams import Run, critical_path_us, run_step
+from pipeline.backends.ascend.simulate.streams import (
+    Cause,
+    Issue,
+    Run,
+    critical_path_us,
+    issue_times,
+    launch_spans,
+    run_step,
+    wrapped,
+)
 from pipeline.backends.ascend.simulate.timeline import (
+    KINDS,
     STREAMS,
     Bound,
     IterationTrace,
     Kind,
     Span,
     Timeline,
+    TimeSlice,
+    kind_of,
 )
+
+LIMITS: dict[str, Bound] = {"cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory"}
+HOLES: dict[Cause, tuple[Kind, Bound]] = {
+    "host": ("host", "host launch"),
+    "ai_cpu": ("ai_cpu", "ai_cpu"),
+    "communication": ("communication", "communication"),
+}
 
 
 def schedule(
@@ -181,3 +190,40 @@ def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
     rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
     shown = (span for span in spans if span.duration_us > 0)
     return tuple(sorted(shown, key=lambda span: (rank[span.stream], span.lane, span.start_us)))
+
+
+def parts_of(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[TimeSlice]:
+    """Return the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
+    for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
+        if us:
+            kind = kind_of(task)
+            # A task at its floor is short of nothing but size; its engine stands for it.
+            own: Bound = "cube" if kind == "cube" else "vector"
+            yield TimeSlice(kind, "format" if kind == "format" else LIMITS.get(time.bound, own), us)
+    for cause, us in run.holes_us.items():
+        yield TimeSlice(*HOLES[cause], us)
+
+
+def exposed_of(parts: Sequence[TimeSlice]) -> dict[Kind, float]:
+    """Return time by kind, in us; overlapped time counts 0."""
+    exposed: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+    for part in parts:
+        exposed[part.kind] += part.us
+    return exposed
+
+
+def bound_of(parts: Sequence[TimeSlice]) -> Bound:
+    """Return the bound of the largest slice of the time; the first of equals."""
+    limits: dict[Bound, float] = {}
+    for part in parts:
+        limits[part.bound] = limits.get(part.bound, 0.0) + part.us
+    return max(limits, key=limits.__getitem__)
+
+
+def busy_of(graph: TaskGraph, run: Run) -> dict[Kind, float]:
+    """Return the device time of each kind of task, in us, overlapped time included."""
+    busy: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+    for index, task in enumerate(graph.tasks):
+        busy[kind_of(task)] += run.compute_us[index] or run.ends_us[index] - run.starts_us[index]
+    busy["communication"] += sum(end - start for start, end in run.buckets_us)
+    return busy

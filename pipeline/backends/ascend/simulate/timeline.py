@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.backends.ascend.chip.options import Mode
-from pipeline.backends.ascend.chip.tasks import Phase
+from pipeline.backends.ascend.chip.tasks import Phase, Task
 
 Stream = Literal["host", "feed", "pcie", "get_next", "compute", "ai_cpu", "hccl"]
 Kind = Literal["cube", "vector", "format", "communication", "ai_cpu", "data", "host"]
@@ -113,3 +113,25 @@ class Timeline:
     bound: Bound
     launch_us: float
     steps_per_launch: int
+
+
+FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
+"""Classes that only convert types or layouts, or clear memory before atomic adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlice:
+    """A slice of a step's time that overlaps no other slice."""
+
+    kind: Kind
+    bound: Bound
+    us: float
+
+
+def kind_of(task: Task) -> Kind:
+    """Return the kind of time that a task counts as."""
+    if task.engine == "hccl":
+        return "communication"
+    if task.engine == "ai_cpu":
+        return "ai_cpu"
+    return "format" if task.cost_class in FORMAT else task.engine

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.options import TuneMode
+from pipeline.backends.ascend.chip.options import OptionError, TuneMode
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.task_time import (
@@ -31,6 +32,7 @@ from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import Round, Status, ticks_best
+from pipeline.core.files.ownership import find_foreign_owner, find_writers
 from pipeline.core.files.tuning_flow import Banks, operator_record, reuse_or_search
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
@@ -266,3 +268,29 @@ def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
         "trials": task.trials,
         "ticks_best": ticks_best(task.rounds),
     }
+
+
+VARIABLE, FILE = "TUNE_BANK_PATH", "custom_bank.json"
+
+
+def custom_bank(file: str | Path | None) -> str | None:
+    """Return the bank's file, None where neither an option nor the environment names one.
+
+    CANN takes the folder of its custom bank from TUNE_BANK_PATH. Raises OptionError unless that is
+    a folder that nobody else owns or writes: whoever does decides how operators are tiled.
+    """
+    if file is not None:
+        return str(file)
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise OptionError(f"{VARIABLE} = {named}: must be a folder that exists")
+    found = folder.stat()
+    owner, writers = find_foreign_owner(found), find_writers(found)
+    if owner is not None:
+        raise OptionError(f"{VARIABLE} = {named}: must be a folder of your own, not of {owner}")
+    if writers is not None:
+        raise OptionError(f"{VARIABLE} = {named}: {writers} can write it; make it your own alone")
+    return str(folder / FILE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.calibration import GROUPS, calibrate_with, load_calibration
+from pipeline.backends.ascend.cost.efficiency import GROUPS, calibrate_with, load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import (
     Published,
