@@ -25,7 +25,7 @@ from pipeline.backends.planner.layouts import (
     seen_by,
     transfer,
 )
-from pipeline.backends.rates import DeviceGroup, Rates
+from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
 """Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""
@@ -60,143 +60,131 @@ class CutPrices:
 
     def region(self, region: Region, layout: Layout) -> Price:
         """Price of a region: its computation, sums, parameters and activations."""
-        work = sum(
-            self.rates.compute_us(self._piece(extent.flops, extent, layout),
-                                  self._piece(extent.nbytes, extent, layout))
+        work_us = sum(
+            self.rates.compute_us(
+                self._piece(extent.flops, extent, layout),
+                self._piece(extent.nbytes, extent, layout),
+            )
             for extent in region.work
-        )  # fmt: skip
-        sums, gradients = [], []
+        )
+        sums: list[Collective] = []
+        gradients: list[Collective] = []
         for partial in region.sums:
-            axes = self._axes(layout, partial.summed)
+            axes = tuple(axis for axis, group in enumerate(layout) if group in partial.summed)
             if axes:
                 nbytes = partial.nbytes / pieces(layout, self.mesh, *partial.groups)
-                one = Collective("all_reduce", nbytes / partial.count, axes)
-                sums += [one] * partial.count
+                sums += [Collective("all_reduce", nbytes / partial.count, axes)] * partial.count
         memory = sum(self._piece(extent.nbytes, extent, layout) for extent in region.saved)
         for extent in region.parameters:
-            held = self._piece(extent.nbytes, extent, layout)
-            memory += self._held(held)
-            work += self._update_us(held)
-            others = [group for group in layout if group is not None and group not in extent.groups]
-            if axes := self._axes(layout, others):
-                gradients.append(Collective("all_reduce", held, axes))
-        return Price(work, tuple(sums), tuple(gradients), memory)
+            nbytes = self._piece(extent.nbytes, extent, layout)
+            memory += self._stored_bytes(nbytes)
+            work_us += self._update_us(nbytes)
+            axes = tuple(
+                axis
+                for axis, group in enumerate(layout)
+                if group is not None and group not in extent.groups
+            )
+            if axes:
+                gradients.append(Collective("all_reduce", nbytes, axes))
+        return Price(work_us, tuple(sums), tuple(gradients), memory)
 
     def operator(self, operator: Operator, cut: Layout, *, stored: bool) -> Price:
         """Price of an operator by itself; with `stored` that of holding its weight too."""
         operand, weight, result = (
-            self._by_roles(operator, cut, which) for which in ("operand", "weight", "result")
+            self.mesh.num_pieces(self._positions(operator, cut, which))
+            for which in ("operand", "weight", "result")
         )
-        spread = self.mesh.size_of([axis for axis, dim in enumerate(cut) if dim is not None])
-        moved = operator.operand.nbytes / operand + operator.result.nbytes / result
-        held = operator.weight_bytes / weight
-        memory, update = (self._held(held), self._update_us(held)) if stored else (0.0, 0.0)
+        nbytes = operator.weight_bytes / weight
         if operator.kind == "look_up":
             # It reads and writes rows, and sets the gradient of the whole table to zero first.
             row = operator.result.nbytes / result
-            compute = self.rates.compute_us(0, 2 * row) + self.rates.compute_us(0, 2 * row + held)
+            work_us = self.rates.compute_us(0, 2 * row) + self.rates.compute_us(0, 2 * row + nbytes)
         else:
             passes = 3 if operator.operand_gradient else 2
-            one = self.rates.compute_us(operator.flops / spread, moved + held)
-            compute = passes * one
-        gradients: tuple[Collective, ...] = ()
-        copies = tuple(
-            axis
-            for axis, dim in enumerate(cut)
-            if dim is not None and operator.dims[dim].weight is None
+            moved = operator.operand.nbytes / operand + operator.result.nbytes / result
+            flops = operator.flops / self.mesh.num_pieces(cut)
+            work_us = passes * self.rates.compute_us(flops, moved + nbytes)
+        copies = self._axes_without(operator, cut, "weight")
+        return Price(
+            work_us + (self._update_us(nbytes) if stored else 0.0),
+            gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
+            memory_bytes=self._stored_bytes(nbytes) if stored else 0.0,
         )
-        if copies:
-            gradients = (Collective("all_reduce", held, copies),)
-        return Price(compute + update, (), gradients, memory)
 
     def operand(self, operator: Operator, layout: Layout, cut: Layout) -> Price:
         """Price of bringing an operand from its region to a cut, and its gradient back."""
         array = operator.operand
-        have = seen_by(layout, array.groups)
-        need = self._positions(operator, cut, "operand")
-        steps = transfer(have, (), need, array.nbytes, self.mesh)
+        source = seen_by(layout, array.groups)
+        target = self._positions(operator, cut, "operand")
+        steps = transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
-            sums = tuple(
-                axis
-                for axis, dim in enumerate(cut)
-                if dim is not None and operator.dims[dim].operand is None
-            )
-            steps += transfer(need, sums, have, array.nbytes, self.mesh)
+            sums = self._axes_without(operator, cut, "operand")
+            steps += transfer(target, sums, source, array.nbytes, self.mesh)
         return Price(collectives=steps)
 
     def result(self, operator: Operator, layout: Layout, cut: Layout) -> Price:
         """Price of bringing a result from a cut to its region, and its gradient to the cut."""
         array = operator.result
-        want = seen_by(layout, array.groups)
-        made = self._positions(operator, cut, "result")
-        sums = tuple(
-            axis
-            for axis, dim in enumerate(cut)
-            if dim is not None and operator.dims[dim].result is None
-        )
-        forward = transfer(made, sums, want, array.nbytes, self.mesh)
-        return Price(collectives=forward + transfer(want, (), made, array.nbytes, self.mesh))
+        target = seen_by(layout, array.groups)
+        source = self._positions(operator, cut, "result")
+        sums = self._axes_without(operator, cut, "result")
+        forward = transfer(source, sums, target, array.nbytes, self.mesh)
+        return Price(collectives=forward + transfer(target, (), source, array.nbytes, self.mesh))
 
     def weight(self, weight: Weight, layout: Layout) -> Price:
         """Price of holding a weight that several operators use, and of updating it."""
-        held = weight.nbytes / pieces(layout, self.mesh, *range(len(weight.shape)))
-        return Price(self._update_us(held), memory_bytes=self._held(held))
+        nbytes = weight.nbytes / self.mesh.num_pieces(layout)
+        return Price(self._update_us(nbytes), memory_bytes=self._stored_bytes(nbytes))
 
     def fetch(self, operator: Operator, cut: Layout, layout: Layout) -> Price:
         """Price of bringing a shared weight from its layout to a cut, and its gradient back."""
-        need = self._positions(operator, cut, "weight")
-        there = transfer(layout, (), need, operator.weight_bytes, self.mesh)
-        return Price(
-            collectives=there + transfer(need, (), layout, operator.weight_bytes, self.mesh)
-        )
+        target = self._positions(operator, cut, "weight")
+        nbytes = operator.weight_bytes
+        there = transfer(layout, (), target, nbytes, self.mesh)
+        return Price(collectives=there + transfer(target, (), layout, nbytes, self.mesh))
 
     def us(self, price: Price) -> float:
         """Microseconds of a price: gradients by the share that the backward pass doesn't hide."""
-        exposed = self.rates.exposed_share
-        alone = (
+        alone_us = (
             price.compute_us
-            + sum(self._collective_us(one) for one in price.collectives)
-            + exposed * sum(self._gradient_us(one) for one in price.gradients)
+            + sum(map(self._collective_us, price.collectives))
+            + self.rates.exposed_share * sum(map(self._gradient_us, price.gradients))
         )
-        return alone * self.rates.slowdown(self.mesh.devices)
+        return alone_us * self.rates.slowdown(self.mesh.devices)
 
     def bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
         """Bytes in collectives, by the kind that the device runs."""
         total: defaultdict[str, float] = defaultdict(float)
         for price in prices:
-            for one in (*price.collectives, *price.gradients):
-                total[self._run(one).kind] += one.nbytes
+            for collective in (*price.collectives, *price.gradients):
+                total[self._kind(collective)] += collective.nbytes
         return dict(sorted(total.items()))
 
-    def _run(self, one: Collective) -> Collective:
-        if one.kind == "reduce_scatter" and not self.rates.scatters_sums:
-            return Collective("all_reduce", one.nbytes, one.axes)
-        return one
+    def _kind(self, collective: Collective) -> CollectiveKind:
+        scattered = collective.kind == "reduce_scatter" and not self.rates.scatters_sums
+        return "all_reduce" if scattered else collective.kind
 
-    def _collective_us(self, one: Collective) -> float:
-        run = self._run(one)
-        return self.rates.collective_us(run.kind, run.nbytes, self._group(run.axes))
+    def _collective_us(self, collective: Collective) -> float:
+        group = self._group(collective.axes)
+        return self.rates.collective_us(self._kind(collective), collective.nbytes, group)
 
-    def _gradient_us(self, one: Collective) -> float:
+    def _gradient_us(self, gradient: Collective) -> float:
         """The share of a gradient in one all-reduce of all gradients together."""
-        if one.axes not in self._shares:
+        axes = gradient.axes
+        if axes not in self._shares:
             total = max(self.blocks.parameter_bytes, 1)
-            us = self.rates.collective_us("all_reduce", total, self._group(one.axes))
-            self._shares[one.axes] = us / total
-        return one.nbytes * self._shares[one.axes]
+            us = self.rates.collective_us("all_reduce", total, self._group(axes))
+            self._shares[axes] = us / total
+        return gradient.nbytes * self._shares[axes]
 
     def _group(self, axes: tuple[int, ...]) -> DeviceGroup:
         stride = 1 if 1 in axes else self.mesh.model
         return DeviceGroup(self.mesh.size_of(axes), stride)
 
-    def _axes(self, layout: Layout, groups: Iterable[int]) -> tuple[int, ...]:
-        wanted = set(groups)
-        return tuple(axis for axis, group in enumerate(layout) if group in wanted)
-
     def _piece(self, amount: float, extent: Extent, layout: Layout) -> float:
         return amount / pieces(layout, self.mesh, *extent.groups)
 
-    def _held(self, nbytes: float) -> float:
+    def _stored_bytes(self, nbytes: float) -> float:
         return nbytes * (COPIES + self.state_ratio)
 
     def _update_us(self, nbytes: float) -> float:
@@ -204,10 +192,10 @@ class CutPrices:
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
     def _positions(self, operator: Operator, cut: Layout, which: str) -> Layout:
+        """The layout of an operator's operand, weight or result under a cut."""
         return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in cut)
 
-    def _by_roles(self, operator: Operator, cut: Layout, which: str) -> int:
-        """Number of pieces that a cut makes of operand, weight or result."""
+    def _axes_without(self, operator: Operator, cut: Layout, which: str) -> tuple[int, ...]:
+        """Axes that cut a dimension which an operator's operand, weight or result doesn't have."""
         layout = self._positions(operator, cut, which)
-        axes = [axis for axis, dim in enumerate(layout) if dim is not None]
-        return self.mesh.size_of(axes)
+        return tuple(a for a, dim in enumerate(cut) if dim is not None and layout[a] is None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ class Decided:
 KeepsCut = Callable[[OperatorUse, Layout], bool]
 KeepsLayout = Callable[[int, Layout], bool]
 """Of the region, or the weight, of a number."""
+Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
+"""Variables of a term of the price, a key that equal terms share, and its price by layouts."""
 
 
 def cuts_samples_alone(use: OperatorUse, cut: Layout) -> bool:
@@ -45,21 +48,20 @@ class Decisions:
         keeps_weight: KeepsLayout = lambda number, layout: True,
     ) -> None:
         """Only what is kept may be decided on; a variable may be left without a state."""
-        self.prices, self.blocks = prices, prices.blocks
+        self.prices = prices
+        self.blocks = prices.blocks
         self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)
-        of_regions = [
-            tuple(layout for layout in self._layouts_of_region(i) if keeps_region(i, layout))
-            for i in range(len(self.blocks.regions))
-        ]
-        of_operators = [
-            tuple(cut for cut in self._cuts(use) if keeps_cut(use, cut))
-            for use in self.blocks.operators
-        ]
-        of_shared = [
-            tuple(layout for layout in self._layouts_of_shared(i) if keeps_weight(i, layout))
-            for i in self.shared
-        ]
-        self.states: list[tuple[Layout, ...]] = [*of_regions, *of_operators, *of_shared]
+        self.states: list[tuple[Layout, ...]] = []
+        for number, region in enumerate(self.blocks.regions):
+            layouts = prices.layouts(region.sizes, region.samples)
+            self.states.append(tuple(x for x in layouts if keeps_region(number, x)))
+        for use in self.blocks.operators:
+            dims = tuple(dim.size for dim in use.operator.dims)
+            cuts = prices.layouts(dims, use.operator.samples)
+            self.states.append(tuple(cut for cut in cuts if keeps_cut(use, cut)))
+        for index in self.shared:
+            layouts = prices.layouts(self.blocks.weights[index].shape, None)
+            self.states.append(tuple(x for x in layouts if keeps_weight(index, x)))
         self._tables: dict[Any, Table] = {}
 
     @property
@@ -69,102 +71,55 @@ class Decisions:
 
     def factors(self) -> list[Factor]:
         """The tables whose sum is the price of a plan."""
-        found = [
-            self._unary(number, ("region", region), partial(self.prices.region, region))
-            for number, region in enumerate(self.blocks.regions)
+        return [
+            Factor(variables, self._table(key, variables, price))
+            for variables, key, price in self._terms()
         ]
-        for number, use in enumerate(self.blocks.operators):
-            found += self._of_operator(number, use)
-        for place, index in enumerate(self.shared):
+
+    def layouts_of(self, states: Mapping[int, int]) -> Decided:
+        """The layouts and cuts of a choice of states."""
+        layouts = [self.states[v][states[v]] for v in range(len(self.states))]
+        regions = len(self.blocks.regions)
+        weights = regions + len(self.blocks.operators)
+        return Decided(
+            tuple(layouts[:regions]),
+            tuple(layouts[regions:weights]),
+            dict(zip(self.shared, layouts[weights:], strict=True)),
+        )
+
+    def prices_of(self, states: Mapping[int, int]) -> list[Price]:
+        """The prices that add up to the price of a plan."""
+        return [
+            price(*(self.states[v][states[v]] for v in variables))
+            for variables, _, price in self._terms()
+        ]
+
+    def _terms(self) -> Iterator[Term]:
+        prices = self.prices
+        for number, region in enumerate(self.blocks.regions):
+            yield (number,), ("region", region), partial(prices.region, region)
+        operators = len(self.blocks.regions)
+        weights = operators + len(self.blocks.operators)
+        for number, use in enumerate(self.blocks.operators, operators):
+            operator = use.operator
+            stored = use.weight not in self.shared
+            yield (number,), (operator, stored), partial(prices.operator, operator, stored=stored)
+            yield (use.source, number), ("operand", operator), partial(prices.operand, operator)
+            yield (use.target, number), ("result", operator), partial(prices.result, operator)
+            if not stored:
+                variables = (number, weights + self.shared.index(use.weight))
+                yield variables, ("fetch", operator), partial(prices.fetch, operator)
+        for number, index in enumerate(self.shared, weights):
             weight = self.blocks.weights[index]
             key = ("weight", weight.shape, weight.nbytes)
-            price = partial(self.prices.weight, weight)
-            found.append(self._unary(self._first_weight + place, key, price))
-        return found
+            yield (number,), key, partial(prices.weight, weight)
 
-    def decided(self, states: Mapping[int, int]) -> Decided:
-        """The layouts and cuts of chosen states."""
-        chosen = [self.states[v][states[v]] for v in range(len(self.states))]
-        regions = len(self.blocks.regions)
-        rest = chosen[self._first_weight :]
-        return Decided(
-            tuple(chosen[:regions]),
-            tuple(chosen[regions : self._first_weight]),
-            dict(zip(self.shared, rest, strict=True)),
-        )
-
-    def prices_of(self, decided: Decided) -> list[Price]:
-        """The prices that add up to that of a plan."""
-        prices = self.prices
-        found = [
-            prices.region(region, layout)
-            for region, layout in zip(self.blocks.regions, decided.regions, strict=True)
-        ]
-        for use, cut in zip(self.blocks.operators, decided.cuts, strict=True):
-            operator = use.operator
-            shared = decided.shared.get(use.weight)
-            found.append(prices.operator(operator, cut, stored=shared is None))
-            found.append(prices.operand(operator, decided.regions[use.source], cut))
-            found.append(prices.result(operator, decided.regions[use.target], cut))
-            if shared is not None:
-                found.append(prices.fetch(operator, cut, shared))
-        found += [prices.weight(self.blocks.weights[i], at) for i, at in decided.shared.items()]
-        return found
-
-    @property
-    def _first_weight(self) -> int:
-        return len(self.blocks.regions) + len(self.blocks.operators)
-
-    def _layouts_of_region(self, index: int) -> tuple[Layout, ...]:
-        region = self.blocks.regions[index]
-        return self.prices.layouts(region.sizes, region.samples)
-
-    def _cuts(self, use: OperatorUse) -> tuple[Layout, ...]:
-        dims = tuple(dim.size for dim in use.operator.dims)
-        return self.prices.layouts(dims, use.operator.samples)
-
-    def _layouts_of_shared(self, index: int) -> tuple[Layout, ...]:
-        return self.prices.layouts(self.blocks.weights[index].shape, None)
-
-    def _of_operator(self, number: int, use: OperatorUse) -> list[Factor]:
-        operator, me = use.operator, len(self.blocks.regions) + number
-        stored = use.weight not in self.shared
-        prices, kind = self.prices, (operator, stored)
-        found = [
-            self._unary(me, kind, partial(prices.operator, operator, stored=stored)),
-            self._pair(use.source, me, ("operand", operator), partial(prices.operand, operator)),
-            self._pair(use.target, me, ("result", operator), partial(prices.result, operator)),
-        ]
-        if not stored:
-            place = self._first_weight + self.shared.index(use.weight)
-            found.append(
-                self._pair(me, place, ("fetch", operator), partial(prices.fetch, operator))
-            )
-        return found
-
-    def _unary(self, variable: int, key: Any, price: Callable[[Layout], Price]) -> Factor:
-        """A table over one variable; equal keys stand for equal prices."""
-        states = self.states[variable]
-        table = self._table((key, states), lambda: [price(state) for state in states], len(states))
-        return Factor((variable,), table)
-
-    def _pair(
-        self, first: int, second: int, key: Any, price: Callable[[Layout, Layout], Price]
-    ) -> Factor:
-        """A table over two variables, of which the first has the smaller number."""
-        left, right = self.states[first], self.states[second]
-        table = self._table(
-            (key, left, right),
-            lambda: [price(a, b) for a in left for b in right],
-            len(left),
-            len(right),
-        )
-        return Factor((first, second), table)
-
-    def _table(self, key: Any, every: Callable[[], Sequence[Price]], *shape: int) -> Table:
-        if key not in self._tables:
-            prices = every()
+    def _table(self, key: Any, variables: tuple[int, ...], price: Callable[..., Price]) -> Table:
+        states = tuple(self.states[v] for v in variables)
+        if (key, states) not in self._tables:
+            prices = [price(*layouts) for layouts in product(*states)]
+            shape = [len(layouts) for layouts in states]
             time = np.array([self.prices.us(price) for price in prices])
             memory = np.array([price.memory_bytes for price in prices])
-            self._tables[key] = Table.of(time.reshape(shape), memory.reshape(shape))
-        return self._tables[key]
+            self._tables[key, states] = Table.of(time.reshape(shape), memory.reshape(shape))
+        return self._tables[key, states]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.backends.planner.blocks import StepBlocks
 from pipeline.backends.planner.cut_prices import COPIES, CutPrices
 from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
-from pipeline.backends.planner.elimination import Choice, Eliminator, fastest_within
+from pipeline.backends.planner.elimination import Eliminator, fastest_within
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh, meshes_of
 from pipeline.backends.planner.parallel_plan import ParallelPlan, axes_text, plan_of
@@ -112,15 +112,12 @@ def best_plan(
     """The fastest plan on the mesh of some decisions that fits; None where none does."""
     if not all(decisions.states):
         return None
-    factors, sizes = decisions.factors(), decisions.sizes
-    choice = fastest_within(factors, sizes, memory_bytes, points)
-    return None if choice is None else _plan(decisions, choice)
-
-
-def _plan(decisions: Decisions, choice: Choice) -> ParallelPlan:
-    decided = decisions.decided(choice.states)
+    choice = fastest_within(decisions.factors(), decisions.sizes, memory_bytes, points)
+    if choice is None:
+        return None
     prices = decisions.prices
-    kinds = prices.bytes_by_kind(decisions.prices_of(decided))
+    kinds = prices.bytes_by_kind(decisions.prices_of(choice.states))
+    decided = decisions.layouts_of(choice.states)
     return plan_of(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
 
 

@@ -61,7 +61,7 @@ def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         states = {v: int(rng.integers(size)) for v, size in enumerate(decisions.sizes)}
-        parts = decisions.prices_of(decisions.decided(states))
+        parts = decisions.prices_of(states)
         total = sum(map(decisions.prices.us, parts))
         added = sum(
             factor.table.time[(*(states[v] for v in factor.scope), 0)]

@@ -163,7 +163,7 @@ class Calibration:
     log_sd: float
     interval_scale: float
 
-    def adjusted(self, hardware: Hardware) -> Hardware:
+    def with_task_time(self, hardware: Hardware) -> Hardware:
         """Return the chip with the fitted time between tasks."""
         return replace(hardware, task_gap_us=hardware.task_gap_us + self.task_us)
 

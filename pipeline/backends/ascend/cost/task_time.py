@@ -27,9 +27,9 @@ from pipeline.backends.ascend.cost.tiling import (
     TileChoice,
     Tiling,
     default_choice,
-    given_choice,
     image_parts,
     product_of,
+    single_choice,
 )
 from pipeline.backends.ascend.cost.vector_work import (
     Bound,
@@ -135,7 +135,7 @@ def _cube_work(
     product = task_product(task, work, context.buffers)
     rate *= _channel_rate(task, work, context.constants)
     if index in context.tiles:
-        choice = given_choice(context.tiles[index], product, context.hw)
+        choice = single_choice(context.tiles[index], product, context.hw)
         return _chosen_work(choice, traffic, context, rate)
     best = _chosen_work(default_choice(product, context.hw), traffic, context, rate)
     for count, choice in image_parts(product, context.hw):

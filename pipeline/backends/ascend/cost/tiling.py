@@ -60,23 +60,6 @@ class Tiling:
         return self.cores_batch * self.cores_m * self.cores_k * self.cores_n
 
 
-@dataclass(frozen=True, slots=True)
-class TilePlan:
-    """A tiling and the cycles of each stage on the busiest core.
-
-    `cycles_load` are L1 -> L0A and L0B, overlapped with the cube by double buffering; `cycles_l2`
-    are L2 -> L1 with repeated reads; `cycles_out` L0C -> UB -> L2. `us` sums them by the exponent
-    that the search was given.
-    """
-
-    tiling: Tiling
-    cycles_cube: float
-    cycles_load: float
-    cycles_l2: float
-    cycles_out: float
-    us: float
-
-
 def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
     """Return padded fractals of a task: the channels of each convolution tap are padded apart.
 
@@ -106,14 +89,6 @@ def _blocks(length: int) -> int:
     return max(-(-length // EDGE), 1)
 
 
-@cache
-def default_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """Return the vendor's rule of thumb: images first where the depth can be cut, then the best
-    area.
-    """
-    return _best(product, hw, overlap, _default_candidates(product, hw))
-
-
 @dataclass(frozen=True, eq=False)
 class TileChoice:
     """Tilings to choose from, one a row, and the cycles of their stages."""
@@ -137,7 +112,17 @@ def default_choice(product: Product, hw: Hardware) -> TileChoice:
     return TileChoice(rows, stage_cycles(product, hw, rows))
 
 
-def given_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
+@cache
+def default_tiling(product: Product, hw: Hardware, overlap: float) -> Tiling:
+    """Return the vendor's rule of thumb: images first if the depth can be cut, then the best area.
+
+    `overlap` is the exponent by which the stages are summed.
+    """
+    choice = default_choice(product, hw)
+    return tiling_of(choice.rows[int(total_cycles(choice.stages, overlap).argmin())])
+
+
+def single_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
     """Return a choice of one tiling."""
     rows = row_of(tiling)
     return TileChoice(rows, stage_cycles(product, hw, rows))
@@ -172,24 +157,14 @@ def _compared(choice: TileChoice) -> NDArray[np.float64]:
     return np.stack([np.maximum(cube, load), l2, out])
 
 
-def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """Return the cycles of one given tiling."""
-    return _best(product, hw, overlap, row_of(tiling))
-
-
 def row_of(tiling: Tiling) -> NDArray[np.float64]:
     """Return a tiling as the only row of an array of candidates."""
     return np.array([astuple(tiling)], dtype=np.float64)
 
 
-def _best(product: Product, hw: Hardware, overlap: float, rows: NDArray[np.float64]) -> TilePlan:
-    stages = stage_cycles(product, hw, rows)
-    totals = total_cycles(stages, overlap)
-    at = int(np.argmin(totals))
-    tiling = Tiling(*(int(value) for value in rows[at]))
-    us = float(totals[at]) / hw.ai_core_clock_mhz
-    cube, load, l2, out = (float(stage[at]) for stage in stages)
-    return TilePlan(tiling, cube, load, l2, out, us)
+def tiling_of(row: NDArray[np.float64]) -> Tiling:
+    """Return the tiling of a row of candidates."""
+    return Tiling(*(int(value) for value in row))
 
 
 def total_cycles(

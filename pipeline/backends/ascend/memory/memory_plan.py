@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.memory.lifetimes import Lifetime, lifetimes, owners
+from pipeline.backends.ascend.memory.lifetimes import lifetimes, owners
 from pipeline.backends.ascend.memory.placement import Block, find_overlap, live_bytes, pack
 
 GIB = 2**30
@@ -19,10 +19,7 @@ TIGHT = 0.1
 
 Pool = Literal["parameters", "feature maps", "communication"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
-Budget = Literal["split", "pooled_30", "pooled_31"]
-"""split: GE's pools of 5, 26 and 1 of 32 GiB (CANN `variable_memory_max_size`,
-`graph_memory_max_size`); pooled_30: all but 2 GiB in one pool, MindSpore r1.5's default;
-pooled_31: all but a 16th and at most 1 GiB, later MindSpore (ascend_memory_adapter.cc)."""
+"""GE's pools of 5, 26 and 1 GiB (CANN `variable_memory_max_size`, `graph_memory_max_size`)."""
 Verdict = Literal["fits", "tight", "out of memory"]
 Component = Literal[
     "parameters",
@@ -41,7 +38,7 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 class Placement:
     """Place of a buffer in its pool, and its tasks: `birth` .. `death - 1`.
 
-    `nbytes` are aligned. Gradients that are all-reduced together have the lifetime of them all.
+    `nbytes` are aligned. Gradients on several devices have the lifetime of all of them.
     """
 
     buffer: int
@@ -63,9 +60,9 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Used and available bytes of one pool, or of all together."""
+    """Used and available bytes of one pool."""
 
-    what: str
+    what: Pool
     used_bytes: int
     limit_bytes: int
 
@@ -123,8 +120,8 @@ class MemoryPlan:
             blocks = tuple(Block(p.nbytes, p.birth, p.death) for p in inside)
             pair = find_overlap(blocks, tuple(p.offset_bytes for p in inside))
             if pair is not None:
-                one, other = (inside[index] for index in pair)
-                raise AssertionError(f"{pool}: {one} and {other} are live together and overlap")
+                first, second = (inside[index] for index in pair)
+                raise AssertionError(f"{pool}: {first} and {second} are live together and overlap")
 
 
 @dataclass(frozen=True)
@@ -138,35 +135,45 @@ class _Chunk:
     component: Component
 
 
-def plan_memory(
-    graph: TaskGraph,
-    hw: Hardware,
-    devices: int = 1,
-    *,
-    budget: Budget = "split",
-    buckets: Sequence[Sequence[int]] | None = None,
-) -> MemoryPlan:
-    """Place every buffer of a step: parameters and state permanently, the rest by lifetime.
+def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
+    """Place every buffer of a step: parameters and state permanently, the others by lifetime.
 
-    On several devices, gradients that are all-reduced together lie side by side, with a guard of
-    one alignment at both ends (as MindSpore allocates communication memory); `buckets` has the
-    positions in `graph.gradients` of each all-reduce, None: all in one. A bucket lies in the
-    communication pool, or with the feature maps where that has no room left for it.
+    On several devices, all gradients lie side by side, with a guard of one alignment at both ends,
+    as MindSpore allocates communication memory. They lie in the communication pool, or with the
+    feature maps if that pool has no room for them.
     """
     unit = int(hw.memory_alignment_bytes)
     lives = {i: life for i, life in lifetimes(graph).items() if graph.buffers[i].nbytes}
     sizes = {index: -(-graph.buffers[index].nbytes // unit) * unit for index in lives}
-    groups = _buckets(graph, lives, buckets) if devices > 1 else []
-    room = _pool_limits(hw)["communication"]
-    chunks = [*_fused(groups, lives, sizes, unit, room)]
-    chunks += _single(graph, lives, sizes, {index for group in groups for index in group})
-    plan = _lay_out(chunks, sizes, max(len(graph.tasks), 1), hw, budget)
+    chunks: list[_Chunk] = []
+    owner = owners(graph)
+    reduced: list[int] = []
+    if devices > 1:
+        positions = range(len(graph.gradients))
+        buffers = (owner[i] for at in positions for i in _gradient_buffers(graph, at))
+        reduced = [i for i in dict.fromkeys(buffers) if i in lives]
+    if reduced:
+        nbytes = sum(sizes[index] for index in reduced) + 2 * unit
+        birth = min(lives[index][0] for index in reduced)
+        death = max(lives[index][1] for index in reduced)
+        fits = nbytes <= _pool_limits(hw)["communication"]
+        pool: Pool = "communication" if fits else "feature maps"
+        block = Block(nbytes, birth, death)
+        chunks.append(_Chunk(tuple(reduced), block, unit, pool, "communication"))
+    saved = _find_saved(graph, owner)
+    for index, (birth, death) in lives.items():
+        if index not in reduced:
+            component = _component(graph, index, saved)
+            pool = "parameters" if component in ("parameters", "state") else "feature maps"
+            block = Block(sizes[index], birth, death)
+            chunks.append(_Chunk((index,), block, 0, pool, component))
+    plan = _lay_out(chunks, sizes, max(len(graph.tasks), 1), hw)
     plan.verify()
     return plan
 
 
 def _lay_out(
-    chunks: Sequence[_Chunk], sizes: Mapping[int, int], tasks: int, hw: Hardware, budget: Budget
+    chunks: Sequence[_Chunk], sizes: Mapping[int, int], tasks: int, hw: Hardware
 ) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
@@ -174,82 +181,46 @@ def _lay_out(
     for pool in POOLS:
         inside = [chunk for chunk in chunks if chunk.pool == pool]
         blocks = tuple(chunk.block for chunk in inside)
-        held = live_bytes(blocks, tasks)
-        packing = pack(blocks, int(held.max()))
-        uses[pool] = PoolUse(packing.extent_bytes, int(held.max()))
-        live += held
+        pool_bytes = live_bytes(blocks, tasks)
+        packing = pack(blocks, int(pool_bytes.max()))
+        uses[pool] = PoolUse(packing.extent_bytes, int(pool_bytes.max()))
+        live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
-            placements += _placements(chunk, offset, sizes)
+            start = offset + chunk.guard_bytes
+            for index in chunk.members:
+                birth = chunk.block.birth
+                death = chunk.block.death
+                placements.append(
+                    Placement(index, pool, chunk.component, start, sizes[index], birth, death)
+                )
+                start += sizes[index]
     peak = int(live.argmax())
+    components = dict.fromkeys(COMPONENTS, 0)
+    for chunk in chunks:
+        if chunk.block.birth <= peak < chunk.block.death:
+            components[chunk.component] += chunk.block.nbytes
+    limits = _pool_limits(hw)
     return MemoryPlan(
         placements=tuple(sorted(placements, key=lambda placed: placed.buffer)),
         pools=uses,
-        limits=_limits(hw, uses, budget),
+        limits=tuple(Limit(pool, uses[pool].used_bytes, limits[pool]) for pool in POOLS),
         live_bytes=tuple(live.tolist()),
         peak_task=peak,
-        components=_components(chunks, peak),
+        components=components,
     )
 
 
-def _buckets(
-    graph: TaskGraph, lives: Collection[int], buckets: Sequence[Sequence[int]] | None
-) -> list[tuple[int, ...]]:
-    """Return the buffers of each all-reduce, in the order in which the gradients are computed."""
-    positions = [range(len(graph.gradients))] if buckets is None else buckets
-    owner = owners(graph)
-    taken: set[int] = set()
-    groups = []
-    for bucket in positions:
-        written = (owner[i] for at in bucket for i in _gradient_buffers(graph, at))
-        group = [i for i in dict.fromkeys(written) if i in lives and i not in taken]
-        taken.update(group)
-        groups += [tuple(group)] if group else []
-    return groups
-
-
 def _gradient_buffers(graph: TaskGraph, position: int) -> Sequence[int]:
-    """Return the gradient's own buffers among the outputs of the task that computes it."""
+    """Return the gradient's buffers among the outputs of the task that computes it."""
     task = graph.tasks[graph.gradients[position][2]]
     return [i for i in task.writes if graph.buffers[i].role == "gradient"] or task.writes
 
 
-def _fused(
-    groups: Iterable[tuple[int, ...]],
-    lives: Mapping[int, Lifetime],
-    sizes: Mapping[int, int],
-    guard: int,
-    room: int,
-) -> Iterator[_Chunk]:
-    for group in groups:
-        nbytes = sum(sizes[index] for index in group) + 2 * guard
-        birth = min(lives[index][0] for index in group)
-        death = max(lives[index][1] for index in group)
-        pool: Pool = "communication" if nbytes <= room else "feature maps"
-        room -= nbytes if pool == "communication" else 0
-        yield _Chunk(group, Block(nbytes, birth, death), guard, pool, "communication")
-
-
-def _single(
-    graph: TaskGraph,
-    lives: Mapping[int, Lifetime],
-    sizes: Mapping[int, int],
-    fused: Collection[int],
-) -> Iterator[_Chunk]:
-    saved = _saved(graph)
-    for index, (birth, death) in lives.items():
-        if index in fused:
-            continue
-        component = _component(graph, index, saved)
-        pool: Pool = "parameters" if component in ("parameters", "state") else "feature maps"
-        yield _Chunk((index,), Block(sizes[index], birth, death), 0, pool, component)
-
-
-def _saved(graph: TaskGraph) -> set[int]:
+def _find_saved(graph: TaskGraph, owner: Sequence[int]) -> set[int]:
     """Return buffers that the forward pass writes and the backward pass reads."""
-    owner = owners(graph)
-    written = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
-    used = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
-    return written & used
+    forward = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
+    backward = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    return forward & backward
 
 
 def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
@@ -265,34 +236,8 @@ def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Componen
     return "saved activations" if index in saved else "workspace and casts"
 
 
-def _placements(chunk: _Chunk, offset: int, sizes: Mapping[int, int]) -> Iterator[Placement]:
-    offset += chunk.guard_bytes
-    birth, death = chunk.block.birth, chunk.block.death
-    for index in chunk.members:
-        yield Placement(index, chunk.pool, chunk.component, offset, sizes[index], birth, death)
-        offset += sizes[index]
-
-
-def _components(chunks: Iterable[_Chunk], peak: int) -> dict[Component, int]:
-    """Return the bytes live at the peak, by purpose."""
-    total = dict.fromkeys(COMPONENTS, 0)
-    for chunk in chunks:
-        if chunk.block.birth <= peak < chunk.block.death:
-            total[chunk.component] += chunk.block.nbytes
-    return total
-
-
 def _pool_limits(hw: Hardware) -> dict[Pool, int]:
     """Return the chip's split; scaled down where its memory is smaller than the three pools."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
-
-
-def _limits(hw: Hardware, uses: Mapping[Pool, PoolUse], budget: Budget) -> tuple[Limit, ...]:
-    if budget == "split":
-        limits = _pool_limits(hw)
-        return tuple(Limit(pool, uses[pool].used_bytes, limits[pool]) for pool in POOLS)
-    kept_gib = hw.hbm_gib / 16 if budget == "pooled_30" else min(hw.hbm_gib / 16, 1.0)
-    used = sum(use.used_bytes for use in uses.values())
-    return (Limit("device memory", used, int((hw.hbm_gib - kept_gib) * GIB)),)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
-
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.memory.lifetimes import owners
-from pipeline.backends.ascend.memory.memory_plan import GIB, Limit, MemoryPlan, Placement, Pool
+from pipeline.backends.ascend.memory.memory_plan import GIB, Limit, MemoryPlan, Placement
 from pipeline.backends.ascend.memory.placement import Block, live_bytes
 
 MIB = 2**20
@@ -25,22 +22,25 @@ def out_of_memory_message(
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
 
     It names the first kernel that gets no memory and the size of its request, then the ten largest
-    tensors that are live at the peak and, where the batch size is given, the largest that should
-    fit; `batch` is of each of the `devices`.
+    tensors that are live at the peak and, for a known batch size, the largest that should fit;
+    `batch` is of each of the `devices`.
     """
     limit = plan.tightest
     victim = _first_beyond(plan, limit)
-    kernel = _maker(graph, victim)
     lines = [
-        f"Device(id:{device_id}) memory isn't enough: kernel name: {kernel}, "
+        f"Device(id:{device_id}) memory isn't enough: kernel name: {_maker(graph, victim)}, "
         f"alloc size: {victim.nbytes}B.",
         f"The step takes {_gib(limit.used_bytes)} of {_gib(limit.limit_bytes)} ({limit.what}). "
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
         + ", ".join(f"{name} {_gib(size)}" for name, size in plan.components.items() if size)
         + ".",
         "The largest tensors there:",
-        *(f"  {_describe(graph, placed)}" for placed in largest_tensors(plan)),
     ]
+    for placed in largest_tensors(plan):
+        buffer = graph.buffers[placed.buffer]
+        shape = "x".join(map(str, buffer.shape)) or "scalar"
+        size = f"{placed.nbytes / MIB:.1f} MiB"
+        lines.append(f"  {size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}")
     if batch is not None:
         lines.append(_advise(batch, largest_batch(plan, graph, batch), devices))
     return "\n".join(lines)
@@ -57,37 +57,39 @@ def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
 
     A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
     floor(batch * (1 + (limit - used) / growing)), where `growing` has its share of the pool's
-    fragmentation. Good as long as the peak stays in the same task.
+    fragmentation. The estimate is good if the peak stays in the same task.
     """
-    pool = plan.pools["feature maps"]
-    fixed = [limit for limit in plan.limits if limit.what in ("parameters", "communication")]
-    if any(limit.used_bytes > limit.limit_bytes for limit in fixed):
+    limits = {limit.what: limit for limit in plan.limits}
+    limit = limits.pop("feature maps")
+    if any(fixed.used_bytes > fixed.limit_bytes for fixed in limits.values()):
         return 0
-    (limit,) = (limit for limit in plan.limits if limit not in fixed)
-    growing = sum(placed.nbytes for placed in _growing(plan, graph, batch))
+    growing = _growing_bytes(plan, graph, batch)
     if not growing:
         return batch if limit.used_bytes <= limit.limit_bytes else 0
+    pool = plan.pools["feature maps"]
     growing = growing * pool.used_bytes // pool.lower_bound_bytes
     return max(batch + batch * (limit.limit_bytes - limit.used_bytes) // growing, 0)
 
 
-def _growing(plan: MemoryPlan, graph: TaskGraph, batch: int) -> Iterator[Placement]:
-    """Return buffers live at the peak that depend on the inputs and have the batch as first axis.
+def _growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+    """Return the bytes live at the peak that depend on the inputs and have the batch as first axis.
 
     In a scan's stacked outputs the batch is the second axis.
     """
-    batched = _from_inputs(graph)
+    batched = _reached_by_inputs(graph)
     stacked = {buffer.within for buffer in graph.buffers}
+    nbytes = 0
     for placed in plan.placements:
         buffer = graph.buffers[placed.buffer]
         axes = buffer.shape[: 2 if placed.buffer in stacked else 1]
         leads = any(size % batch == 0 for size in axes)
         live = placed.birth <= plan.peak_task < placed.death
         if live and leads and buffer.role in BATCHED and placed.buffer in batched:
-            yield placed
+            nbytes += placed.nbytes
+    return nbytes
 
 
-def _from_inputs(graph: TaskGraph) -> set[int]:
+def _reached_by_inputs(graph: TaskGraph) -> set[int]:
     """Return values of the forward and backward passes that depend on the batch.
 
     No cast of a weight and no update is among them.
@@ -104,17 +106,13 @@ def _from_inputs(graph: TaskGraph) -> set[int]:
 def _first_beyond(plan: MemoryPlan, limit: Limit) -> Placement:
     """Return the largest buffer of the first task during which more is live than the limit allows.
 
-    Where gaps alone are too much, the largest that ends above the limit. With one limit for all
-    pools, the feature maps have what the others leave.
+    If only gaps are too much, the largest buffer that ends above the limit.
     """
-    pool = cast(Pool, "feature maps" if limit.what == "device memory" else limit.what)
-    others = sum(use.used_bytes for name, use in plan.pools.items() if name != pool)
-    room = limit.limit_bytes - (others if limit.what == "device memory" else 0)
-    inside = [placed for placed in plan.placements if placed.pool == pool]
+    inside = [placed for placed in plan.placements if placed.pool == limit.what]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
-    over = (live_bytes(blocks, len(plan.live_bytes)) > room).nonzero()[0]
+    over = (live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
     asking = [placed for placed in inside if over.size and placed.birth == over[0]]
-    beyond = [placed for placed in inside if placed.offset_bytes + placed.nbytes > room]
+    beyond = [p for p in inside if p.offset_bytes + p.nbytes > limit.limit_bytes]
     return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
@@ -127,20 +125,13 @@ def _maker(graph: TaskGraph, placed: Placement) -> str:
     return graph.buffers[placed.buffer].name
 
 
-def _describe(graph: TaskGraph, placed: Placement) -> str:
-    buffer = graph.buffers[placed.buffer]
-    shape = "x".join(map(str, buffer.shape)) or "scalar"
-    size = f"{placed.nbytes / MIB:.1f} MiB"
-    return f"{size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}"
-
-
 def _advise(batch: int, fits: int, devices: int) -> str:
-    each = f" on each of {devices} devices" if devices > 1 else ""
-    asked = f"(asked for: {batch}{each})"
+    per_device = f" on each of {devices} devices" if devices > 1 else ""
+    request = f"(asked for: {batch}{per_device})"
     if fits < 1:
-        return f"No batch size fits {asked}: what doesn't grow with it is too large."
-    whole = f", train.batch_size={fits * devices}," if devices > 1 else ""
-    return f"A batch of {fits}{each}{whole} should fit {asked}."
+        return f"No batch size fits {request}: what doesn't grow with it is too large."
+    override = f", train.batch_size={fits * devices}," if devices > 1 else ""
+    return f"A batch of {fits}{per_device}{override} should fit {request}."
 
 
 def _gib(nbytes: int) -> str:

@@ -15,7 +15,7 @@ from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
-    explain_tasks,
+    explain_task,
     interval_sources,
 )
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
@@ -181,17 +181,19 @@ class PricedStep:
         It has the formula of each task, the figures and constants in it with their sources, and
         what the interval comes from. Raises OptionError where there is no such layer.
         """
-        known = {cost.layer: cost for cost in self.layers}
-        if layer not in known:
-            raise OptionError(f"layer: {no_such('layer', str(layer), known)}")
-        pairs = zip(self.graph.tasks, self.times, strict=True)
-        of_layer = [pair for pair in pairs if layer_named(pair[0]) == layer]
+        costs = {cost.layer: cost for cost in self.layers}
+        if layer not in costs:
+            raise OptionError(f"layer: {no_such('layer', str(layer), costs)}")
         spread = class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
-            us=known[layer].us,
-            share=known[layer].share,
-            tasks=explain_tasks(of_layer, self.hardware, self.sources, self.calibration),
+            us=costs[layer].us,
+            share=costs[layer].share,
+            tasks=tuple(
+                explain_task(task, time, self.hardware, self.sources, self.calibration)
+                for task, time in zip(self.graph.tasks, self.times, strict=True)
+                if layer_named(task) == layer
+            ),
             interval_sources=interval_sources(spread, self.calibration),
         )
 

@@ -177,7 +177,7 @@ def _tune_product(
         banked = _Outcome(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
 
     def search() -> _Outcome:
-        default = default_tiling(objective.product, objective.hw, objective.overlap).tiling
+        default = default_tiling(objective.product, objective.hw, objective.overlap)
         if mode is None:
             default_us = objective.times_us(row_of(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
@@ -207,7 +207,7 @@ def _before_and_after(
         task, outcome = graph.tasks[index], outcomes[key]
         tiling, after_us = outcome.tiling, after[index].us
         if after_us >= before[index].us:
-            tiling = default_tiling(product, hw, efficiency.constants.cube_overlap).tiling
+            tiling = default_tiling(product, hw, efficiency.constants.cube_overlap)
             after_us = before[index].us
         tuned.append(
             TunedTask(

@@ -23,6 +23,7 @@ from pipeline.backends.ascend.cost.tiling import (
     candidates,
     row_of,
     stage_cycles,
+    tiling_of,
     total_cycles,
 )
 from pipeline.core.files.knowledge_bank import Round
@@ -92,15 +93,11 @@ def _better(first: Search, second: Search) -> Search:
     return Search(best.tiling, first.trials + second.trials, (*first.rounds, *later))
 
 
-def _tiling(row: NDArray[np.float64]) -> Tiling:
-    return Tiling(*(int(value) for value in row))
-
-
 def _search_all(objective: Objective, default: Tiling) -> Search:
     rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
     times_us = objective.times_us(rows)
     at = int(np.argmin(times_us))
-    return Search(_tiling(rows[at]), len(rows), (Round(float(times_us[at])),))
+    return Search(tiling_of(rows[at]), len(rows), (Round(float(times_us[at])),))
 
 
 class _Ledger:
@@ -132,7 +129,7 @@ class _Ledger:
 
     def result(self) -> Search:
         """Return the best tiling of all rounds."""
-        return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds))
+        return Search(tiling_of(self.best_row), len(self.known) + 1, tuple(self.rounds))
 
 
 def _limits(objective: Objective) -> tuple[int, int, int, int]:

@@ -65,15 +65,6 @@ def test_the_batch_that_is_said_to_fit_does_and_one_more_does_not(asked: int, hw
     assert abs(said - true) <= 1
 
 
-def test_a_batch_can_be_too_much_for_the_pool_of_all(hw: Hardware) -> None:
-    graph = chain(batch=64)
-    said = largest_batch(plan_memory(graph, hw, budget="pooled_31"), graph, 64)
-    assert said > largest_batch(plan_memory(graph, hw), graph, 64)
-    assert plan_memory(chain(said), hw, budget="pooled_31").verdict != "out of memory"
-    message = out_of_memory_message(plan_memory(graph, hw, budget="pooled_31"), graph, batch=64)
-    assert "(device memory)" in message
-
-
 def test_no_batch_fits_where_the_parameters_do_not() -> None:
     chip = hardware_of(load_chip("ascend910"))
     held = (buffer(0, 6 * GIB, "parameter", name="table"), buffer(1, 64, "input", shape=(8, 8)))
