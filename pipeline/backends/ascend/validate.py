@@ -68,6 +68,13 @@ class Score:
     kendall_tau: float
     coverage: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows, error median {self.median_error:.1%}, mean {self.mean_error:.1%}, "
+            f"worst {self.worst_error:.0%}; Kendall tau {self.kendall_tau:.2f}; "
+            f"{self.coverage:.0%} inside the 80 % interval"
+        )
+
 
 def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
     """Price every row by the fit and the interval without its family."""
@@ -88,11 +95,12 @@ def score(verdicts: Sequence[Verdict]) -> Score:
     )
 
 
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Kendall's tau-a over pairs that are not tied in either (Kendall 1938)."""
-    x, y = np.asarray(one), np.asarray(other)
-    upper = np.triu_indices(len(x), 1)
-    order = np.sign(np.subtract.outer(x, x))[upper] * np.sign(np.subtract.outer(y, y))[upper]
+    upper = np.triu_indices(len(first), 1)
+    first_signs = np.sign(np.subtract.outer(first, first))[upper]
+    second_signs = np.sign(np.subtract.outer(second, second))[upper]
+    order = first_signs * second_signs
     return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
 
 
@@ -105,7 +113,8 @@ def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float
     ratios = []
     for name in dict.fromkeys(v.row.model for v in pairs):
         of_mode = {v.row.mode: v for v in pairs if v.row.model == name}
-        eager, sunk = of_mode["op_by_op"], of_mode["loop_sink"]
+        eager = of_mode["op_by_op"]
+        sunk = of_mode["loop_sink"]
         ratios.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
     return ratios
 
@@ -124,15 +133,6 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
             f"{bound}{v.row.ms:8.2f} {v.modelled_ms:9.2f} {v.error:+7.0%}  "
             f"[{v.low_ms:.2f}, {v.high_ms:.2f}]{note}"
         )
-
-
-def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
-    found = score(verdicts)
-    print(
-        f"{title}: {found.rows} rows, error median {found.median_error:.1%}, mean "
-        f"{found.mean_error:.1%}, worst {found.worst_error:.0%}; Kendall tau "
-        f"{found.kendall_tau:.2f}; {found.coverage:.0%} inside the 80 % interval"
-    )
 
 
 def compare_own(file: Path) -> tuple[Verdict, ...]:
@@ -161,11 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
     parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")
-    given = parser.parse_args(arguments)
-    file: Path | None = given.file
+    options = parser.parse_args(arguments)
+    file: Path | None = options.file
     try:
-        if given.row is not None:
-            print("\n".join(row_by_class(given.row, file or PUBLISHED)))
+        if options.row is not None:
+            print("\n".join(row_by_class(options.row, file or PUBLISHED)))
         elif file is None:
             _print_published()
         else:
@@ -202,13 +202,14 @@ def _print_published() -> None:
     sunk = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
     eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
-    kept = sum(v.error <= 0.1 for v in bounds)
+    fast_enough = sum(v.error <= 0.1 for v in bounds)
     print()
-    _print_score("graph mode, device-bound, family left out", sunk)
-    _print_score("eager PyTorch, 80 us an op", eager)
+    print(f"graph mode, device-bound, family left out: {score(sunk)}")
+    print(f"eager PyTorch, 80 us an op: {score(eager)}")
     for title, families in KINDS.items():
-        _print_score(title, [v for v in (*sunk, *eager) if v.row.family in families])
-    print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")
+        rows = [v for v in (*sunk, *eager) if v.row.family in families]
+        print(f"{title}: {score(rows)}")
+    print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")
     for name, published, modelled in ratios_of_pairs(verdicts):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
 

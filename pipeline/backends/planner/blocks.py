@@ -128,16 +128,6 @@ class RegionParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchInput:
-    """An array of the batch, with its group in a region of each dimension."""
-
-    path: str
-    shape: tuple[int, ...]
-    region: int
-    groups: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LayerOutput:
     """The output of a layer that has parameters, with its group in a region of each dimension."""
 
@@ -154,20 +144,15 @@ class StepBlocks:
     operators: tuple[OperatorUse, ...]
     weights: tuple[Weight, ...]
     parameters: tuple[RegionParameter, ...] = ()
-    inputs: tuple[BatchInput, ...] = ()
     outputs: tuple[LayerOutput, ...] = ()
 
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(nbytes for nbytes, _, _ in self._parameters())
+        return sum(parameter.nbytes for parameter in (*self.weights, *self.parameters))
 
     @property
-    def largest(self) -> tuple[str, tuple[int, ...], int]:
-        """Path, shape and bytes of the largest parameter; zeros where there is none."""
-        nbytes, path, shape = max(self._parameters(), default=(0, "", ()))
-        return path, shape, nbytes
-
-    def _parameters(self) -> list[tuple[int, str, tuple[int, ...]]]:
-        of_operators = [(p.nbytes, p.path, p.shape) for p in self.weights]
-        return of_operators + [(p.nbytes, p.path, p.shape) for p in self.parameters]
+    def largest(self) -> Weight | RegionParameter:
+        """The largest parameter; the last path of equals."""
+        parameters = (*self.weights, *self.parameters)
+        return max(parameters, key=lambda p: (p.nbytes, p.path), default=Weight("", (), 0))

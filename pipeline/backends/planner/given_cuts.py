@@ -53,15 +53,15 @@ def price_cuts(
     prices = CutPrices(blocks, mesh, rates, ratio)
     # Constraints may have the network gather the batch at once.
     for cut_along in (batch, ()):
-        given = _GivenCuts(blocks, mesh, cut_along, specs, constraints)
-        decisions = Decisions(prices, given.keeps_cut, given.keeps_region, given.keeps_weight)
+        fixed = _FixedCuts(blocks, mesh, cut_along, specs, constraints)
+        decisions = Decisions(prices, fixed.keeps_cut, fixed.keeps_region, fixed.keeps_weight)
         if (plan := best_plan(decisions)) is not None:
             return PricedCuts(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
     return None
 
 
 @dataclass(frozen=True)
-class _GivenCuts:
+class _FixedCuts:
     """Which layouts agree with those of a recipe."""
 
     blocks: StepBlocks
@@ -76,28 +76,29 @@ class _GivenCuts:
         Where a constraint says how its layer's output is cut, that is what counts. A weight with
         several uses is brought to where it is needed.
         """
-        weight, operator = self.blocks.weights[use.weight], use.operator
-        layout = tuple(None if d is None else operator.dims[d].weight for d in cut)
+        weight = self.blocks.weights[use.weight]
+        samples = use.operator.samples
+        layout = tuple(None if d is None else use.operator.dims[d].weight for d in cut)
         layer = weight.path.rpartition("/")[0]
         constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
-        batch_is_cut = (
-            operator.samples is None
-            or constrained
-            or all(
-                name not in self.batch or size == 1 or at == operator.samples or found is not None
-                for name, size, at, found in zip(AXES, self.mesh.sizes, cut, layout, strict=True)
-            )
+        cuts_batch = all(
+            name not in self.batch or size == 1 or dim == samples or weight_dim is not None
+            for name, size, dim, weight_dim in zip(AXES, self.mesh.sizes, cut, layout, strict=True)
         )
-        return batch_is_cut and (weight.uses > 1 or self.keeps_weight(use.weight, layout))
+        if not (samples is None or constrained or cuts_batch):
+            return False
+        return weight.uses > 1 or self.keeps_weight(use.weight, layout)
 
     def keeps_weight(self, number: int, layout: Layout) -> bool:
         """Whether a layout of a weight is that of the last rule that covers it."""
         weight = self.blocks.weights[number]
         path = tuple(weight.path.split("/"))
-        covering = [rule.axes for rule in self.specs if covers(rule.pattern, path)]
         rank = len(weight.shape)
-        whole: Axes = ((),) * rank
-        return axes_of(layout, rank) == self._in_use(covering[-1] if covering else whole)
+        axes: Axes = ((),) * rank
+        for rule in self.specs:
+            if covers(rule.pattern, path):
+                axes = rule.axes
+        return axes_of(layout, rank) == self._used_axes(axes)
 
     def keeps_region(self, number: int, layout: Layout) -> bool:
         """Whether a layout of a region has the batch cut, and its layers' outputs as asked for.
@@ -106,8 +107,8 @@ class _GivenCuts:
         """
         region = self.blocks.regions[number]
         if number == largest_region(self.blocks) and region.samples is not None:
-            (in_use,) = self._in_use((self.batch,))
-            if axes_of_samples(region, layout) != in_use:
+            (used,) = self._used_axes((self.batch,))
+            if axes_of_samples(region, layout) != used:
                 return False
         return all(
             axes_of(seen_by(layout, output.groups), len(output.groups)) == axes
@@ -121,9 +122,9 @@ class _GivenCuts:
             for rule in self.constraints
             if fnmatchcase(output.layer, rule.pattern) and len(rule.axes) == len(output.groups)
         ]
-        return self._in_use(fitting[-1]) if fitting else None
+        return self._used_axes(fitting[-1]) if fitting else None
 
-    def _in_use(self, axes: Axes) -> Axes:
+    def _used_axes(self, axes: Axes) -> Axes:
         """Axes without those of one device, which cut nothing; in the order of the mesh."""
         sizes = dict(zip(AXES, self.mesh.sizes, strict=True))
         return tuple(

@@ -79,7 +79,13 @@ def plan_of(
 ) -> ParallelPlan:
     """The plan of what was decided about the blocks of a step."""
     cuts = dict(_parameter_cuts(blocks, decided))
-    outputs = dict(_output_cuts(blocks, decided))
+    outputs = {
+        output.layer: axes_of(
+            seen_by(decided.regions[output.region], output.groups), len(output.groups)
+        )
+        for output in blocks.outputs
+    }
+    largest = largest_region(blocks)
     axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     data_parallel = not any(map(any, cuts.values())) and all(
         all(cut[axis] == use.operator.samples for axis in axes)
@@ -87,7 +93,7 @@ def plan_of(
     )
     return ParallelPlan(
         mesh=mesh,
-        batch=_batch_axes(blocks, decided),
+        batch=axes_of_samples(blocks.regions[largest], decided.regions[largest]),
         specs=tuple(rules(cuts, only_cut=True)),
         constraints=() if data_parallel else tuple(rules(outputs)),
         step_ms=step_us / 1e3,
@@ -113,18 +119,6 @@ def _parameter_cuts(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str,
     for parameter in blocks.parameters:
         layout = seen_by(decided.regions[parameter.region], parameter.groups)
         yield parameter.path, axes_of(layout, len(parameter.shape))
-
-
-def _output_cuts(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str, Axes]]:
-    for output in blocks.outputs:
-        layout = seen_by(decided.regions[output.region], output.groups)
-        yield output.layer, axes_of(layout, len(output.groups))
-
-
-def _batch_axes(blocks: StepBlocks, decided: Decided) -> tuple[str, ...]:
-    """Axes that cut the samples where most activations are."""
-    number = largest_region(blocks)
-    return axes_of_samples(blocks.regions[number], decided.regions[number])
 
 
 def largest_region(blocks: StepBlocks) -> int:
@@ -173,10 +167,10 @@ def rules(cuts: Mapping[str, Axes], *, only_cut: bool = False) -> Iterator[CutRu
 def _patterns(path: str) -> Sequence[str]:
     """Patterns for a path and those that differ in numbers: in all of them, then in fewer."""
     numbers = list(re.finditer(r"\d+", path))
-    found = []
+    patterns = []
     for count in range(len(numbers), 0, -1):
         text = path
         for number in reversed(numbers[:count]):
             text = f"{text[: number.start()]}*{text[number.end() :]}"
-        found.append(text)
-    return found
+        patterns.append(text)
+    return patterns

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.backends.planner.blocks import StepBlocks
 from pipeline.backends.planner.cut_prices import COPIES, CutPrices
@@ -65,7 +66,7 @@ def search_blocks(
     """Search as `search` does, for blocks that are known."""
     began = time.perf_counter()
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
-    found: list[ParallelPlan] = []
+    plans: list[ParallelPlan] = []
     leanest = math.inf
     for mesh in meshes_of(devices):
         try:
@@ -74,33 +75,39 @@ def search_blocks(
         except GroupError:  # devices that can't be joined so
             continue
         if plan is not None:
-            found.append(plan)
-        elif not found:
+            plans.append(plan)
+        elif not plans:
             leanest = min(leanest, _least_memory(decisions))
-    one = data_parallel_plan(blocks, 1, rates, ratio)
-    assert one is not None
-    if not found:
-        raise RecipeError([_nothing_fits(blocks, one, devices, ratio, memory_bytes, leanest)])
+    one_device = data_parallel_plan(blocks, 1, rates, ratio)
+    assert one_device is not None
+    if not plans:
+        raise RecipeError(
+            [_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
+        )
     data = data_parallel_plan(blocks, devices, rates, ratio)
     fits = data is not None and data.memory_bytes <= memory_bytes
-    ranked = _ranked(found, data if fits else None)
+    ranked = _rank(plans, data if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
         best=ranked[0],
         runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
         data_parallel=data,
-        one_device=one,
+        one_device=one_device,
         memory_bytes=memory_bytes,
         blocks=len(blocks.regions) + len(blocks.operators),
         seconds=time.perf_counter() - began,
     )
 
 
-def _ranked(found: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+def _rank(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
     """Different plans, the fastest first; but data parallelism before all that gain little."""
-    every = [*found, data] if data is not None else found
-    ranked = sorted(_different(every), key=lambda plan: plan.step_ms)
+    candidates = [*plans, data] if data is not None else plans
+    different: list[ParallelPlan] = []
+    for plan in candidates:
+        if not any(_alike(plan, other) for other in different):
+            different.append(plan)
+    ranked = sorted(different, key=lambda plan: plan.step_ms)
     if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
         ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
     return ranked
@@ -126,26 +133,12 @@ def _least_memory(decisions: Decisions) -> float:
     return math.inf if choice is None else choice.memory
 
 
-def _different(plans: list[ParallelPlan]) -> Iterator[ParallelPlan]:
-    """Plans without those that do on another mesh what one before them does."""
-    seen: list[ParallelPlan] = []
-    for plan in plans:
-        if any(_alike(plan, other) for other in seen):
-            continue
-        seen.append(plan)
-        yield plan
-
-
 def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Whether two plans cost the same in time, memory and bytes, so differ in names at most."""
-    return all(
-        math.isclose(a, b, rel_tol=1e-6)
-        for a, b in (
-            (plan.step_ms, other.step_ms),
-            (plan.memory_bytes, other.memory_bytes),
-            (sum(plan.collective_bytes.values()), sum(other.collective_bytes.values())),
-        )
+    costs, other_costs = (
+        (p.step_ms, p.memory_bytes, sum(p.collective_bytes.values())) for p in (plan, other)
     )
+    return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 
 
 def data_parallel_plan(
@@ -159,18 +152,24 @@ def data_parallel_plan(
 
 
 def _nothing_fits(
-    blocks: StepBlocks, one: ParallelPlan, devices: int, ratio: float, bound: float, least: float
+    blocks: StepBlocks,
+    one_device: ParallelPlan,
+    devices: int,
+    ratio: float,
+    bound: float,
+    least: float,
 ) -> str:
     if math.isinf(least):
         return f"parallel.devices = {devices}: devices can not be joined to a mesh"
-    path, shape, nbytes = blocks.largest
-    held = blocks.parameter_bytes * (COPIES + ratio)
+    largest = blocks.largest
+    stored = blocks.parameter_bytes * (COPIES + ratio)
     return (
         f"parallel.devices = {devices}: no plan fits in {bound / GIB:.2f} GiB a device; the "
         f"leanest needs {least / GIB:.2f} GiB. On one device parameters, gradients and the "
-        f"optimizer's state take {held / GIB:.2f} GiB, activations "
-        f"{(one.memory_bytes - held) / GIB:.2f} GiB; the largest tensor is {path} {list(shape)}, "
-        f"{nbytes / GIB:.2f} GiB. Take more devices, or a smaller batch or model"
+        f"optimizer's state take {stored / GIB:.2f} GiB, activations "
+        f"{(one_device.memory_bytes - stored) / GIB:.2f} GiB; the largest tensor is "
+        f"{largest.path} {list(largest.shape)}, {largest.nbytes / GIB:.2f} GiB. Take more devices, "
+        "or a smaller batch or model"
     )
 
 
@@ -178,25 +177,25 @@ MOST_RULES = 12
 MIB = 2**20
 
 
-def plan_table(found: SearchedPlans) -> str:
+def plan_table(plans: SearchedPlans) -> str:
     """The plan, its price and memory, the runners-up, and what it cuts, as lines of text."""
-    return "\n".join(_lines(found))
+    return "\n".join(_lines(plans))
 
 
-def _lines(found: SearchedPlans) -> Iterator[str]:
-    best = found.best
-    bound = "" if found.memory_bytes == float("inf") else f" of {found.memory_bytes / GIB:.2f}"
+def _lines(plans: SearchedPlans) -> Iterator[str]:
+    best = plans.best
+    bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
     yield (
-        f"MODELLED, not measured: {found.name} on {found.devices} devices, {found.blocks} blocks "
-        f"searched in {found.seconds:.1f} s"
+        f"MODELLED, not measured: {plans.name} on {plans.devices} devices, {plans.blocks} blocks "
+        f"searched in {plans.seconds:.1f} s"
     )
     yield f"  plan       mesh {best.mesh} (data x model), {best.strategy}"
-    speed_up = found.one_device.step_ms / best.step_ms
+    speed_up = plans.one_device.step_ms / best.step_ms
     yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
     yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
     yield f"  collectives {moved_text(best)}"
     yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
-    for plan, mark in _rows(found):
+    for plan, mark in _rows(plans):
         moved = sum(plan.collective_bytes.values()) / MIB
         yield (
             f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
@@ -210,15 +209,15 @@ def _lines(found: SearchedPlans) -> Iterator[str]:
         yield f"  ... and {len(rules) - MOST_RULES} more rules"
 
 
-def _rows(found: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
-    yield found.best, "  <- chosen"
-    for plan in found.runners_up:
+def _rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
+    yield plans.best, "  <- chosen"
+    for plan in plans.runners_up:
         yield plan, ""
-    data = found.data_parallel
-    if data is not None and data not in (found.best, *found.runners_up):
-        yield data, "" if data.memory_bytes <= found.memory_bytes else "  does not fit"
-    if found.devices > 1:
-        yield found.one_device, ""
+    data = plans.data_parallel
+    if data is not None and data not in (plans.best, *plans.runners_up):
+        yield data, "" if data.memory_bytes <= plans.memory_bytes else "  does not fit"
+    if plans.devices > 1:
+        yield plans.one_device, ""
 
 
 def moved_text(plan: ParallelPlan) -> str:

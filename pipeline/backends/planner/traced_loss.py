@@ -82,7 +82,7 @@ class TracedLoss:
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}
-        kept: set[int] = set()
+        saved: set[int] = set()
         for index, node in enumerate(nodes):
             if index in self.forward and index not in self.operators:
                 continue
@@ -90,16 +90,16 @@ class TracedLoss:
                 while value in maker and maker[value].primitive in VIEWS:
                     value = maker[value].inputs[0]
                 if value in self.moving and (value in produced or value in self.batch):
-                    kept.add(value)
-        return sorted(kept)
+                    saved.add(value)
+        return sorted(saved)
 
     def gradients(self) -> set[int]:
         """Results of the graph but the loss, and what they are views of."""
-        found = set(self.graph.outputs[1:])
+        gradients = set(self.graph.outputs[1:])
         for node in reversed(self.graph.nodes):
-            if self._is_view(node) and not found.isdisjoint(node.outputs):
-                found.update(node.inputs)
-        return found
+            if self._is_view(node) and not gradients.isdisjoint(node.outputs):
+                gradients.update(node.inputs)
+        return gradients
 
     def _is_view(self, node: Node) -> bool:
         if node.primitive not in {*VIEWS, *REDUCTIONS, "convert_element_type"}:
@@ -123,7 +123,7 @@ class TracedLoss:
         """Nodes that the loss depends on, and those marked as of the forward pass."""
         nodes = self.graph.nodes
         maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
-        found = {index for index, node in enumerate(nodes) if node.mark == "forward"}
+        forward = {index for index, node in enumerate(nodes) if node.mark == "forward"}
         stack = [self.graph.outputs[0]]
         seen: set[int] = set()
         while stack:
@@ -131,9 +131,9 @@ class TracedLoss:
             if value in seen or value not in maker:
                 continue
             seen.add(value)
-            found.add(maker[value])
+            forward.add(maker[value])
             stack += nodes[maker[value]].inputs
-        return found
+        return forward
 
     def _operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Operands and weights of operators, by their nodes."""

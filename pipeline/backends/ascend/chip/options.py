@@ -128,10 +128,10 @@ def mode_of(software: Any, mode: Mode | None) -> Mode:
     Raises OptionError for an unknown stack, and a mode that the stack doesn't have.
     """
     if software is None:
-        return "loop_sink" if mode is None else mode
+        return mode or "loop_sink"
     if software not in get_args(Software):
-        known = ", ".join(get_args(Software))
-        raise OptionError(f"software: {software!r} is none of {known}; None is MindSpore's")
+        names = ", ".join(get_args(Software))
+        raise OptionError(f"software: {software!r} is none of {names}; None is MindSpore's")
     eager = software in EAGER
     if mode is None:
         return "op_by_op" if eager else "loop_sink"
@@ -161,5 +161,5 @@ def switch(name: str, value: Any) -> bool:
 
 def _check_range(name: str, value: float, *, least: float) -> None:
     if not (math.isfinite(value) and value >= least):
-        what = "zero or more" if least == 0 else "more than zero"
-        raise OptionError(f"{name}: {value} should be {what}, and finite")
+        limit = "zero or more" if least == 0 else "more than zero"
+        raise OptionError(f"{name}: {value} should be {limit}, and finite")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Layout = Literal["ND", "NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ"]
@@ -131,12 +131,12 @@ class Permutation:
 
 def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
     """Return a transpose's permutation, the same however its axes are cut by reshapes."""
-    kept = [axis for axis in order if shape[axis] != 1]
     runs: list[list[int]] = []
-    for axis in kept:
-        between = range(runs[-1][-1] + 1, axis) if runs else ()
-        follows = bool(runs) and runs[-1][-1] < axis and all(shape[a] == 1 for a in between)
-        if follows:
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        last = runs[-1][-1] if runs else axis
+        if last < axis and all(shape[a] == 1 for a in range(last + 1, axis)):
             runs[-1].append(axis)
         else:
             runs.append([axis])
@@ -192,6 +192,13 @@ class TaskGraph:
     unsupported: Mapping[str, int] = field(default_factory=dict)
     aliases: Mapping[int, int] = field(default_factory=dict)
     """Output buffer -> the state or parameter buffer that it updates in place."""
+
+    def with_tasks(
+        self, tasks: Sequence[Task], places: Mapping[int, int], buffers: Sequence[Buffer]
+    ) -> TaskGraph:
+        """Return the graph with other tasks; `places` maps tasks to their new places."""
+        gradients = tuple((name, size, places[writer]) for name, size, writer in self.gradients)
+        return replace(self, buffers=tuple(buffers), tasks=tuple(tasks), gradients=gradients)
 
 
 @dataclass(frozen=True, slots=True)

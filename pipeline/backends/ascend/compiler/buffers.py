@@ -10,8 +10,11 @@ from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Layout, R
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.phases import Phases, Signature
 from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.graph.graph import Graph, Node, Value
+from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
+
+CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
+"""Kinds of nodes whose results keep the channels of their operands."""
 
 
 class Buffers:
@@ -25,8 +28,12 @@ class Buffers:
         dtypes: Sequence[str],
         dataflow: Dataflow,
     ) -> None:
-        self.graph, self.signature, self.phases = graph, signature, phases
-        self.dtypes, self.dataflow, self.alias = dtypes, dataflow, dataflow.alias
+        self.graph = graph
+        self.signature = signature
+        self.phases = phases
+        self.dtypes = dtypes
+        self.dataflow = dataflow
+        self.alias = dataflow.alias
         self.axes = channel_axes(graph, dataflow)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
@@ -40,8 +47,8 @@ class Buffers:
         """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
-        whole = self.within.get(value)
-        within = self.of(whole) if whole is not None and whole != value else None
+        owner = self.within.get(value)
+        within = self.of(owner) if owner is not None and owner != value else None
         added = self.add(value, self.dtypes[value], self._layout(value), within)
         self.index[value] = added
         return added
@@ -63,8 +70,14 @@ class Buffers:
         )
         return len(self.all) - 1
 
+    def add_copy(self, value: int, dtype: str, layout: Layout) -> int:
+        """Add a copy of a value, an activation."""
+        copy = self.add(value, dtype, layout)
+        self.change(copy, role="activation")
+        return copy
+
     def change(self, buffer: int, **fields: object) -> None:
-        """Give a buffer another role, name or size."""
+        """Change the role, name, size or layout of a buffer."""
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def aliases(self) -> dict[int, int]:
@@ -79,11 +92,12 @@ class Buffers:
 
     def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
         """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
-        shape, axis = self.graph.values[value].shape, self.axes.get(value)
+        shape = self.graph.values[value].shape
+        axis = self.axes.get(value)
         if layout != "ND" or axis is None or len(shape) != 4:
             return shape
-        rest = [size for place, size in enumerate(shape) if place not in (0, axis)]
-        return (shape[0], shape[axis], *rest)
+        positions = (size for place, size in enumerate(shape) if place not in (0, axis))
+        return (shape[0], shape[axis], *positions)
 
     def _layout(self, value: int) -> Layout:
         if value in self.signature.inputs:
@@ -96,12 +110,9 @@ class Buffers:
         kind = kind_of(self.graph.nodes[producer].primitive) if producer is not None else None
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
-        return "FRACTAL_Z" if self._is_kernel(value) else "ND"
-
-    def _is_kernel(self, value: int) -> bool:
-        """Return whether it is a convolution's weight or its moment, in the cube's layout."""
-        kept = value in self.signature.parameters or value in self.signature.state
-        return kept and len(self.graph.values[value].shape) >= 4
+        # A convolution's weight or its moment has the cube's layout.
+        lasts = value in self.signature.parameters or value in self.signature.state
+        return "FRACTAL_Z" if lasts and len(self.graph.values[value].shape) >= 4 else "ND"
 
     def _name(self, value: int) -> str:
         if value in self._names:
@@ -125,11 +136,10 @@ def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return the whole buffers that slices of a scan, read or stacked, lie within."""
     within: dict[int, int] = {}
     for node in graph.nodes:
-        source, out = dataflow.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]
         if node.primitive == "scan_stack":
-            within[source] = out
+            within[dataflow.alias[node.inputs[0]]] = node.outputs[0]
         elif node.primitive in ("scan_slice", "scan_carry"):
-            within[out] = source
+            within[node.outputs[0]] = dataflow.alias[node.inputs[0]]
     return within
 
 
@@ -141,28 +151,19 @@ def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
+        inputs = [dataflow.alias[index] for index in node.inputs]
         if node.primitive == "conv_general_dilated":
-            _mark_convolution(dataflow, node, axes)
-        elif dataflow.kinds[position] in ("elementwise", "rows", "window", "move", "loop_view"):
-            _carry(graph, dataflow, node, axes)
+            numbers = node.params["dimension_numbers"]
+            if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
+                axes.setdefault(inputs[0], numbers.lhs_spec[1])
+                axes[node.outputs[0]] = numbers.out_spec[1]
+        elif dataflow.kinds[position] in CARRIERS and node.primitive != "transpose":
+            rank = len(graph.values[node.outputs[0]].shape)
+            for index in inputs:
+                if index in axes and len(graph.values[index].shape) == rank:
+                    axes.update(dict.fromkeys(node.outputs, axes[index]))
+                    break
     return axes
-
-
-def _mark_convolution(dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
-    numbers = node.params["dimension_numbers"]
-    if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
-        axes.setdefault(dataflow.alias[node.inputs[0]], numbers.lhs_spec[1])
-        axes[node.outputs[0]] = numbers.out_spec[1]
-
-
-def _carry(graph: Graph, dataflow: Dataflow, node: Node, axes: dict[int, int]) -> None:
-    if node.primitive == "transpose":
-        return
-    for index in (dataflow.alias[index] for index in node.inputs):
-        rank = len(graph.values[index].shape)
-        if index in axes and rank == len(graph.values[node.outputs[0]].shape):
-            axes.update(dict.fromkeys(node.outputs, axes[index]))
-            return
 
 
 def is_aligned(shape: Sequence[int]) -> bool:
@@ -178,22 +179,17 @@ def padded_elements(value: Value, layout: Layout, channel_axis: int | None = Non
     """
     shape = list(value.shape)
     if layout == "NC1HWC0" and channel_axis is not None:
-        shape[channel_axis] = _blocks(shape[channel_axis])
+        shape[channel_axis] = pad_to_blocks(shape[channel_axis])
     elif layout == "FRACTAL_NZ" and len(shape) > 1:
-        shape[-2:] = [_blocks(shape[-2]), _blocks(shape[-1])]
+        shape[-2:] = [pad_to_blocks(shape[-2]), pad_to_blocks(shape[-1])]
     elif layout == "FRACTAL_Z" and len(shape) > 1:
-        shape = _fractal_kernel(shape)
+        # The two largest axes of a weight are its channels, the others are taps.
+        order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
+        for axis in order[-2:]:
+            shape[axis] = pad_to_blocks(shape[axis])
     return math.prod(shape)
 
 
-def _fractal_kernel(shape: Sequence[int]) -> list[int]:
-    """Return a weight's shape with its two largest axes, the channels, padded; the taps are the
-    others.
-    """
-    order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
-    minor = order[-2:]
-    return [_blocks(size) if axis in minor else size for axis, size in enumerate(shape)]
-
-
-def _blocks(size: int) -> int:
+def pad_to_blocks(size: int) -> int:
+    """Return a size padded to whole blocks of 16."""
     return math.ceil(size / CHANNEL_BLOCK) * CHANNEL_BLOCK

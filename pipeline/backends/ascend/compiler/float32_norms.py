@@ -23,7 +23,7 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
     """Return the graph with batch normalisation's kernels on float32 copies of their maps."""
     buffers = list(graph.buffers)
     for index in _maps_of_norms_alone(graph):
-        buffers[index] = _in_float32(buffers[index])
+        buffers[index] = _widen(buffers[index])
     tasks: list[Task] = []
     places: dict[int, int] = {}
     copies: dict[int, int] = {}
@@ -32,46 +32,45 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
             places[place] = len(tasks)
             tasks.append(task)
             continue
-        normalised = task.cost_class == "bn_update" and task.phase == "forward"
-        maps = [i for i in task.reads if _is_half_map(buffers[i], task.vector)]
-        for index in maps:
-            if index not in copies and not normalised:
-                copies[index] = _copy(buffers, index)
+        update = task.cost_class == "bn_update"
+        for index in task.reads:
+            half = _is_half_map(buffers[index], task.vector)
+            if half and index not in copies and not (update and task.phase == "forward"):
+                copies[index] = _add_copy(buffers, index)
                 tasks.append(_cast(task, index, copies[index], task.vector))
         result = task.writes[0]
-        widened = task.phase == "backward" and task.cost_class == "bn_update"
-        widened &= _is_half_map(buffers[result], task.vector)
-        written = _copy(buffers, result) if widened else result
+        widened = update and task.phase == "backward" and _is_half_map(buffers[result], task.vector)
+        output = _add_copy(buffers, result) if widened else result
         places[place] = len(tasks)
         tasks.append(
             replace(
                 task,
                 reads=tuple(copies.get(index, index) for index in task.reads),
-                writes=(written, *task.writes[1:]),
+                writes=(output, *task.writes[1:]),
                 vector=replace(task.vector, dtype="float32"),
             )
         )
         if widened:
-            tasks.append(_cast(task, written, result, task.vector))
-    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
-    return replace(graph, buffers=tuple(buffers), tasks=tuple(tasks), gradients=gradients)
+            tasks.append(_cast(task, output, result, task.vector))
+    return graph.with_tasks(tasks, places, buffers)
 
 
 def _maps_of_norms_alone(graph: TaskGraph) -> list[int]:
     """Return the results of convolutions that nothing but normalisation reads."""
-    others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
-    others.update(graph.outputs)
-    normalised = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
-    made = [
+    read_by_norms = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
+    read_by_others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
+    alone = read_by_norms - read_by_others - set(graph.outputs)
+    return [
         task.writes[0]
         for task in graph.tasks
-        if task.cost_class in PRODUCTS and task.phase == "forward"
+        if task.cost_class in PRODUCTS
+        and task.phase == "forward"
+        and task.writes[0] in alone
+        and graph.buffers[task.writes[0]].dtype == "float16"
     ]
-    half = (index for index in made if graph.buffers[index].dtype == "float16")
-    return [index for index in half if index in normalised and index not in others]
 
 
-def _in_float32(buffer: Buffer) -> Buffer:
+def _widen(buffer: Buffer) -> Buffer:
     return replace(buffer, dtype="float32", nbytes=FLOAT32_BYTES_PER_FLOAT16 * buffer.nbytes)
 
 
@@ -79,13 +78,12 @@ def _is_half_map(buffer: Buffer, work: VectorWork) -> bool:
     return buffer.dtype == "float16" and math.prod(buffer.shape) == work.elements
 
 
-def _copy(buffers: list[Buffer], index: int) -> int:
+def _add_copy(buffers: list[Buffer], index: int) -> int:
     """Add a float32 copy of a buffer."""
-    copy = _in_float32(buffers[index])
-    buffers.append(
-        replace(copy, index=len(buffers), role="activation", name="float32 copy", within=None)
-    )
-    return len(buffers) - 1
+    copy = _widen(buffers[index])
+    place = len(buffers)
+    buffers.append(replace(copy, index=place, role="activation", name="float32 copy", within=None))
+    return place
 
 
 def _cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:

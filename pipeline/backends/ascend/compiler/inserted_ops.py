@@ -26,7 +26,9 @@ class InsertedOps:
     """
 
     def __init__(self, graph: Graph, buffers: Buffers, precision: Precision | None) -> None:
-        self.graph, self.buffers, self.precision = graph, buffers, precision
+        self.graph = graph
+        self.buffers = buffers
+        self.precision = precision
         self.alias = buffers.alias
         self.tasks: list[Task] = []
         self.laid_out: dict[int, int] = {}
@@ -43,16 +45,15 @@ class InsertedOps:
         cost_class: CostClass,
         reads: tuple[int, ...],
         writes: tuple[int, ...],
-        **rest: object,
-    ) -> Task:
+        **details: object,
+    ) -> None:
         """Add a task of the vector unit, or of another engine, for a kernel."""
-        fields = {"engine": "vector", "repeat": kernel.repeat, **rest}
+        fields = {"engine": "vector", "repeat": kernel.repeat, **details}
         task = Task(
             type=type_, scope=kernel.scope, phase=kernel.phase, cost_class=cost_class,
             reads=reads, writes=writes, **fields,  # type: ignore[arg-type]
         )  # fmt: skip
         self.tasks.append(task)
-        return task
 
     def flush(self) -> None:
         """Convert gradients to another layout once all of them are there."""
@@ -64,44 +65,38 @@ class InsertedOps:
         self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        """Return a value as a product reads it: float16, in the cube's layout; converted once a
-        step.
-        """
+        """Return a value as a product reads it: float16, in the cube's layout; once a step."""
         value = self.alias[value]
         key = (value, layout)
         if key not in self._prepared:
-            self._prepared[key] = self._prepare(value, layout, kernel)
+            before = len(self.tasks)
+            ready = self.buffers.of(value)
+            dtype = self.buffers.dtypes[value]
+            plain = self.buffers.all[ready].layout == "ND"
+            if dtype == "float32" and self.precision is not None:
+                ready = self._cast(value, ready, kernel)
+                dtype = "float16"
+            # Feature maps have the cube's layout, but weights of products and images are plain.
+            is_weight = value in self.buffers.phases.weights
+            converts = is_weight or value in self.buffers.signature.inputs
+            if layout != "ND" and plain and converts:
+                ready = self.convert(value, ready, layout, kernel, dtype)
+            producer = self.buffers.dataflow.producer.get(value)
+            repeat = 1 if producer is None else self.graph.nodes[producer].repeat
+            self._hoist_out_of_loops(before, repeat)
+            self._prepared[key] = ready
         return self._prepared[key]
 
-    def _prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        before = len(self.tasks)
-        ready, dtype = self.buffers.of(value), self.buffers.dtypes[value]
-        plain = self.buffers.all[ready].layout == "ND"
-        if dtype == "float32" and self.precision is not None:
-            ready, dtype = self._cast(value, ready, kernel), "float16"
-        if layout != "ND" and plain and self._changes_layout(value):
-            ready = self.convert(value, ready, layout, kernel, dtype)
-        self._hoist_out_of_loops(before, self._repeat_of(value))
-        return ready
-
-    def _changes_layout(self, value: int) -> bool:
-        """Return whether a value changes its layout: feature maps do.
-
-        Weights of matrix products and a batch's images have the plain layout.
-        """
-        return value in self.buffers.phases.weights or value in self.buffers.signature.inputs
-
     def _cast(self, value: int, source: int, kernel: Kernel) -> int:
-        copy = self.buffers.add(value, "float16", self.buffers.all[source].layout)
-        self.buffers.change(copy, role="activation", name="float16 copy")
+        copy = self.buffers.add_copy(value, "float16", self.buffers.all[source].layout)
+        self.buffers.change(copy, name="float16 copy")
         work = VectorWork(self.graph.values[value].size, "float32")
         self.add(kernel, "Cast", "cast", (source,), (copy,), vector=work)
         return copy
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
         """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""
-        copy = self.buffers.add(value, dtype, layout)
-        self.buffers.change(copy, role="activation")
+        copy = self.buffers.add_copy(value, dtype, layout)
         work = VectorWork(self.graph.values[value].size, dtype)
         self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
         return copy
@@ -111,8 +106,7 @@ class InsertedOps:
         key = (value, source, moved)
         if key not in self._permuted:
             dtype = self.buffers.all[source].dtype
-            copy = self.buffers.add(value, dtype, "ND")
-            self.buffers.change(copy, role="activation")
+            copy = self.buffers.add_copy(value, dtype, "ND")
             work = VectorWork(self.graph.values[value].size, dtype)
             self.add(
                 kernel, "TransposeD", "transpose", (source,), (copy,), vector=work,
@@ -125,10 +119,10 @@ class InsertedOps:
         """Return a feature map in the plain layout, converted once for all its readers."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
-            source, dtype = self.buffers.of(value), self.buffers.dtypes[value]
-            blocked = self.buffers.all[source].layout == "NC1HWC0"
-            copy = self.convert(value, source, "ND", kernel, dtype) if blocked else source
-            self._prepared[key] = copy
+            source = self.buffers.of(value)
+            if self.buffers.all[source].layout == "NC1HWC0":
+                source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
+            self._prepared[key] = source
         return self._prepared[key]
 
     def channels_last(self, value: int, kernel: Kernel) -> int:
@@ -156,14 +150,12 @@ class InsertedOps:
 
     def plain_result(self, value: int) -> int:
         """Return the buffer of a map that is written with its channels last."""
-        if value not in self.buffers.axes:
-            return self.buffers.of(value)
-        if value not in self._channels_last:
-            written = self.buffers.of(value)
-            if self.buffers.all[written].layout == "NC1HWC0":
-                self.buffers.change(written, layout="ND")
-                self._channels_last.add(value)
-        return self.buffers.of(value)
+        buffer = self.buffers.of(value)
+        blocked = self.buffers.all[buffer].layout == "NC1HWC0"
+        if blocked and value in self.buffers.axes and value not in self._channels_last:
+            self.buffers.change(buffer, layout="ND")
+            self._channels_last.add(value)
+        return buffer
 
     def is_channels_last(self, value: int) -> bool:
         """Return whether a map was written with its channels last."""
@@ -174,10 +166,6 @@ class InsertedOps:
         shape = self.graph.values[value].shape
         channels = shape[self.buffers.axes.get(value, len(shape) - 1)]
         return shape[0], math.prod(shape) // (shape[0] * channels), channels
-
-    def _repeat_of(self, value: int) -> int:
-        producer = self.buffers.dataflow.producer.get(value)
-        return self.graph.nodes[producer].repeat if producer is not None else 1
 
     def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
         """Put tasks from `first` on before the loop whose iterations share their results."""
@@ -202,8 +190,7 @@ class InsertedOps:
             return
         source = self.buffers.index[value]
         copy = self.convert(value, source, "ND", kernel, "float32")
-        whole = self.buffers.all[source].within
-        self.buffers.change(copy, role="gradient", within=whole)
+        self.buffers.change(copy, role="gradient", within=self.buffers.all[source].within)
         self.buffers.change(source, within=None)
         self.buffers.index[value] = copy
         if not kernel.loop:
@@ -214,24 +201,20 @@ class InsertedOps:
         """Cast a float32 bias before it is added to a float16 feature map."""
         if self.precision not in ("O2", "O3") or kernel.elements <= 1:
             return reads
+        weights = self.buffers.phases.weights
+        dtypes = self.buffers.dtypes
         return tuple(
-            self.prepare(index, "ND", kernel) if self._is_float32_weight(index) else buffer
+            self.prepare(index, "ND", kernel)
+            if index in weights and dtypes[index] == "float32" and self.graph.values[index].size > 1
+            else buffer
             for index, buffer in zip(kernel.sources, reads, strict=True)
         )
 
-    def _is_float32_weight(self, value: int) -> bool:
-        many = self.graph.values[value].size > 1
-        return many and self.buffers.dtypes[value] == "float32" and self._is_weight(value)
-
-    def _is_weight(self, value: int) -> bool:
-        return value in self.buffers.phases.weights
-
     def plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
-        dtypes, axes = self.buffers.dtypes, self.buffers.axes
         return tuple(
-            self.convert(index, buffer, "ND", kernel, dtypes[index])
-            if index in axes and self.buffers.all[buffer].layout == "NC1HWC0"
+            self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])
+            if index in self.buffers.axes and self.buffers.all[buffer].layout == "NC1HWC0"
             else buffer
             for index, buffer in zip(kernel.sources, reads, strict=True)
         )

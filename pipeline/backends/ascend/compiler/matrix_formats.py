@@ -22,7 +22,7 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     VectorWork,
 )
-from pipeline.backends.ascend.compiler.buffers import is_aligned
+from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
 from pipeline.core.host.item_sizes import stored_bytes
 
 Matrices = tuple[int, int, int]
@@ -32,10 +32,8 @@ Matrices = tuple[int, int, int]
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
     """Return the graph with a TransData wherever a product meets a matrix in the plain format."""
     conversion = _Conversion(graph, op_by_op)
-    places = [conversion.add(task) for task in graph.tasks]
-    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
-    buffers, tasks = tuple(conversion.buffers), tuple(conversion.tasks)
-    return replace(graph, buffers=buffers, tasks=tasks, gradients=gradients)
+    places = {place: conversion.add(task) for place, task in enumerate(graph.tasks)}
+    return graph.with_tasks(conversion.tasks, places, conversion.buffers)
 
 
 @dataclass
@@ -48,7 +46,7 @@ class _Conversion:
     tasks: list[Task] = field(init=False, default_factory=list)
     blocked: dict[int, int] = field(init=False, default_factory=dict)
     """Buffer -> its copy in FRACTAL_NZ."""
-    written: dict[int, Task] = field(init=False, default_factory=dict)
+    writers: dict[int, Task] = field(init=False, default_factory=dict)
     readers: dict[int, list[Task]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,28 +60,31 @@ class _Conversion:
         """Add a task between its conversions. Return its place."""
         if not multiplies_matrices(task):
             self.tasks.append(task)
-            self.written.update(dict.fromkeys(task.writes, task))
+            self.writers.update(dict.fromkeys(task.writes, task))
             return len(self.tasks) - 1
         assert task.cube is not None
-        operands = self._operands(task)
-        reads = tuple(self._in_blocks(index, task, operands) for index in task.reads)
-        plain = [index for index in task.writes if self._leaves_blocks(index)]
+        matrices = self._operand_matrices(task)
+        reads = tuple(self._to_blocks(index, task, matrices.get(index)) for index in task.reads)
         result = (task.cube.batch, task.cube.m, task.cube.n)
-        copies = {index: self._copy(index, result) for index in plain}
-        for index in plain:
+        copies = {
+            index: self._add_copy(index, result)
+            for index in task.writes
+            if self._leaves_blocks(index)
+        }
+        for index in copies:
             self.buffers[index] = replace(self.buffers[index], layout="ND")
         writes = tuple(copies.get(index, index) for index in task.writes)
         self.tasks.append(replace(task, reads=tuple(dict.fromkeys(reads)), writes=writes))
         place = len(self.tasks) - 1
-        self.written.update(dict.fromkeys(task.writes, task))
+        self.writers.update(dict.fromkeys(task.writes, task))
         for index, copy in copies.items():
-            self.tasks.append(self._conversion(task, copy, index))
+            self._convert(task, copy, index)
             if not self.op_by_op:
                 self.blocked[index] = copy
         return place
 
-    def _operands(self, task: Task) -> dict[int, Matrices]:
-        """Return a product's operands as matrices; what a fused kernel reads besides is none."""
+    def _operand_matrices(self, task: Task) -> dict[int, Matrices]:
+        """Return a product's operands as matrices; other inputs of a fused kernel are left out."""
         work = task.cube
         assert work is not None
         shapes = {
@@ -93,14 +94,14 @@ class _Conversion:
         sizes = {index: math.prod(self.buffers[index].shape) for index in task.reads}
         return {index: shapes[size] for index, size in sizes.items() if size in shapes}
 
-    def _in_blocks(self, index: int, task: Task, operands: dict[int, Matrices]) -> int:
+    def _to_blocks(self, index: int, task: Task, matrices: Matrices | None) -> int:
         """Return an operand in FRACTAL_NZ, converted once for all products of a graph."""
         if index in self.blocked:
             return self.blocked[index]
-        if index not in operands or not self._is_plain(index):
+        if matrices is None or not self._is_plain(index):
             return index
-        copy = self._copy(index, operands[index])
-        self.tasks.append(self._conversion(task, index, copy))
+        copy = self._add_copy(index, matrices)
+        self._convert(task, index, copy)
         if not self.op_by_op:
             self.blocked[index] = copy
         return copy
@@ -110,7 +111,8 @@ class _Conversion:
 
         Parameters, their copies and a batch's images are laid out where they are prepared.
         """
-        maker, buffer = self.written.get(index), self.buffers[index]
+        maker = self.writers.get(index)
+        buffer = self.buffers[index]
         if maker is None or maker.type in ("TransData", "Cast") or buffer.role == "parameter":
             return False
         if multiplies_matrices(maker) and not self.op_by_op:
@@ -125,17 +127,18 @@ class _Conversion:
         readers = self.readers[index]
         return not readers or any(not multiplies_matrices(reader) for reader in readers)
 
-    def _copy(self, index: int, matrices: Matrices) -> int:
+    def _add_copy(self, index: int, matrices: Matrices) -> int:
         """Add the copy of a buffer as matrices in FRACTAL_NZ: a shape (batch, rows, columns).
 
-        The cube takes either order; a matrix with one edge of whole sixteens has it as its rows'
-        length, as attention's heads have their features.
+        The cube takes either order. If one edge is a multiple of 16 it is the rows' length, as the
+        features of attention's heads are.
         """
-        buffer, place = self.buffers[index], len(self.buffers)
+        buffer = self.buffers[index]
         batch, rows, columns = matrices
         if columns % CHANNEL_BLOCK and not rows % CHANNEL_BLOCK:
             rows, columns = columns, rows
-        elements = batch * _blocks(rows) * _blocks(columns)
+        elements = batch * pad_to_blocks(rows) * pad_to_blocks(columns)
+        place = len(self.buffers)
         self.buffers.append(
             replace(
                 buffer,
@@ -149,19 +152,16 @@ class _Conversion:
         )
         return place
 
-    def _conversion(self, task: Task, source: int, copy: int) -> Task:
+    def _convert(self, task: Task, source: int, copy: int) -> None:
         plain = self.buffers[min(source, copy)]
         work = VectorWork(math.prod(plain.shape), plain.dtype)
-        return Task(
+        conversion = Task(
             "TransData", task.scope, "vector", task.phase, "trans_data", (source,), (copy,),
             vector=work, repeat=task.repeat, launched=False,
         )  # fmt: skip
+        self.tasks.append(conversion)
 
 
 def multiplies_matrices(task: Task) -> bool:
     """Return whether a task is a product of matrices on the cube."""
     return task.cube is not None and task.cost_class == "matmul" and task.cube.dtype == "float16"
-
-
-def _blocks(length: int) -> int:
-    return math.ceil(length / CHANNEL_BLOCK) * CHANNEL_BLOCK

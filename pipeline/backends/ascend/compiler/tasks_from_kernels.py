@@ -247,7 +247,8 @@ class _Lowering:
 
     def _is_map(self, index: int) -> bool:
         """Return whether a value is a feature map in blocks, of more than one position."""
-        value, axis = self.graph.values[index], self.buffers.axes.get(index)
+        value = self.graph.values[index]
+        axis = self.buffers.axes.get(index)
         if axis is None or len(value.shape) != 4:
             return False
         positions = value.size // (value.shape[0] * value.shape[axis])
@@ -472,8 +473,7 @@ class _Lowering:
         source = self.inserted.prepare_plain(kernel.sources[0], kernel)
         fused = (node.primitive,)
         for root in kernel.roots:
-            part = self.buffers.add(root, self.dtypes[root], "ND")
-            self.buffers.change(part, role="activation")
+            part = self.buffers.add_copy(root, self.dtypes[root], "ND")
             work = VectorWork(self.graph.values[root].size, self.dtypes[root])
             self.inserted.add(kernel, "Slice", "copy", (source,), (part,), vector=work, fused=fused)
             blocked = (self.buffers.of(root),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from typing import Literal, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
@@ -16,7 +17,6 @@ from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.rates import CollectiveKind, DeviceGroup, GroupError
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-Algorithm = Literal["none", "pair", "ring", "doubling", "hierarchical"]
 Gradient = tuple[str, int, int]
 
 
@@ -53,20 +53,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce:
-    """Time of one all-reduce: `in_server_us` over HCCS, `between_us` over RoCE."""
-
-    algorithm: Algorithm
-    in_server_us: float = 0.0
-    between_us: float = 0.0
-
-    @property
-    def us(self) -> float:
-        """Microseconds over both kinds of link."""
-        return self.in_server_us + self.between_us
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """Gradients that are all-reduced together, as indices in the order in which they are ready."""
 
@@ -89,12 +75,11 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
     Raises:
         OptionError: as `check_devices`; or groups of an axis that lie differently on servers.
     """
-    devices = 1
-    for size in sizes.values():
-        devices *= size
+    devices = prod(sizes.values())
     check_devices(devices, hw)
     in_server = min(devices, int(hw.devices_per_server_count))
-    groups, stride = {}, 1
+    groups = {}
+    stride = 1
     for axis, size in reversed(list(sizes.items())):
         # A server holds whole groups, whole parts of a group, or one member of each.
         per_server = min(size, max(1, in_server // stride))
@@ -139,9 +124,11 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     if kind == "all_to_all":
         return _all_to_all_us(nbytes, group, hw)
     if kind == "send":
-        return _send_us(nbytes, group, hw)
-    whole_us = _all_reduce(nbytes, group, hw).us
-    return whole_us if kind == "all_reduce" else whole_us / 2
+        if group.servers > 1:
+            return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
+        return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
+    reduce_us = sum(_all_reduce(nbytes, group, hw))
+    return reduce_us if kind == "all_reduce" else reduce_us / 2
 
 
 def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
@@ -150,17 +137,17 @@ def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
     Raises:
         OptionError: devices below 1, or more than a server and no whole number of servers.
     """
-    return all_reduce(nbytes, devices, hw).us
+    return sum(all_reduce(nbytes, devices, hw))
 
 
-def all_reduce(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
-    """Return the time of one all-reduce over all devices, by the kind of link.
+def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
+    """Return the microseconds of one all-reduce over all devices: over HCCS, and over RoCE.
 
-    The formulas are those of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops
-    and carries 2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n)
-    hops with all the data. Over several servers: reduce-scatter in each server, an all-reduce of
-    each device's share between servers (halving and doubling, NHR if their number is no power of
-    two), all-gather in each server.
+    Formulas of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops and carries
+    2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n) hops with all
+    the data. Over several servers: reduce-scatter in each server, an all-reduce of each device's
+    share between servers (halving and doubling, NHR if their number is not a power of two),
+    all-gather in each server.
 
     Raises:
         OptionError: as `all_reduce_us`; or nbytes below 0.
@@ -195,35 +182,30 @@ def _check(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> None:
         )
 
 
-def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> AllReduce:
+def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
     if group.servers == 1:
-        return _in_server(nbytes, group.size, hw)
+        return _one_server_us(nbytes, group.size, hw), 0.0
     in_server_us = 0.0
     if group.per_server == 2:
         in_server_us = _pair_us(nbytes, hw)
     elif group.per_server > 2:
         in_server_us = _ring_us(nbytes, group.per_server, hw)
-    between_us = _between_servers_us(nbytes / group.per_server, group.servers, hw)
+    hops = 2 * (group.servers - 1).bit_length()
+    carried = 2 * (group.servers - 1) / group.servers * (nbytes / group.per_server)
+    between_us = hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
     if group.size <= hw.devices_per_server_count:
         # Few hops between servers may seem to beat the many of a ring in one, whose figure is a
         # fit; the same devices in one server are the bound.
-        least_us = _in_server(nbytes, group.size, hw).us
+        least_us = _one_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
-    return AllReduce("hierarchical", in_server_us, between_us)
+    return in_server_us, between_us
 
 
-def _in_server(nbytes: float, devices: int, hw: Hardware) -> AllReduce:
-    if devices == 1:
-        return AllReduce("none")
-    if devices == 2:
-        return AllReduce("pair", _pair_us(nbytes, hw))
-    ring = _ring_us(nbytes, devices, hw)
-    doubling = (devices - 1).bit_length() * (
-        hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    )
-    if doubling < ring:
-        return AllReduce("doubling", doubling)
-    return AllReduce("ring", ring)
+def _one_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
+    if devices <= 2:
+        return _pair_us(nbytes, hw) if devices == 2 else 0.0
+    doubling_us = hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
+    return min(_ring_us(nbytes, devices, hw), (devices - 1).bit_length() * doubling_us)
 
 
 def _pair_us(nbytes: float, hw: Hardware) -> float:
@@ -235,24 +217,13 @@ def _ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
     return steps * hw.hccs_hop_us + nbytes * steps / devices / (hw.hccs_bus_gb_per_s * 1e3)
 
 
-def _between_servers_us(nbytes: float, servers: int, hw: Hardware) -> float:
-    hops = 2 * (servers - 1).bit_length()
-    carried = 2 * (servers - 1) / servers * nbytes
-    return hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
-
-
 def _all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    near, far = group.per_server - 1, group.size - group.per_server
+    near = group.per_server - 1
+    far = group.size - group.per_server
     hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us
     part = nbytes / group.size
     near_us = near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
     return near_us + far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
-
-
-def _send_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    if group.servers == 1:
-        return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
 
 
 def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
@@ -269,7 +240,13 @@ def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tupl
     count = len(gradients)
     if not count:
         return ()
-    ends = list(_check_fusion(fusion, count)) if fusion else []
+    ends = list(fusion or ())
+    for before, index in zip((-1, *ends), ends, strict=False):
+        if index <= before or index >= count:
+            raise OptionError(
+                f"all_reduce_fusion: {ends} should grow and stay below {count}, the number of "
+                f"parameters; {index} does not"
+            )
     if not ends or ends[-1] != count - 1:
         ends.append(count - 1)
     begins = [0, *(end + 1 for end in ends[:-1])]
@@ -292,16 +269,6 @@ def split_rounds(
     """
     groups = groupby(bucket.gradients, key=rounds.__getitem__)
     return tuple(_bucket(gradients, tuple(members)) for _, members in groups)
-
-
-def _check_fusion(fusion: Sequence[int], count: int) -> Sequence[int]:
-    for before, index in zip((-1, *fusion), fusion, strict=False):
-        if index <= before or index >= count:
-            raise OptionError(
-                f"all_reduce_fusion: {list(fusion)} should grow and stay below {count}, the "
-                f"number of parameters; {index} does not"
-            )
-    return fusion
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,7 @@ class Efficiency:
     constants: Constants
     classes: Mapping[str, ClassEfficiency]
 
-    def rate(self, cost_class: str) -> float:
-        """Return the class's work per time, relative to the hardware's rates."""
-        return self.classes[cost_class].rate
-
-    def scaled(self, multipliers: Mapping[str, float]) -> Efficiency:
+    def scale_rates(self, multipliers: Mapping[str, float]) -> Efficiency:
         """Return the model with the rates of some classes multiplied, kept within the bounds.
 
         Raises RunError for an unknown class or a multiplier that is not positive.
@@ -106,30 +102,24 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
     """Return fitted constants from YAML. Raises RunError for an invalid file."""
     try:
         document = yaml.safe_load(path.read_text())
-        constants = Constants(**{f.name: float(document["constants"][f.name]) for f in _CONSTANTS})
-        classes = {name: _class_of(document["classes"][name]) for name in get_args(CostClass)}
+        constants = Constants(
+            **{f.name: float(document["constants"][f.name]) for f in fields(Constants)}
+        )
+        classes = {}
+        for name in get_args(CostClass):
+            entry = document["classes"][name]
+            rate = float(entry["rate"])
+            spread = float(entry["log_sd"])
+            classes[name] = ClassEfficiency(rate, spread, entry["provenance"], str(entry["source"]))
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path}: not a file of efficiencies: {error!r}") from error
-    _check(path, classes)
-    return Efficiency(constants, MappingProxyType(classes))
-
-
-_CONSTANTS = fields(Constants)
-
-
-def _class_of(entry: Mapping[str, Any]) -> ClassEfficiency:
-    return ClassEfficiency(
-        float(entry["rate"]), float(entry["log_sd"]), entry["provenance"], str(entry["source"])
-    )
-
-
-def _check(path: Path, classes: Mapping[str, ClassEfficiency]) -> None:
     low, high = RATE_BOUNDS
     for name, entry in classes.items():
         if not low <= entry.rate <= high:
             raise RunError(f"{path}: classes.{name}.rate is {entry.rate}; right is {low} to {high}")
         if entry.provenance not in get_args(Provenance):
             raise RunError(f"{path}: classes.{name}.provenance is {entry.provenance!r}")
+    return Efficiency(constants, MappingProxyType(classes))
 
 
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
@@ -179,7 +169,7 @@ def calibrate_with(
     by_class: dict[str, float] = {
         name: multipliers[group] for group in GROUPS for name in GROUPS[group]
     }
-    efficiency = (kernels or load_efficiency()).scaled(by_class)
+    efficiency = (kernels or load_efficiency()).scale_rates(by_class)
     return Calibration(efficiency, dict(multipliers), task_us, log_sd, interval_scale)
 
 

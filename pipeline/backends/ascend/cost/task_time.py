@@ -20,7 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     TaskTime,
 )
-from pipeline.backends.ascend.cost.efficiency import Constants, Efficiency, load_efficiency
+from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.l2_cache import Traffic, measure_traffic
 from pipeline.backends.ascend.cost.tiling import (
     Product,
@@ -69,7 +69,8 @@ def price_tasks(
 def _price(
     index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
 ) -> TaskTime:
-    hw, entry = context.hw, efficiency.classes[task.cost_class]
+    hw = context.hw
+    entry = efficiency.classes[task.cost_class]
     if task.cost_class == "all_reduce" or task.engine == "hccl":
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
@@ -133,7 +134,10 @@ def _cube_work(
     Equal parts of a weight gradient's images, one after the other, are taken where they are faster.
     """
     product = task_product(task, work, context.buffers)
-    rate *= _channel_rate(task, work, context.constants)
+    if task.cost_class == "conv_kernel_grad" and work.batch == 1:
+        # The first layer's weight gradient is slower than its padding explains.
+        few_channels = work.m // work.taps < CHANNEL_BLOCK
+        rate *= context.constants.few_channels if few_channels else 1.0
     if index in context.tiles:
         choice = single_choice(context.tiles[index], product, context.hw)
         return _chosen_work(choice, traffic, context, rate)
@@ -148,7 +152,8 @@ def _cube_work(
 
 def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rate: float) -> Work:
     """Return the stages of the fastest tiling, with traffic as slow as device memory makes it."""
-    hw, constants = context.hw, context.constants
+    hw = context.hw
+    constants = context.constants
     clock = hw.ai_core_clock_mhz
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
@@ -160,13 +165,6 @@ def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rat
         (max(read_us, write_us), "memory"),
     )
     return Work(cycles / clock, max(stages)[1], float(choice.rows[at, :4].prod()))
-
-
-def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
-    """Return the rate of the first layer's weight gradient, slower than its padding explains."""
-    whole = task.cost_class == "conv_kernel_grad" and work.batch == 1
-    few = whole and work.m // work.taps < CHANNEL_BLOCK
-    return constants.few_channels if few else 1.0
 
 
 def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:

@@ -66,7 +66,7 @@ def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int 
     A 1 x 1 input gradient skips the zeros that a stride puts between rows; others multiply them.
     `images` are those of the batch, which a weight gradient sums over.
     """
-    m, k, n = _blocks(work.m), _blocks(work.k), _blocks(work.n)
+    m, k, n = map(_blocks, (work.m, work.k, work.n))
     reuse = max(work.taps / work.stride, 1.0)
     if cost_class == "conv_kernel_grad":
         m = work.taps * _blocks(work.m // work.taps)
@@ -74,15 +74,13 @@ def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int 
     if cost_class in ("conv", "conv_input_grad"):
         k = work.taps * _blocks(work.k // work.taps)
     if cost_class == "conv_input_grad":
-        rows = _rows_that_matter(work)
-        m, reuse = _blocks(rows), max(rows * work.taps * work.stride / work.m, 1.0)
+        # A strided 1 x 1 convolution reads only some of the rows.
+        share = work.macs / (work.batch * work.m * work.k * work.n)
+        strided = work.taps == 1 and share < 1
+        rows = max(math.ceil(work.m * share), 1) if strided else work.m
+        m = _blocks(rows)
+        reuse = max(rows * work.taps * work.stride / work.m, 1.0)
     return Product(work.batch, m, k, n, reuse, out_bytes)
-
-
-def _rows_that_matter(work: CubeWork) -> int:
-    """Return the rows of an input gradient that a strided 1 x 1 convolution reads."""
-    share = work.macs / (work.batch * work.m * work.k * work.n)
-    return max(math.ceil(work.m * share), 1) if work.taps == 1 and share < 1 else work.m
 
 
 def _blocks(length: int) -> int:
@@ -136,22 +134,24 @@ def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice],
     a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
     which no stage is shorter than that of some tiling of the whole are left out.
     """
-    whole = _compared(default_choice(product, hw))
-    parts, count = [], 2
+    stages = _parallel_stages(default_choice(product, hw))
+    parts = []
+    count = 2
     while product.images and product.images % count == 0:
         images = product.images // count
         part = replace(product, k=math.ceil(product.k / count), images=images)
         choice = default_choice(part, hw)
-        slower = np.all(whole[:, None, :] <= count * _compared(choice)[:, :, None], axis=0)
-        kept = np.logical_not(np.any(slower, axis=1))
-        if kept.any():
-            stages = tuple(stage[kept] for stage in choice.stages)
-            parts.append((count, TileChoice(choice.rows[kept], stages)))
+        part_stages = count * _parallel_stages(choice)
+        slower = np.all(stages[:, None, :] <= part_stages[:, :, None], axis=0)
+        useful = np.logical_not(np.any(slower, axis=1))
+        if useful.any():
+            cycles = tuple(stage[useful] for stage in choice.stages)
+            parts.append((count, TileChoice(choice.rows[useful], cycles)))
         count *= 2
     return tuple(parts)
 
 
-def _compared(choice: TileChoice) -> NDArray[np.float64]:
+def _parallel_stages(choice: TileChoice) -> NDArray[np.float64]:
     """Return the stages that run side by side, one a row: (3, tilings)."""
     cube, load, l2, out = choice.stages
     return np.stack([np.maximum(cube, load), l2, out])
@@ -180,8 +180,9 @@ def total_cycles(
     cube is slower than its peak by `rate`.
     """
     cube, load, l2, out = stages
-    reads, writes = np.maximum(l2, read_cycles), np.maximum(out, write_cycles)
-    parts = np.stack([np.maximum(cube, load) / rate, reads, writes])
+    parts = np.stack(
+        [np.maximum(cube, load) / rate, np.maximum(l2, read_cycles), np.maximum(out, write_cycles)]
+    )
     return np.asarray((parts**overlap).sum(axis=0) ** (1 / overlap))
 
 
@@ -191,13 +192,16 @@ def stage_cycles(
     """Return cycles (cube, load, l2, out) of the busiest core, for each candidate row."""
     cores_batch, cores_m, cores_k, cores_n, block_m, block_n = rows.T
     times = np.ceil(product.batch / cores_batch)
-    m, k = np.ceil(product.m / cores_m), np.ceil(product.k / cores_k)
+    m = np.ceil(product.m / cores_m)
+    k = np.ceil(product.k / cores_k)
     n = np.ceil(product.n / cores_n)
-    passes_m, passes_n = np.ceil(m / block_m), np.ceil(n / block_n)
+    passes_m = np.ceil(m / block_m)
+    passes_n = np.ceil(n / block_n)
     depth = _tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
     heads = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
     cube = m * k * n * 4096 / hw.cube_fp16_macs_per_cycle + heads
-    a_bytes, b_bytes = m * k * FRACTAL_BYTES, k * n * FRACTAL_BYTES
+    a_bytes = m * k * FRACTAL_BYTES
+    b_bytes = k * n * FRACTAL_BYTES
     load = (
         a_bytes * passes_n / hw.l1_to_l0a_bytes_per_cycle
         + b_bytes * passes_m / hw.l1_to_l0b_bytes_per_cycle
@@ -208,14 +212,8 @@ def stage_cycles(
     again_b = np.where(b_bytes <= l1_bytes, 1, passes_m)
     l2_bytes = a_bytes / product.expansion * again_a + b_bytes * again_b
     element_bytes = np.where(cores_k > 1, 4, product.out_bytes)
-    out = (
-        m
-        * n
-        * np.maximum(
-            EDGE * EDGE * element_bytes / hw.ub_to_l2_bytes_per_cycle,
-            ACCUMULATOR_BYTES / hw.l0c_to_ub_bytes_per_cycle,
-        )
-    )
+    out_cycles = EDGE * EDGE * element_bytes / hw.ub_to_l2_bytes_per_cycle
+    out = m * n * np.maximum(out_cycles, ACCUMULATOR_BYTES / hw.l0c_to_ub_bytes_per_cycle)
     l2 = l2_bytes / hw.l2_read_bytes_per_cycle
     return cube * times, load * times, l2 * times, out * times
 
@@ -229,18 +227,15 @@ def _tile_depth(
     return np.maximum(np.minimum(a, b), 1)
 
 
-def _largest_block(hw: Hardware) -> tuple[int, int, int]:
-    """Return the largest output block in fractals: area by L0C, rows by L0A, columns by L0B."""
-    return (
-        max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1),
-        max(int(hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
-        max(int(hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
-    )
-
-
 def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
-    """Return output blocks (rows, columns) that fit: columns are powers of two, rows the rest."""
-    area, most_m, most_n = _largest_block(hw)
+    """Return output blocks (rows, columns) that fit: columns are powers of two, rows the rest.
+
+    The area is bounded by the L0C, rows by the L0A and columns by the L0B.
+    """
+    area = max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1)
+    most_m, most_n = (
+        max(int(kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1) for kib in (hw.l0a_kib, hw.l0b_kib)
+    )
     columns = [2**power for power in range(int(np.log2(min(area, most_n))) + 1)]
     return tuple((min(area // n, most_m), n) for n in columns)
 
@@ -258,7 +253,7 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
     rows = [
         (shared, m, k, n, *block)
         for k in _depth_cuts(left, min(left, product.k, max(product.images, 1)))
-        for m, n in _pairs(left // k, product.m, product.n)
+        for m, n in _area_splits(left // k, product.m, product.n)
     ]
     return np.array(rows, dtype=np.float64)
 
@@ -274,7 +269,7 @@ def _depth_cuts(cores: int, images: int) -> list[int]:
     return cuts
 
 
-def _pairs(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:
+def _area_splits(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:
     """Return splits of the area that are part of no split with more cores."""
     return [(m, min(cores // m, most_n)) for m in range(1, min(cores, most_m) + 1)]
 

@@ -22,61 +22,62 @@ def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
     """
     end = max(len(graph.tasks), 1)
     owner = owners(graph)
-    first, last = _spans(graph, owner)
-    for index in (owner[given] for given in graph.inputs):
-        first[index], last[index] = 0, max(last[index], 0)
-    for index in (owner[wanted] for wanted in graph.outputs):
-        first[index], last[index] = max(first[index], 0), end - 1
+    first, last = _task_spans(graph, owner)
+    for index in graph.inputs:
+        first[owner[index]] = 0
+        last[owner[index]] = max(last[owner[index]], 0)
+    for index in graph.outputs:
+        first[owner[index]] = max(first[owner[index]], 0)
+        last[owner[index]] = end - 1
     for start, stop in _loops(graph):
         made_inside = (first >= start) & (first < stop) & (last >= stop)
         used_inside = (first >= 0) & (first < start) & (last >= start) & (last < stop)
         first[made_inside] = start
         last[used_inside] = stop - 1
-    for index in (owner[kept] for kept in _permanent(graph)):
-        first[index], last[index] = 0, end - 1
+    named = {*graph.parameters, *graph.state}
+    for buffer in graph.buffers:
+        if buffer.role in ("parameter", "state", "constant") or buffer.index in named:
+            first[owner[buffer.index]] = 0
+            last[owner[buffer.index]] = end - 1
     spans = enumerate(zip(first.tolist(), last.tolist(), strict=True))
     return {index: (begin, final + 1) for index, (begin, final) in spans if begin >= 0}
 
 
 def owners(graph: TaskGraph) -> list[int]:
-    """Return, for every buffer, the one whose memory it uses.
+    """Return the buffer whose memory each buffer uses.
 
-    That is its own, or the buffer that it updates in place or is a part of. Raises ValueError where
-    buffers are parts of each other in a circle.
+    That is the buffer itself, or the one that it updates in place or is a part of. Raises
+    ValueError for buffers that are parts of each other in a circle.
     """
-    above = [graph.aliases.get(each.index, each.within) for each in graph.buffers]
+    above = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
     owner_of = []
     for index in range(len(above)):
-        owner, steps = index, 0
-        while (whole := above[owner]) is not None and whole != owner:
-            owner, steps = whole, steps + 1
-            if steps > len(above):
-                raise ValueError(f"buffer {index} ({graph.buffers[index].name}) is within itself")
+        owner = index
+        for _ in range(len(above) + 1):
+            parent = above[owner]
+            if parent is None or parent == owner:
+                break
+            owner = parent
+        else:
+            raise ValueError(f"buffer {index} ({graph.buffers[index].name}) is within itself")
         owner_of.append(owner)
     return owner_of
 
 
-def _spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last task that touch each buffer, -1 where none does.
+def _task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and last task that touch each buffer, -1 for none.
 
     A buffer that is read before it is written was there from the start.
     """
-    first, last = [-1] * len(owner), [-1] * len(owner)
+    first = np.full(len(owner), -1, np.int64)
+    last = np.full(len(owner), -1, np.int64)
     for position, task in enumerate(graph.tasks):
         for touched, since in ((task.reads, 0), (task.writes, position)):
             for index in (owner[part] for part in touched):
                 last[index] = position
                 if first[index] < 0:
                     first[index] = since
-    return np.array(first, np.int64), np.array(last, np.int64)
-
-
-def _permanent(graph: TaskGraph) -> Iterator[int]:
-    """Return buffers that outlive the step."""
-    named = {*graph.parameters, *graph.state}
-    for buffer in graph.buffers:
-        if buffer.role in ("parameter", "state", "constant") or buffer.index in named:
-            yield buffer.index
+    return first, last
 
 
 def _loops(graph: TaskGraph) -> Iterator[Lifetime]:

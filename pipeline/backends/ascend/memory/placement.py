@@ -54,23 +54,18 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     """
     table = np.array([(b.nbytes, b.birth, b.death) for b in blocks], np.int64).reshape(-1, 3)
     best: Packing | None = None
+    nbytes, birth, death = table.T
     for order, fit in product(ORDERS, FITS):
         limit = None if best is None else best.extent_bytes
-        offsets = _place(table, _ordered(table, order), fit, limit)
+        weight = nbytes if order == "size" else nbytes * (death - birth)
+        offsets = _place(table, np.argsort(-weight, kind="stable"), fit, limit)
         if offsets is not None:
-            extent = int((offsets + table[:, 0]).max(initial=0))
+            extent = int((offsets + nbytes).max(initial=0))
             best = Packing(tuple(offsets.tolist()), extent, f"{order}, {fit} fit")
         if best is not None and best.extent_bytes <= bound_bytes * (1 + CLOSE):
             break
     assert best is not None, "the first heuristic has no limit to fail at"
     return best
-
-
-def _ordered(table: np.ndarray, order: str) -> np.ndarray:
-    """Return indices of blocks by size, or size times lifetime, descending; then by index."""
-    nbytes, birth, death = table.T
-    weight = nbytes if order == "size" else nbytes * (death - birth)
-    return np.argsort(-weight, kind="stable")
 
 
 def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) -> np.ndarray | None:
@@ -83,9 +78,9 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
     placed = np.zeros((4, len(table) + 1), np.int64)
     placed[3, 0] = np.iinfo(np.int64).max
     placed[2, 0] = -1
-    sizes, first, last = table.T.tolist()
+    rows = table.tolist()
     for count, index in enumerate(order.tolist(), start=1):
-        nbytes, birth, death = sizes[index], first[index], last[index]
+        nbytes, birth, death = rows[index]
         starts, ends, births, deaths = placed[:, :count]
         rivals = ((births < death) & (deaths > birth)).nonzero()[0]
         offset = _fit(starts.take(rivals), ends.take(rivals), nbytes, fit)
@@ -94,8 +89,7 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
         offsets[index] = offset
         at = int(starts.searchsorted(offset, side="right"))
         placed[:, at + 1 : count + 1] = placed[:, at:count]
-        placed[0, at], placed[1, at] = offset, offset + nbytes
-        placed[2, at], placed[3, at] = birth, death
+        placed[:, at] = (offset, offset + nbytes, birth, death)
     return offsets
 
 

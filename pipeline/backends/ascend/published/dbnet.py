@@ -76,7 +76,8 @@ class DBNet(nn.Module):
         """Return all levels at a quarter of the size, side by side: (batch, h / 4, w / 4,
         features).
         """
-        lateral, smooth = Conv(features=self.features, kernel=1), self.features // 4
+        lateral = Conv(features=self.features, kernel=1)
+        smooth = self.features // 4
         above: Array | None = None
         smoothed = []
         for stride in reversed(STRIDES):
@@ -98,7 +99,8 @@ class _Backbone(nn.Module):
     @nn.compact
     def __call__(self, images: Array) -> dict[int, Array]:
         """Return the last activations of every size, by the factor that they are shrunk by."""
-        x, levels = images, {}
+        x = images
+        levels = {}
         for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
             x = apply_layer(layer, x, self.site.inside(name))
             levels[images.shape[1] // x.shape[1]] = x
@@ -134,8 +136,8 @@ def _backbone(name: str) -> LayeredModelSpec:
         "resnet50": ("bottleneck", (3, 4, 6, 3)),
     }
     if name not in resnets:
-        known = ", ".join(("mobilenet_v3_large", *resnets))
-        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {known}")
+        names = ", ".join(("mobilenet_v3_large", *resnets))
+        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {names}")
     block, blocks = resnets[name]
     return ResNet(
         init=_INIT,

@@ -116,10 +116,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def model_spec(name: str) -> ModelSpec:
     """Return a network by the name of its file in conf/model. Raises RunError."""
     name, changes = VARIANTS.get(name, (name, {}))
-    known = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
-    if name not in known:
-        raise RunError(f"there is no network {name!r}; there is {', '.join(known)}")
-    settings: Any = OmegaConf.to_container(OmegaConf.load(known[name]))
+    files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
+    if name not in files:
+        raise RunError(f"there is no network {name!r}; there is {', '.join(files)}")
+    settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     settings |= changes
     return cast(ModelSpec, parts("model")[settings["name"]].model_validate(settings))
 
@@ -156,9 +156,10 @@ def trace_module(
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
     """Return a step of any network on a batch of a shape, with one loss for each sample."""
-    chosen = optimizer or Momentum(
-        lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
-    )
+    if optimizer is None:
+        optimizer = Momentum(
+            lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
+        )
     step_parts = StepConfig(
         network=network,
         image=ColumnSpec(shape[1:], "float32"),
@@ -167,7 +168,7 @@ def trace_module(
         eval_ops=(),
         loss=loss,
         reduction="mean",
-        optimizer=chosen.build(),
+        optimizer=optimizer.build(),
         loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -209,7 +210,7 @@ SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
 """Networks whose step is not that of images with one label each."""
 
 
-def traced(row: Published) -> TracedStep:
+def trace_row(row: Published) -> TracedStep:
     """Return the step of a published row."""
     special = SPECIAL.get(row.model)
     if special is not None:
@@ -236,23 +237,23 @@ def load_left_out() -> Mapping[str, Calibration]:
 
 
 def config_of(row: Published) -> ExecutionConfig:
-    """Return the options that a published row was run with."""
+    """Return the options that a published row was run with.
+
+    TensorFlow's graphs are compiled by the same engine as MindSpore's.
+    """
+    software: Software = "mindspore_graph"
+    if row.mode == "op_by_op":
+        torch = row.framework.startswith("PyTorch")
+        software = "pytorch_eager" if torch else "mindspore_eager"
     return ExecutionConfig(
         row.precision,
         row.mode,
         1000,
         row.devices,
         row.fusion,
-        software=software_of(row),
+        software=software,
         keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
     )
-
-
-def software_of(row: Published) -> Software:
-    """Return the stack of a published row: TensorFlow's graphs are compiled by the same engine."""
-    if row.mode != "op_by_op":
-        return "mindspore_graph"
-    return "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
 
 
 def price_row(
@@ -260,7 +261,7 @@ def price_row(
 ) -> PricedStep:
     """Return the modelled step of a row."""
     chip = chip or chipset("ascend910")
-    pricing = Pricing(traced(row), chip, calibration)
+    pricing = Pricing(trace_row(row), chip, calibration)
     if row.op_launch_us is not None:
         pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
     return pricing.step(config_of(row))

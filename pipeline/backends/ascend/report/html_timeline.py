@@ -16,23 +16,13 @@ from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Legend, Page, RowTable, Section, render_page
 
 COLOURS: dict[Kind, str] = {
-    "cube": "blue",
-    "vector": "green",
-    "format": "amber",
-    "communication": "red",
-    "ai_cpu": "purple",
-    "data": "slate",
-    "host": "sand",
-}
+    "cube": "blue", "vector": "green", "format": "amber", "communication": "red",
+    "ai_cpu": "purple", "data": "slate", "host": "sand",
+}  # fmt: skip
 LABELS: dict[Kind, str] = {
-    "cube": "Cube",
-    "vector": "Vector",
-    "format": "Format conversion",
-    "communication": "Communication",
-    "ai_cpu": "AI CPU",
-    "data": "Data",
-    "host": "Host",
-}
+    "cube": "Cube", "vector": "Vector", "format": "Format conversion",
+    "communication": "Communication", "ai_cpu": "AI CPU", "data": "Data", "host": "Host",
+}  # fmt: skip
 MODES = {"op_by_op": "op by op", "graph_sink": "graph sink", "loop_sink": "loop sink"}
 
 
@@ -64,8 +54,17 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     footer = (
         "All times are modelled, none was measured on a device. Overlapped time counts in no share."
     )
-    about, figures = _subtitle(timeline), _figures(timeline)
-    return render_page(Page("timeline", title, about, sections, figures, footer))
+    trace = timeline.iteration
+    figures = {
+        "Step": _ms(timeline.step_us),
+        "Interval": _ms(trace.interval_us),
+        "FP + BP": _ms(trace.fp_bp_us),
+        "Tail": _ms(trace.tail_us),
+        "Critical path": _ms(timeline.critical_path_us),
+        "Limited by": timeline.bound,
+    }
+    page = Page("timeline", title, _subtitle(timeline), sections, figures, footer)
+    return render_page(page)
 
 
 def _subtitle(timeline: Timeline) -> str:
@@ -75,18 +74,6 @@ def _subtitle(timeline: Timeline) -> str:
         count = timeline.steps_per_launch
         mode = f"{mode} of {count:,} step{'s' if count > 1 else ''}"
     return f"Emulated device, {mode}, {devices}"
-
-
-def _figures(timeline: Timeline) -> dict[str, str]:
-    trace = timeline.iteration
-    return {
-        "Step": _ms(timeline.step_us),
-        "Interval": _ms(trace.interval_us),
-        "FP + BP": _ms(trace.fp_bp_us),
-        "Tail": _ms(trace.tail_us),
-        "Critical path": _ms(timeline.critical_path_us),
-        "Limited by": timeline.bound,
-    }
 
 
 def _ms(us: float) -> str:
@@ -117,7 +104,7 @@ def _lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
 
 
 def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
-    for span, count in _merged(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
+    for span, count in _merge_thin(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
         words = f"{span.name} {_ms(span.duration_us)}" if count == 1 else ""
@@ -125,20 +112,21 @@ def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iter
         yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 
-def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Merge neighbours of one kind that are too thin to distinguish."""
-    held: Span | None = None
+def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
+    """Merge neighbours of one kind that are too thin to distinguish; return them with a count."""
+    merged: Span | None = None
     count = 0
     for span in spans:
-        if held is not None and _touch(held, span, pixel_us):
-            held = replace(held, duration_us=span.end_us - held.start_us)
+        if merged is not None and _touch(merged, span, pixel_us):
+            merged = replace(merged, duration_us=span.end_us - merged.start_us)
             count += 1
             continue
-        if held is not None:
-            yield held, count
-        held, count = span, 1
-    if held is not None:
-        yield held, count
+        if merged is not None:
+            yield merged, count
+        merged = span
+        count = 1
+    if merged is not None:
+        yield merged, count
 
 
 def _touch(first: Span, second: Span, pixel_us: float) -> bool:

@@ -127,8 +127,8 @@ def _slowest_types(report: Report, count: int = 2) -> str:
     for task in report.tasks:
         # Tasks at the floor of their engine count with it, as they do in the timeline's bound.
         engine = task.bound if task.bound in LIMITS else task.engine
-        own = "format" if task.cost_class in FORMAT else engine
-        if own == report.bound:
+        limit = "format" if task.cost_class in FORMAT else engine
+        if limit == report.bound:
             spent[task.type] = spent.get(task.type, 0.0) + task.us
     slowest = sorted(spent, key=lambda name: (-spent[name], name))[:count]
     return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in slowest)
@@ -138,19 +138,19 @@ def _modes(report: Report) -> Iterator[str]:
     yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_unit(report):>14}"
     for mode, other in report.modes.items():
         low, high = other.interval_ms
-        chosen = "  <- as asked" if mode == report.config.mode else ""
+        mark = "  <- as asked" if mode == report.config.mode else ""
         yield (
             f"  {mode:<12}{other.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
-            f"{other.samples_per_s:>14,.0f}{chosen}"
+            f"{other.samples_per_s:>14,.0f}{mark}"
         )
 
 
 def _spent(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
     lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
-    (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
+    first, *more = (line.replace(UNBROKEN, " ") for line in lines)
     yield f"  shares     {first}"
-    yield from (" " * 13 + line for line in rest)
+    yield from (" " * 13 + line for line in more)
     if report.communication is not None:
         yield f"  all-reduce {report.communication}"
     trace = report.iteration
@@ -208,5 +208,5 @@ def _changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 60 else f"{hours:,.1f} h"
+    minutes = seconds / 60
+    return f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:,.1f} h"

@@ -135,14 +135,11 @@ def queue_batches(options: StepOptions, hw: Hardware) -> int:
     limit_bytes = int(hw.data_queue_gib * 2**30)
     if options.batch_bytes > limit_bytes:
         fits = options.batch_size * limit_bytes // options.batch_bytes
+        at_most = f"at most {fits} fits, or " if fits else ""
         raise OptionError(
             f"batch_size: {options.batch_size} makes a batch of {options.batch_bytes / 2**30:.3g} "
-            f"GiB, more than the {hw.data_queue_gib:g} GiB of the queue on the device; "
-            + (
-                f"at most {fits} fits, or turn data sinking off"
-                if fits
-                else "turn data sinking off"
-            )
+            f"GiB, more than the {hw.data_queue_gib:g} GiB of the queue on the device; {at_most}"
+            "turn data sinking off"
         )
     depth = int(hw.data_queue_batches_count)
     return min(depth, limit_bytes // options.batch_bytes) if options.batch_bytes else depth

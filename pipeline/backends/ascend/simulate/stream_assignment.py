@@ -11,8 +11,6 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.cost.collectives import (
-    Bucket,
-    Gradient,
     all_reduce_us,
     buckets,
     check_devices,
@@ -64,22 +62,38 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     lanes: tuple[Lane, ...] = tuple(LANES.get(task.engine, "compute") for task in tasks)
     producers = _producers(tasks)
     gradients = sorted(graph.gradients, key=itemgetter(2)) if options.devices > 1 else []
-    rounds = _rounds(tasks, producers, {made_by for _, _, made_by in gradients})
-    together = _together(gradients, rounds, options)
+    rounds = _rounds(tasks, producers, {writer for _, _, writer in gradients})
+    round_of = {index: number for number, part in enumerate(rounds) for index in part.passes}
+    gradient_rounds = [round_of[writer] for _, _, writer in gradients]
+    all_reduces = [
+        part
+        for bucket in buckets(gradients, options.fusion)
+        for part in split_rounds(bucket, gradients, gradient_rounds)
+    ]
     sources = tuple(
-        tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in together
+        tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
     )
     needs = _needs(tasks, producers, sources, rounds)
     issued: list[tuple[int, ...]] = [()] * len(tasks)
-    for number, made_by in enumerate(sources):
-        issued[made_by[-1]] += (number,)
+    for number, writers in enumerate(sources):
+        issued[writers[-1]] += (number,)
     return StreamAssignment(
-        order=_order(rounds, needs),
+        # Updates in the order in which their gradients are all-reduced, others in program order.
+        order=tuple(
+            index
+            for part in rounds
+            for index in (*part.passes, *sorted(part.updates, key=needs.__getitem__))
+        ),
         lanes=lanes,
         producers=producers,
-        waits=_waits(lanes, producers),
+        # A stream keeps its order, so only producers on other streams are waited for; AI CPU has
+        # several streams.
+        waits=tuple(
+            tuple(task for task in tasks_before if lanes[task] != lane or lane == "ai_cpu")
+            for lane, tasks_before in zip(lanes, producers, strict=True)
+        ),
         needs=needs,
-        costs_us=tuple(all_reduce_us(one.nbytes, options.devices, hw) for one in together),
+        costs_us=tuple(all_reduce_us(part.nbytes, options.devices, hw) for part in all_reduces),
         sources=sources,
         issued_after=tuple(issued),
     )
@@ -96,16 +110,6 @@ def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
         for buffer in task.writes:
             writer[buffer] = index
     return tuple(producers)
-
-
-def _waits(
-    lanes: Sequence[Lane], producers: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, ...], ...]:
-    """Return producers on other streams, as a stream keeps its own order; AI CPU has several."""
-    return tuple(
-        tuple(one for one in made_by if lanes[one] != lane or lane == "ai_cpu")
-        for lane, made_by in zip(lanes, producers, strict=True)
-    )
 
 
 def _rounds(
@@ -129,18 +133,6 @@ def _rounds(
     return tuple(rounds)
 
 
-def _together(
-    gradients: Sequence[Gradient], rounds: Sequence[AllReduceRound], options: StepOptions
-) -> tuple[Bucket, ...]:
-    round_of = {index: number for number, one in enumerate(rounds) for index in one.passes}
-    made_in = [round_of[made_by] for _, _, made_by in gradients]
-    return tuple(
-        part
-        for bucket in buckets(gradients, options.fusion)
-        for part in split_rounds(bucket, gradients, made_in)
-    )
-
-
 def _needs(
     tasks: Sequence[Task],
     producers: Sequence[tuple[int, ...]],
@@ -151,27 +143,16 @@ def _needs(
 
     An update whose gradient is unknown waits for the last all-reduce of its round.
     """
-    bucket_of = {made_by: number for number, group in enumerate(sources) for made_by in group}
+    bucket_of = {writer: number for number, group in enumerate(sources) for writer in group}
     needs = [-1] * len(tasks)
     last = -1
-    for one in rounds:
-        last = max(last, *(bucket_of.get(index, -1) for index in one.passes), -1)
-        for index in one.passes:
+    for part in rounds:
+        last = max(last, *(bucket_of.get(index, -1) for index in part.passes), -1)
+        for index in part.passes:
             needs[index] = max((needs[before] for before in producers[index]), default=-1)
-        for index in one.updates:
+        for index in part.updates:
             need = max((needs[before] for before in producers[index]), default=-1)
             need = max(need, *(bucket_of.get(before, -1) for before in producers[index]), -1)
             unknown = need < 0 and tasks[index].cost_class == "optimizer"
             needs[index] = last if unknown else need
     return tuple(needs)
-
-
-def _order(rounds: Sequence[AllReduceRound], needs: Sequence[int]) -> tuple[int, ...]:
-    """Return updates in the order in which their gradients are all-reduced, others in program
-    order.
-    """
-    return tuple(
-        index
-        for one in rounds
-        for index in (*one.passes, *sorted(one.updates, key=needs.__getitem__))
-    )

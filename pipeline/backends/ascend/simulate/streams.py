@@ -17,6 +17,9 @@ from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.stream_assignment import Lane, StreamAssignment
 from pipeline.backends.ascend.simulate.timeline import Span
 
+Cause = Literal["host", "ai_cpu", "communication"]
+CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
+
 
 @dataclass(frozen=True, slots=True)
 class Issue:
@@ -45,9 +48,8 @@ def issue_times(
 ) -> Issue:
     """Return op-by-op launch times: the first takes at least as long as a graph's.
 
-    Each iteration of a scan is launched on its own, and each all-reduce after its last gradient.
-    Getting the batch is no launch: the host copies it between steps. Nor is a conversion within an
-    op, which comes with it.
+    Each iteration of a scan is a launch, and each all-reduce after its last gradient. Getting the
+    batch isn't: the host copies it between steps. A conversion within an op comes with the op.
     """
     tasks_us = [0.0] * len(graph.tasks)
     buckets_us = [0.0] * len(plan.costs_us)
@@ -75,30 +77,27 @@ def launch_spans(
     at_us = 0.0
     for index in plan.order:
         task = graph.tasks[index]
-        launches: list[tuple[str, int | None, float, int]] = [
-            (f"Launch {task.type}", index, issue.tasks_us[index], task.repeat)
+        launches: list[tuple[str, int | None, float]] = []
+        if task.phase != "data" and task.launched:
+            last_us = issue.tasks_us[index] + issue.each_us * (task.repeat - 1)
+            launches.append((f"Launch {task.type}", index, last_us))
+        launches += [
+            ("Launch AllReduce", None, issue.buckets_us[bucket])
+            for bucket in plan.issued_after[index]
         ]
-        if task.phase == "data" or not task.launched:
-            launches = []
-        for bucket in plan.issued_after[index]:
-            launches.append(("Launch AllReduce", None, issue.buckets_us[bucket], 1))
-        for name, number, first_us, count in launches:
-            us = first_us + issue.each_us * (count - 1) - at_us
+        for name, number, end_us in launches:
+            us = end_us - at_us
             span = Span(name, "host", begin_us + at_us, us, "host", task.phase, number)
-            yield from wrapped(span, step_us)
+            yield from wrap_span(span, step_us)
             at_us += us
 
 
-def wrapped(span: Span, step_us: float) -> Iterator[Span]:
+def wrap_span(span: Span, step_us: float) -> Iterator[Span]:
     """Return the parts of a span between 0 and the step's end, as it repeats with every step."""
     start_us = span.start_us % step_us
     over_us = max(0.0, start_us + span.duration_us - step_us)
     yield replace(span, start_us=start_us, duration_us=span.duration_us - over_us)
     yield replace(span, start_us=0.0, duration_us=over_us)
-
-
-Cause = Literal["host", "ai_cpu", "communication"]
-CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +151,20 @@ class _Device:
         issue: Issue | None,
     ) -> None:
         count = len(graph.tasks)
-        self.tasks, self.times, self.plan = graph.tasks, times, plan
-        self.hw, self.overlap, self.issue = hw, options.overlap, issue
-        self.starts, self.ends = [0.0] * count, [0.0] * count
+        self.tasks = graph.tasks
+        self.times = times
+        self.plan = plan
+        self.hw = hw
+        self.overlap = options.overlap
+        self.issue = issue
+        self.starts = [0.0] * count
+        self.ends = [0.0] * count
         self.busy = [0.0] * count
         self.holes: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
         self.buckets: list[tuple[float, float]] = []
         self.lanes: dict[int, int] = {}
-        self.compute_free = self.hccl_free = 0.0
+        self.compute_free = 0.0
+        self.hccl_free = 0.0
         streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
         self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
@@ -184,14 +189,15 @@ class _Device:
         end = max(at, free) + self.iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
-        self.starts[index], self.ends[index] = max(at, free), end
+        self.starts[index] = max(at, free)
+        self.ends[index] = end
 
     def collective(self, index: int) -> None:
         """Run a collective of the graph on the links."""
         at, _ = self.available(index)
-        start = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = start + self.iterations_us(index, self.times[index].us)
-        self.starts[index], self.ends[index] = start, self.hccl_free
+        self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
+        self.hccl_free = self.starts[index] + self.iterations_us(index, self.times[index].us)
+        self.ends[index] = self.hccl_free
 
     def iterations_us(self, index: int, one_us: float) -> float:
         """Return the time of all iterations of a scan's task; the host may be late with each."""
@@ -203,20 +209,19 @@ class _Device:
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
-            handed = self.ends[producer] + self.handover_us(producer)
-            if handed > at:
-                at, cause = handed, CAUSES.get(self.plan.lanes[producer], "host")
+            # The step's interval includes the handover from GetNext.
+            fetches = self.tasks[producer].phase == "data"
+            ready = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
+            if ready > at:
+                at = ready
+                cause = CAUSES.get(self.plan.lanes[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            handed = self.buckets[need][1] + self.hw.event_handover_us
-            if handed > at:
-                at, cause = handed, "communication"
+            ready = self.buckets[need][1] + self.hw.event_handover_us
+            if ready > at:
+                return ready, "communication"
         return at, cause
-
-    def handover_us(self, producer: int) -> float:
-        """Return the time of an event between streams; the step's interval has GetNext's."""
-        return 0.0 if self.tasks[producer].phase == "data" else self.hw.event_handover_us
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to `last`, the AI Cores having computed until now."""
@@ -227,13 +232,11 @@ class _Device:
             if not self.overlap:
                 ready = max(ready, self.compute_free)
             start = max(ready + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.reduced_at(start, self.plan.costs_us[number])
+            self.hccl_free = self.all_reduce_end(start, self.plan.costs_us[number])
             self.buckets.append((start, self.hccl_free))
 
-    def reduced_at(self, start: float, alone_us: float) -> float:
-        """Return the end of an all-reduce, which is slower while the AI Cores use the memory as
-        well.
-        """
+    def all_reduce_end(self, start: float, alone_us: float) -> float:
+        """Return the end of an all-reduce, slower while the AI Cores use the memory as well."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
         shared = self.compute_free - start
         if shared <= 0:
@@ -265,21 +268,17 @@ class _Device:
 def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment) -> float:
     """Return the longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
-    reduced = [-1.0] * len(plan.costs_us)
+    bucket_ends: dict[int, float] = {}
+
+    def bucket_end(number: int) -> float:
+        if number not in bucket_ends:
+            ready_us = max(ends[index] for index in plan.sources[number])
+            bucket_ends[number] = ready_us + plan.costs_us[number]
+        return bucket_ends[number]
+
     for index in plan.order:
-        start = max((ends[one] for one in plan.producers[index]), default=0.0)
-        need = plan.needs[index]
-        if need >= 0:
-            start = max(start, _reduced_at(need, reduced, ends, plan))
+        start = max((ends[producer] for producer in plan.producers[index]), default=0.0)
+        if plan.needs[index] >= 0:
+            start = max(start, bucket_end(plan.needs[index]))
         ends[index] = start + times[index].us * graph.tasks[index].repeat
-    unread = (_reduced_at(number, reduced, ends, plan) for number in range(len(plan.costs_us)))
-    return max((*ends, *unread), default=0.0)
-
-
-def _reduced_at(
-    number: int, reduced: list[float], ends: Sequence[float], plan: StreamAssignment
-) -> float:
-    if reduced[number] < 0:
-        ready_us = max(ends[index] for index in plan.sources[number])
-        reduced[number] = ready_us + plan.costs_us[number]
-    return reduced[number]
+    return max((*ends, *map(bucket_end, range(len(plan.costs_us)))), default=0.0)
