@@ -4,7 +4,7 @@
 
 Every row is priced by a fit to the rows of other families; the interval, too, is scaled on those.
 Rows whose host was, or may have been, the slower part are only upper bounds of the device's time;
-they are shown, and counted where the model is slower than they allow. With a FILE of your own
+they are printed, and counted if the model is slower than they allow. With a FILE of your own
 steps, those are compared instead, with the calibration as it is.
 """
 
@@ -34,7 +34,7 @@ KINDS = {
     "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),
     "vision transformers, both": ("transformer",),
 }
-"""Families whose operators had the largest faults, scored on their own as well."""
+"""Families whose operators had the largest faults, also scored separately."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
 
 
 def score(verdicts: Sequence[Verdict]) -> Score:
-    """Return errors, order and coverage of rows that show the device's own speed."""
+    """Return errors, order and coverage of rows that show the speed of the device."""
     errors = np.array([abs(verdict.error) for verdict in verdicts])
     return Score(
         len(verdicts),
@@ -138,7 +138,7 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
 def compare_own(file: Path) -> tuple[Verdict, ...]:
     """Price your own steps, in the columns of published.csv, by the calibration as it is.
 
-    Raises RunError for a file that is no such table.
+    Raises RunError for a file that isn't such a table.
     """
     try:
         rows = published_steps(file)
@@ -157,7 +157,7 @@ def _verdict(row: Published, calibration: Calibration) -> Verdict:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and the scores, or those of a file of your own steps."""
+    """Print the table and the scores, or the table of a file of your own steps."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
     parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")

@@ -58,7 +58,7 @@ class Region:
     """Kept from the forward pass to the backward pass."""
     sums: tuple[PartialSum, ...] = ()
     parameters: tuple[Extent, ...] = ()
-    """Biases, scales and whatever else is applied element by element; cut as the region is."""
+    """Biases, scales and others that are applied element by element; cut as the region is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class OperatorDim:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A product with a parameter, or a look-up of its rows. Work is that of the forward pass."""
+    """A product with a parameter, or a look-up of its rows. Work is of the forward pass."""
 
     kind: Literal["product", "look_up"]
     operand: Array
@@ -149,10 +149,14 @@ class StepBlocks:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(parameter.nbytes for parameter in (*self.weights, *self.parameters))
+        return sum(parameter.nbytes for parameter in self._all_parameters)
 
     @property
     def largest(self) -> Weight | RegionParameter:
         """The largest parameter; the last path of equals."""
-        parameters = (*self.weights, *self.parameters)
-        return max(parameters, key=lambda p: (p.nbytes, p.path), default=Weight("", (), 0))
+        empty = Weight("", (), 0)
+        return max(self._all_parameters, key=lambda p: (p.nbytes, p.path), default=empty)
+
+    @property
+    def _all_parameters(self) -> tuple[Weight | RegionParameter, ...]:
+        return (*self.weights, *self.parameters)

@@ -3,7 +3,7 @@
 An operator's cut gives, for each axis of the mesh, the dimension of the operator that it cuts; a
 region's layout gives the group. What leads from one to the other is priced between them:
 
-* region and operator: collectives that bring the operand to where the cut needs it, and its
+* region and operator: collectives that bring the operand to the layout that the cut needs, and its
   gradient back, which is a partial sum along axes that cut the operator's output;
 * operator and region: the same for the result, a partial sum along axes that cut what is summed.
 """
@@ -33,7 +33,7 @@ COPIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Costs of one part of a plan: collectives, those of gradients apart, computing, and memory."""
+    """Costs of one part of a plan: computing, collectives, collectives of gradients, and memory."""
 
     compute_us: float = 0.0
     collectives: tuple[Collective, ...] = ()
@@ -89,7 +89,7 @@ class CutPrices:
         return Price(work_us, tuple(sums), tuple(gradients), memory)
 
     def operator(self, operator: Operator, cut: Layout, *, stored: bool) -> Price:
-        """Price of an operator by itself; with `stored` that of holding its weight too."""
+        """Price of an operator by itself; with `stored` also of holding its weight."""
         operand, weight, result = (
             self.mesh.num_pieces(self._positions(operator, cut, which))
             for which in ("operand", "weight", "result")

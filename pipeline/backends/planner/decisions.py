@@ -33,7 +33,7 @@ Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
 
 
 def cuts_samples_alone(use: OperatorUse, cut: Layout) -> bool:
-    """Whether a cut of an operator is that of data parallelism."""
+    """Whether a cut of an operator is data parallelism's."""
     return set(cut) <= {use.operator.samples, None} and use.operator.samples in cut
 
 
@@ -47,7 +47,7 @@ class Decisions:
         keeps_region: KeepsLayout = lambda number, layout: True,
         keeps_weight: KeepsLayout = lambda number, layout: True,
     ) -> None:
-        """Only what is kept may be decided on; a variable may be left without a state."""
+        """Make variables of the layouts that the filters allow; one may have no state."""
         self.prices = prices
         self.blocks = prices.blocks
         self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)

@@ -1,6 +1,6 @@
 """Dimensions that are cut together: union-find over the dimensions of a traced function's values.
 
-Two dimensions are in one group where an operation reads and writes them element by element, so that
+Two dimensions are in one group if an operation reads and writes them element by element, so that
 cutting both needs no communication (the named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
 2504.00598). Operations of a parameter's product are left out: there, a plan chooses.
 """
@@ -45,7 +45,7 @@ class DimensionGroups:
         self._refuse_repeated()
 
     def of(self, value: int) -> tuple[int | None, ...]:
-        """The group of each dimension of a value; None for those of size 1."""
+        """The group of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
             for dim, size in enumerate(self._shapes[value])
@@ -154,7 +154,7 @@ def _reshape(groups: DimensionGroups, node: Node) -> None:
 def reshape_factors(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Dimensions of a reshape that hold the same elements, without those of size 1."""
+    """Dimensions of a reshape that hold the same elements, without dimensions of size 1."""
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
     factors: list[tuple[list[int], list[int]]] = []

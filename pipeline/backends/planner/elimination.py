@@ -2,7 +2,7 @@
 
 Variables are eliminated one after the other, those with the fewest neighbours first (OptCNN's node
 and edge elimination; Viterbi on a chain): the tables that mention a variable are added, and for
-each state of its neighbours the best of its own states is kept. Two branches between the same
+each state of its neighbours its best state is chosen. Two branches between the same
 blocks become one table first, as adding comes before eliminating. Where memory is bounded a table
 keeps, for each state, the points that no other beats in both time and memory.
 
@@ -31,7 +31,7 @@ class Table:
     """Time and memory for each state of some variables: arrays of shape (states..., points).
 
     Points of a state are ordered by memory and, the more they have, the faster; missing ones are
-    infinite. Tables are compared by identity: whoever prices equal blocks makes one table.
+    infinite. Tables are compared by identity: equal blocks share one table.
     """
 
     def __init__(self, time: Floats, memory: Floats) -> None:
@@ -67,7 +67,7 @@ class _Eliminated:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`, made of `parts` where it is computed."""
+    """A table over the variables of `scope`, made of `parts` if it is computed."""
 
     scope: Scope
     table: Table
@@ -87,10 +87,10 @@ class Choice:
 
 @dataclass
 class Eliminator:
-    """Adds tables and eliminates variables. What it has computed is kept for equal tables.
+    """Adds tables and eliminates variables. Results are cached for equal tables.
 
     `points` is the most points that a state keeps; with 1 the choice is the one with the least
-    time + `slope` x memory, the least memory where the slope is infinite. With more, points beyond
+    time + `slope` x memory, the least memory if the slope is infinite. With more, points beyond
     that number are dropped, never the one with the least memory or time; and those which cost `gap`
     more by that measure than another of their state, so that nothing they lead to is among the best
     (see `fastest_within`).
@@ -103,7 +103,7 @@ class Eliminator:
     _kept: dict[Any, Table] = field(default_factory=dict)
 
     def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
-        """The fastest choice within the bound; None where nothing fits.
+        """The fastest choice within the bound; None if nothing fits.
 
         `sizes` are the numbers of states of the variables. Of equally fast choices the one with the
         first states is taken, so the result is the same each time.
@@ -146,7 +146,7 @@ class Eliminator:
         return self._kept[key]
 
     def _sum(self, factors: Sequence[Factor]) -> Factor:
-        """Add tables, those of one scope first: parallel branches become one."""
+        """Add tables, equal scopes first: parallel branches become one."""
         ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
         total = ordered[0]
         for factor in ordered[1:]:
@@ -193,7 +193,7 @@ class Eliminator:
         return Factor(scope, self._kept[key], (factor,), variable)
 
     def _cost(self, time: Floats, memory: Floats) -> Floats:
-        """Time and what memory is worth; infinite where there is no point."""
+        """Time and what memory is worth; infinite without a point."""
         if self.slope == 0:
             return time
         if self.slope == np.inf:
@@ -261,11 +261,11 @@ def _fewest(undominated: NDArray[Any], memory: Floats, cost: Floats, most: int) 
 def fastest_within(
     factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
 ) -> Choice | None:
-    """The fastest choice whose memory is within a bound; None where none was found.
+    """The fastest choice whose memory is within a bound; None if none was found.
 
     A Lagrange multiplier comes first, the slope: the least time + slope x memory, less slope x
     bound, is a bound from below on what fits, and for some slope the choice itself fits. What lies
-    between the two is the gap; only points within it are kept in the search that follows, so the
+    between the two is the gap; the search that follows drops points beyond it, so the
     result is exact unless a state has more than `points` of them.
     """
     if (free := Eliminator().best(factors, sizes)) is None:

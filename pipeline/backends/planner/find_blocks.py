@@ -153,7 +153,7 @@ class _Finder:
     def _on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
         """A dimension with its position in the parameter itself, of which the weight may be a view.
 
-        None for a dimension of the weight that is none of the parameter's, or is never cut.
+        None for a dimension of the weight that the parameter doesn't have, or that is never cut.
         """
         if dim.weight is None:
             return dim
@@ -245,13 +245,13 @@ class _Finder:
                 items.sums[groups, summed].append(self.loss.nbytes(result) * node.repeat)
 
     def _is_local(self, value: int, dim: int, result: int) -> bool:
-        """Whether each device sums over its own samples, as batch norm does; not the loss."""
+        """Whether each device sums over its samples alone, as batch norm does; not the loss."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.of(value)[dim] in self.regions.of_samples
 
     def _outputs(self) -> Iterator[LayerOutput]:
-        """The last value that each layer with parameters of its own computes."""
+        """The last value that each layer with parameters computes."""
         last: dict[str, int] = {}
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
@@ -268,7 +268,7 @@ class _Finder:
 def _can_follow(dim: OperatorDim, operand: Array, result: Array) -> bool:
     """Whether the regions of operand and result can be cut as a dimension of an operator is.
 
-    XLA copies whole arrays where they can't.
+    XLA copies whole arrays if they can't.
     """
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)

@@ -31,7 +31,7 @@ class PricedCuts:
 
     plan: ParallelPlan
     data_parallel: ParallelPlan | None
-    """None where the batch does not divide by the devices."""
+    """None if the batch does not divide by the devices."""
 
 
 def price_cuts(
@@ -45,7 +45,7 @@ def price_cuts(
     """Price a step whose batch is cut along some axes, and weights and layers' outputs by rules.
 
     What is left open, as the layouts of other activations, is chosen as it costs least;
-    XLA may choose otherwise. Biases and scales lie as what they are added to. Returns None where
+    XLA may choose otherwise. Biases and scales are cut as what they are added to. Returns None if
     the planner knows no computation with these cuts.
     """
     blocks = find_blocks(step)
@@ -62,7 +62,7 @@ def price_cuts(
 
 @dataclass(frozen=True)
 class _FixedCuts:
-    """Which layouts agree with those of a recipe."""
+    """Which layouts agree with a recipe's cuts."""
 
     blocks: StepBlocks
     mesh: Mesh
@@ -74,7 +74,7 @@ class _FixedCuts:
         """Whether a cut of an operator finds its weight as it lies, and cuts the batch.
 
         Where a constraint says how its layer's output is cut, that is what counts. A weight with
-        several uses is brought to where it is needed.
+        several uses is brought to each.
         """
         weight = self.blocks.weights[use.weight]
         samples = use.operator.samples
@@ -90,7 +90,7 @@ class _FixedCuts:
         return weight.uses > 1 or self.keeps_weight(use.weight, layout)
 
     def keeps_weight(self, number: int, layout: Layout) -> bool:
-        """Whether a layout of a weight is that of the last rule that covers it."""
+        """Whether a layout of a weight is as the last rule that covers it says."""
         weight = self.blocks.weights[number]
         path = tuple(weight.path.split("/"))
         rank = len(weight.shape)
@@ -103,7 +103,7 @@ class _FixedCuts:
     def keeps_region(self, number: int, layout: Layout) -> bool:
         """Whether a layout of a region has the batch cut, and its layers' outputs as asked for.
 
-        The batch is that of the largest region, as in a plan.
+        The batch is cut as the samples of the largest region, as in a plan.
         """
         region = self.blocks.regions[number]
         if number == largest_region(self.blocks) and region.samples is not None:
@@ -125,7 +125,7 @@ class _FixedCuts:
         return self._used_axes(fitting[-1]) if fitting else None
 
     def _used_axes(self, axes: Axes) -> Axes:
-        """Axes without those of one device, which cut nothing; in the order of the mesh."""
+        """Axes of more than one device, in the order of the mesh; others cut nothing."""
         sizes = dict(zip(AXES, self.mesh.sizes, strict=True))
         return tuple(
             tuple(axis for axis in AXES if axis in names and sizes[axis] > 1) for names in axes

@@ -64,7 +64,7 @@ def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[L
     """All layouts of dimensions of the given sizes; copies come first.
 
     `data` cuts the dimension `samples` alone, which numbers samples; `model` cuts any. Pieces are
-    equal, as they must be where a compiled program takes an array. An axis of one device cuts
+    equal, as they must be when a compiled program takes an array. An axis of one device cuts
     nothing.
     """
     data = (None,) if mesh.data == 1 or samples is None else (None, samples)

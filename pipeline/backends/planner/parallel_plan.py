@@ -30,7 +30,7 @@ class ParallelPlan:
     """A way to compute a step on several devices, and its modelled price.
 
     `specs` cut parameters, others are whole; `constraints` cut the outputs of layers, each rule
-    those of the layers it matches and of none below them. `batch` are the axes that cut the samples
+    of the layers it matches and of none below them. `batch` are the axes that cut the samples
     of most of the step; the batch's arrays are cut by them.
     """
 
@@ -58,7 +58,7 @@ class ParallelPlan:
         words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch whole"]
         if not self.specs:
             return f"{words[0]}, parameters whole"
-        # Rules of weights say more than those of biases and scales, which follow.
+        # Rules of weights say more than rules of biases and scales, which follow.
         named = sorted(self.specs, key=lambda rule: -len(rule.axes))
         words += [f"{rule.pattern} {axes_text(rule.axes)}" for rule in named]
         return join_first(words, 3)
@@ -140,7 +140,7 @@ def axes_of_samples(region: Region, layout: Layout) -> tuple[str, ...]:
 def rules(cuts: Mapping[str, Axes], *, only_cut: bool = False) -> Iterator[CutRule]:
     """Rules that give each path its axes, few patterns for many paths of equal axes.
 
-    A pattern covers a path or all below it, and the last rule that covers a path wins; so where a
+    A pattern covers a path or all below it, and the last rule that covers a path wins; so if a
     path has others below it with other axes, its rule comes before theirs. With `only_cut` arrays
     that are whole need no rule.
     """

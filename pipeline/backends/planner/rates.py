@@ -27,7 +27,7 @@ class Links(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Time of collectives between devices: that of a message, and bytes a second.
+    """Time of collectives between devices: of a message, and bytes a second.
 
     A ring of n carries (n - 1) / n of the bytes in an all-gather, a reduce-scatter or an
     all-to-all, and twice that in an all-reduce, which also takes twice the messages.
@@ -84,7 +84,7 @@ def _between(places: Sequence[float], values: Sequence[float], at: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Two measured rates of a CPU or GPU, and those of its links.
+    """Two measured rates of a CPU or GPU, and rates of its links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
     Groups within `per_server` neighbouring devices use `links`, others `far_links`. Devices that
@@ -99,7 +99,7 @@ class MeasuredRates:
     exposed_share: float = 1.0
     scatters_sums: bool = False
     cores: int | None = None
-    """Cores that all devices share; None where each has its own."""
+    """Cores that all devices share; None if they share none."""
     memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:

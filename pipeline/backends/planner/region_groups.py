@@ -48,7 +48,7 @@ class RegionGroups:
         return next((region for region in regions if region is not None), None)
 
     def local(self, value: int) -> tuple[int | None, ...]:
-        """The group of each dimension, numbered in its region; None where it is never cut."""
+        """The group of each dimension, numbered in its region; None if it is never cut."""
         region = self.region(value)
         if region is None:
             return (None,) * len(self._loss.shape(value))

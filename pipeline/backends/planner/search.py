@@ -20,7 +20,7 @@ from pipeline.backends.rates import GroupError, Rates
 from pipeline.core.errors import RecipeError
 
 POINTS = 64
-"""Points of time and memory that a table keeps for each state where memory is short."""
+"""Points of time and memory that a table keeps for each state if memory is short."""
 RUNNERS_UP = 4
 SIMPLER = 0.02
 """Share of a step that other plans must gain over data parallelism: prices are off by more."""
@@ -37,7 +37,7 @@ class SearchedPlans:
     runners_up: tuple[ParallelPlan, ...]
     """The best plans of this and other meshes that are not chosen, the fastest first."""
     data_parallel: ParallelPlan | None
-    """The best plan that cuts no weight, whether it fits or not; None where no batch divides."""
+    """The best plan that cuts no weight, whether it fits or not; None if no batch divides."""
     one_device: ParallelPlan
     """The step on one device, whether it fits or not."""
     memory_bytes: float
@@ -55,7 +55,7 @@ def search(
     and the activations that the backward pass reads. Nothing is computed and no device is needed;
     the same arguments give the same plan.
 
-    Raises RecipeError where nothing fits, or no plan uses all devices.
+    Raises RecipeError if nothing fits, or no plan uses all devices.
     """
     return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
 
@@ -116,7 +116,7 @@ def _rank(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[Parallel
 def best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
-    """The fastest plan on the mesh of some decisions that fits; None where none does."""
+    """The fastest plan on the mesh of some decisions that fits; None if none does."""
     if not all(decisions.states):
         return None
     choice = fastest_within(decisions.factors(), decisions.sizes, memory_bytes, points)
@@ -144,7 +144,7 @@ def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
 def data_parallel_plan(
     blocks: StepBlocks, devices: int, rates: Rates, ratio: float
 ) -> ParallelPlan | None:
-    """The best plan that cuts no weight; None where the batch does not divide by the devices."""
+    """The best plan that cuts no weight; None if the batch does not divide by the devices."""
     prices = CutPrices(blocks, Mesh(devices, 1), rates, ratio)
     decisions = Decisions(prices) if devices == 1 else Decisions(prices, cuts_samples_alone)
     plan = best_plan(decisions)

@@ -21,7 +21,7 @@ from pipeline.training.state import StepConfig, TrainState
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
 )
-"""Operations whose result needs no memory of its own."""
+"""Operations whose result needs no further memory."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LossToPlan:
     """A loss whose computation is to be cut: a pure function and the shapes of its arguments.
 
     `loss(params, batch)` is a scalar. `params` and `batch` are trees of `jax.ShapeDtypeStruct`; the
-    batch is the global one, of all devices. `state_bytes` are those of the optimizer's state, which
+    batch is the global one, of all devices. `state_bytes` are of the optimizer's state, which
     is cut as the parameters are. With `sync_batch_norm` sums over the batch inside the network are
-    those of the whole batch, as XLA computes them; without, each device makes its own.
+    over the whole batch, as XLA computes them; without, over each device's samples.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TracedLoss:
 
     `params` and `batch` are paths by value. `moving` are the values that depend on the batch or are
     drawn, `made_of` the parameters that a value depends on. `forward` are the nodes of the forward
-    pass, `operators` those of them that multiply by a parameter or look up its rows, with operand
+    pass, `operators` the nodes that multiply by a parameter or look up its rows, with operand
     and weight.
     """
 
@@ -73,7 +73,7 @@ class TracedLoss:
         return self.graph.values[value].shape
 
     def nbytes(self, value: int) -> int:
-        """Bytes of a value in memory, where a mask takes a bit an element."""
+        """Bytes of a value in memory; a mask takes a bit an element."""
         stored = self.graph.values[value]
         return math.ceil(stored.size * stored_bytes(stored.dtype))
 

@@ -28,7 +28,7 @@ class OptionError(PipelineError):
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Options of a priced step; its defaults are those of `pipeline.backends.ascend.price`.
+    """Options of a priced step, with the defaults of `pipeline.backends.ascend.price`.
 
     `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
     traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
@@ -37,7 +37,7 @@ class ExecutionConfig:
     keeps the results, and gives them without a search. `strict` makes an
     unknown primitive an error. `without` names buffer fusions to skip. `software` is the stack
     whose launches and conversions are priced; None is MindSpore's, in the mode that is asked for.
-    `keep_batchnorm_fp32` is that of MindSpore's amp levels: the model zoo's scripts switch it off.
+    `keep_batchnorm_fp32` is MindSpore's option of amp levels, off in the model zoo's scripts.
     """
 
     precision: Precision | None = "O2"
@@ -58,9 +58,9 @@ class ExecutionConfig:
 
 @dataclass(frozen=True)
 class EmulatedDevice:
-    """A chip, and how it runs steps; sinks and devices are those of a run.
+    """A chip, and how it runs steps; a run sets sinks and devices.
 
-    `mode` is None if it depends on the sink of a run, else that of `config`.
+    `mode` is None if it depends on the sink of a run, else the mode of `config`.
     """
 
     chip: PricedChip

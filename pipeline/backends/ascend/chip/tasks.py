@@ -111,7 +111,7 @@ class VectorWork:
 class Permutation:
     """Order in which a transpose writes the axes of its source, in its shortest form.
 
-    `lengths` are those of the source's axes without axes of length 1; axes that stay neighbours are
+    `lengths` are of the source's axes without axes of length 1; axes that stay neighbours are
     one. Axis i of the result is axis `order[i]` of the source, as in `numpy.transpose`.
     """
 
@@ -152,8 +152,8 @@ class Task:
 
     `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that JAX
     kept, `fused` the other primitives or ops that the kernel does. `reads` and `writes` are indices
-    of buffers; `reads` has every buffer once. `permutation` is that of a transpose. A conversion
-    that runs within another op is not `launched` on its own where the host launches every op.
+    of buffers; `reads` has every buffer once. `permutation` is of a transpose. A conversion
+    that runs within another op isn't `launched` apart if the host launches every op.
     """
 
     type: str
@@ -206,7 +206,7 @@ class TaskTime:
     """Cost of one execution of a task.
 
     `us` is never below `roofline_us`, the time that the peak rates of engine and memory allow.
-    `bound` names the limit; `provenance` says how sure its class is: "measured" where kernels of
+    `bound` names the limit; `provenance` says how sure its class is: "measured" if kernels of
     that class were timed, "derived" by analogy, "assumed" otherwise.
     """
 

@@ -1,4 +1,4 @@
-"""Kinds of nodes on the device, given their shapes, and where values come from and go to."""
+"""Kinds of nodes on the device by their shapes, and the producers and readers of values."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def find_gradients(
 ) -> dict[int, int]:
     """Return parameter -> the value of the backward pass that its update starts from.
 
-    The search from the update goes through values of the parameter's own size, so that a norm over
-    all gradients leads to none; only where that has no result, through all.
+    The search from the update goes through values of the parameter's size, so that a norm over
+    all gradients leads to none; only without a result does it go through all.
     """
     gradients = {}
     for out, into in signature.updates.items():

@@ -3,8 +3,8 @@
 `mindspore.amp` wraps each BatchNorm of O2 in a Cast on the way in and out, unless a training script
 says `keep_batchnorm_fp32=False`, as the model zoo's do; MindCV's don't (mindcv 0.3.0, utils/amp.py
 and trainer_factory.py). A convolution writes float32 itself, as under O0 (hardware notes, 1.6), and
-the Cast after the forward pass joins BNTrainingUpdate; others are kernels of their own, so that
-the weight's gradient no longer computes that of the map.
+the Cast after the forward pass joins BNTrainingUpdate; others are kernels, so that
+the weight's gradient no longer computes the gradient of the map.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Join kernels that read the same values, and order all kernels.
 
 A kernel's level is one above the highest level of its producers. A join puts two kernels on one
-level, and is allowed only where every other kernel may keep its own, so that none waits for itself.
+level, and is allowed only if every other kernel may keep its level, so that none waits for itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Form = Literal["elementwise", "rows", "reduce", "single"]
 class Kernel:
     """Nodes that run together; `roots` are the values that it leaves in memory.
 
-    `form` is "single" for a node that is a kernel of its own. `elements` is the size of the
+    `form` is "single" for a node that is a kernel by itself. `elements` is the size of the
     iteration. `sources` are the values that it reads, in the order of first use.
     """
 
@@ -48,7 +48,7 @@ class Kernel:
 
 
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Return kernels joined where the device would join them, in the order in which they run."""
+    """Return kernels joined as the device would join them, in the order in which they run."""
     levels: dict[int, int] = {}
     for kernel in kernels:
         kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
@@ -60,7 +60,7 @@ def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
 
 
 def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Join kernels of the same size where one reads all that the other reads."""
+    """Join kernels of the same size if one reads all that the other reads."""
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
@@ -89,7 +89,7 @@ def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
 def _reads_as_much(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
     """Return whether either kernel's large sources are all among the other's.
 
-    Two normalisations that share a gradient stay apart: each reads its own feature map too.
+    Two normalisations that share a gradient stay apart: each reads another feature map too.
     """
     large, other_large = (set(filter(is_large, k.sources)) for k in (kernel, other))
     return large <= other_large or other_large <= large
@@ -116,7 +116,7 @@ class _Joins:
                 self.readers[index].append(kernel)
 
     def _may_join(self, host: Kernel, guest: Kernel) -> bool:
-        """Return whether the guest can take the host's level while all others keep their own."""
+        """Return whether the guest can take the host's level while all others keep theirs."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
         if guest.level < host.level:

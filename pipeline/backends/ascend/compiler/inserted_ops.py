@@ -180,8 +180,8 @@ class InsertedOps:
     def convert_gradient(self, value: int, kernel: Kernel) -> None:
         """Convert a weight's gradient to the plain layout for its update.
 
-        That is after the all-reduce; in a loop at once where gradients are stacked, and not at all
-        where iterations add to a sum.
+        That is after the all-reduce; in a loop at once if gradients are stacked, and not at all
+        if iterations add to a sum.
         """
         stacked = value in self.buffers.within
         if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):

@@ -3,7 +3,7 @@
 A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16; the trace of AlexNet (2023) has a TransData
 after the product of its 10 classes and before its gradient, and none between products of 4,096
 features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax and layer norm
-take FRACTAL_NZ where both edges of a matrix are whole sixteens (`op_select_format` of softmax_v2,
+take FRACTAL_NZ if both edges of a matrix are multiples of 16 (`op_select_format` of softmax_v2,
 layer_norm), and so does a Reshape between tokens and rows; other matrices are converted after a
 product and before the next one. Eager frameworks run one op at a time between plain tensors, so
 that every product converts.
@@ -109,7 +109,7 @@ class _Conversion:
     def _is_plain(self, index: int) -> bool:
         """Return whether a product's operand is not in blocks.
 
-        Parameters, their copies and a batch's images are laid out where they are prepared.
+        Parameters, their copies and a batch's images are laid out when they are prepared.
         """
         maker = self.writers.get(index)
         buffer = self.buffers[index]

@@ -29,7 +29,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Phases:
-    """Phases of a step's nodes and roles of its values. Indices are those of the graph.
+    """Phases of a step's nodes and roles of its values, by their indices in the graph.
 
     `weights` are the parameters and other forms of them; `gradients` are values that lead only to
     updates; `shared_gradients` lead to updates and are read by the backward pass, too, as that of
@@ -43,7 +43,7 @@ class Phases:
 
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
-    """Find phases from JAX's marks, and from dependencies where JAX leaves none."""
+    """Find phases from JAX's marks, and from dependencies if JAX leaves none."""
     of_node = _phases_of_nodes(graph)
     gradients = _gradients(graph, of_node)
     made = _outputs_in(graph, of_node, "backward")
@@ -88,7 +88,7 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
 
 
 def _phase_of(node: Node, before: set[Phase | None], read_by_marked: set[int]) -> Phase:
-    """Return the phase of a node, given those of its inputs' producers."""
+    """Return the phase of a node, from the phases of its inputs' producers."""
     if node.mark != "unmarked":
         return node.mark
     if before == {"backward"} and node.primitive in VIEWS_OF_SCAN:

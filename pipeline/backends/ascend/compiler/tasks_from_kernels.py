@@ -1,7 +1,7 @@
 """Lower kernels to a device's tasks: types, layouts, and ops that the compiler inserts.
 
 The vendor's graph compiler inserts a Cast of every float32 weight that a product reads, every step;
-TransData where a value changes its layout; MemSet before accumulation; GetNext.
+TransData when a value changes its layout; MemSet before accumulation; GetNext.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LoweringOptions:
     precision: Precision | None
     patterns: Patterns
     by_op: bool = False
-    """Whether every op of the framework runs on its own, unfused."""
+    """Whether every op of the framework runs by itself, unfused."""
     strict: bool = False
     """Whether an unknown primitive is an error."""
     keep_batchnorm_fp32: bool = False
@@ -342,7 +342,7 @@ class _Lowering:
         The cube has no float32: under every amp_level, O0 too, MindSpore's kernel selection reduces
         the operands of MatMul and BatchMatMul to float16 by a Cast and keeps a float32 result, as
         it does for convolutions (hardware notes 1.6; a ViT-B/16 without amp_level takes 157 ms).
-        Products of the types as traced (precision None) are those of the releases before, whose
+        Products of the types as traced (precision None) are as in the releases before, whose
         vector unit multiplies.
         """
         backward = kernel.phase == "backward"

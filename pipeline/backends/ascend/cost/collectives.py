@@ -1,6 +1,6 @@
 """Times of collectives over the links of a cluster, and the grouping of gradients into all-reduces.
 
-Times are those of the links alone: a collective also takes `Hardware.collective_launch_us`, which
+Times are of the links alone: a collective also takes `Hardware.collective_launch_us`, which
 its caller adds.
 """
 
@@ -25,7 +25,7 @@ class Group:
     """Devices that communicate with one another, as those along one axis of a mesh.
 
     `size` devices, `per_server` of them in each server that has any; neighbours in the group are
-    `stride` devices apart. Every device has links of its own, so groups that communicate at the
+    `stride` devices apart. No two devices share a link, so groups that communicate at the
     same time do not slow one another.
 
     Raises:
@@ -97,7 +97,7 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
 def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> float:
     """Return the time of one collective over a group; 0 for a group of one device.
 
-    `nbytes` is the size of the whole array of one device, also where members hold parts of it:
+    `nbytes` is the size of the whole array of one device, also if members hold parts of it:
 
     * all_reduce: the array that each device starts and ends with;
     * all_gather: the gathered array, that each device ends with; it starts with 1 / size of it;
@@ -110,7 +110,7 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     ring, log2 of the servers' number in hops between servers. For short messages this halves the
     hops of doubling, an all-gather of which takes up to log2(n) / 2 hops more. All-to-all is
     pairwise: (n - 1) rounds, each with one partner and 1 / n of the bytes, over HCCS with partners
-    in the server, over the device's own RoCE port with others. A send takes one hop; where any
+    in the server, over the device's RoCE port with others. A send takes one hop; if any
     neighbours are in different servers, the one over RoCE is waited for.
 
     Raises:
@@ -235,7 +235,7 @@ def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tupl
     last segment is ready first. None is one all-reduce.
 
     Raises:
-        OptionError: indices that don't grow, or are no parameter's.
+        OptionError: indices that don't grow, or that no parameter has.
     """
     count = len(gradients)
     if not count:
@@ -275,7 +275,7 @@ def split_rounds(
 class AscendRates:
     """Rates of an Ascend chip: its cubes and memory, and HCCL's formulas for its links.
 
-    Sizes are those of float32 arrays, of which the chip computes and moves halves; gradients are
+    Sizes are of float32 arrays, of which the chip computes and moves halves; gradients are
     all-reduced in float32.
     """
 

@@ -59,7 +59,7 @@ class Constants:
     scatter_row_cycles: float
     minor_row_cycles: float
     pad_row_cycles: float
-    """One row that is no whole block, padded on its way to FRACTAL_NZ."""
+    """One row that isn't whole blocks, padded on its way to FRACTAL_NZ."""
     slice_row_cycles: float
     """One row of a matrix whose columns are sliced."""
     transpose_element_cycles: float
@@ -81,7 +81,7 @@ class Efficiency:
     classes: Mapping[str, ClassEfficiency]
 
     def scale_rates(self, multipliers: Mapping[str, float]) -> Efficiency:
-        """Return the model with the rates of some classes multiplied, kept within the bounds.
+        """Return the model with the rates of some classes multiplied, within the bounds.
 
         Raises RunError for an unknown class or a multiplier that is not positive.
         """
@@ -143,7 +143,7 @@ class Calibration:
     """Parameters fitted to published steps, on top of those fitted to kernels.
 
     `multipliers` are of the rates of groups. `task_us` is the time of every task of a graph beyond
-    that of single kernels. `log_sd` is the spread of log(published / modelled) over held-out
+    the time of single kernels. `log_sd` is the spread of log(published / modelled) over held-out
     families, `interval_scale` the factor that makes an 80 % interval cover 80 % of them.
     """
 
@@ -165,7 +165,7 @@ def calibrate_with(
     interval_scale: float = 1.0,
     kernels: Efficiency | None = None,
 ) -> Calibration:
-    """Return a calibration from its parameters; kernels' constants are those of the package."""
+    """Return a calibration from its parameters, by default with the package's kernel constants."""
     by_class: dict[str, float] = {
         name: multipliers[group] for group in GROUPS for name in GROUPS[group]
     }

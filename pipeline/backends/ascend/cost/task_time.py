@@ -2,7 +2,7 @@
 
     us = floor + work        never below the roofline
 
-The work is that of the class's bound: the stages of a product, a streaming kernel's traffic and
+The work depends on the class's bound: the stages of a product, a streaming kernel's traffic and
 lanes, the segments that a pooling or a bias gradient walks, the rows that a gather picks. The form
 and its constants follow the kernels of public traces (`fit_kernels.py`).
 """
@@ -54,7 +54,7 @@ def price_tasks(
     """Return the time of one execution of every task, in their order.
 
     `tiles` are tilings by index of the task, as AutoTune finds them; the others get the vendor's
-    rule of thumb. An `all_reduce` takes no time here: links are priced by their own model.
+    rule of thumb. An `all_reduce` takes no time here: links have another model.
     """
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
@@ -131,7 +131,7 @@ def _cube_work(
 ) -> Work:
     """Return the work of the fastest tiling that the vendor's rule, or AutoTune, may choose.
 
-    Equal parts of a weight gradient's images, one after the other, are taken where they are faster.
+    Equal parts of a weight gradient's images, one after the other, are taken if they are faster.
     """
     product = task_product(task, work, context.buffers)
     if task.cost_class == "conv_kernel_grad" and work.batch == 1:

@@ -1,7 +1,7 @@
 """A matrix product on the cube units: its split over cores and its tiles.
 
 All sizes are in fractals, blocks of 16 x 16 float16 (512 bytes): the cube multiplies two in a
-cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICoreMemoryRates).
+cycle. Rates and sizes are from CANN's platform file (AICoreSpec, AICoreMemoryRates).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Product:
     """A cube task in fractals: `batch` times (m x k) by (k x n).
 
     `expansion` is the factor by which im2col makes the left operand larger than it is in memory;
-    `out_bytes` are those of an element of the output. `images` is the number of parts into which
+    `out_bytes` are of an element of the output. `images` is the number of parts into which
     the vendor cuts the depth of a weight gradient, adding them up in memory; 0 elsewhere.
     """
 
@@ -64,7 +64,7 @@ def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int 
     """Return padded fractals of a task: the channels of each convolution tap are padded apart.
 
     A 1 x 1 input gradient skips the zeros that a stride puts between rows; others multiply them.
-    `images` are those of the batch, which a weight gradient sums over.
+    `images` counts the batch, which a weight gradient sums over.
     """
     m, k, n = map(_blocks, (work.m, work.k, work.n))
     reuse = max(work.taps / work.stride, 1.0)
@@ -132,7 +132,7 @@ def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice],
 
     Each is the number of parts, a power of two, and the tilings of one. The rule of thumb may suit
     a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
-    which no stage is shorter than that of some tiling of the whole are left out.
+    which no stage is shorter than in some tiling of the whole are left out.
     """
     stages = _parallel_stages(default_choice(product, hw))
     parts = []
@@ -261,7 +261,7 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
 def _depth_cuts(cores: int, images: int) -> list[int]:
     """Return the parts into which the depth may be cut: the images, or halves of their number.
 
-    Halves are tried while cores stay idle, as 14 of 32 do where each of 18 has an image.
+    Halves are tried while cores stay idle, as 14 of 32 do if each of 18 has an image.
     """
     cuts = [images]
     while cuts[-1] > 1 and cuts[-1] * (cores // cuts[-1]) < BUSY_CORES * cores:

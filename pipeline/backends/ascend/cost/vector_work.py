@@ -92,7 +92,7 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
 def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of depthwise convolutions: a lane of the vector unit for each multiply-add.
 
-    The lanes in use are those of any vector kernel (`vector_rate`), with a pass for each tap.
+    As many lanes are in use as in any vector kernel (`vector_rate`), with a pass for each tap.
     """
     lane_bytes = work.macs * item_bytes(work.dtype)
     lanes_us = lane_bytes / (context.hw.vector_bytes_per_us * context.constants.vector_rate)

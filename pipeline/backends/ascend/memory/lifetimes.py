@@ -13,7 +13,7 @@ Lifetime = tuple[int, int]
 
 
 def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
-    """Return buffer -> lifetime, for buffers that have memory of their own, by ascending index.
+    """Return buffer -> lifetime, for buffers that share no other's memory, by ascending index.
 
     A task's inputs live until the task ends. Parameters, state and constants live always. Inputs
     live from the start of a step, outputs to its end. A value that crosses the border of a loop

@@ -71,8 +71,8 @@ class Limit:
 class MemoryPlan:
     """Device memory of one step on one device.
 
-    `live_bytes` has the bytes live during each task, all pools together, `peak_task` where they are
-    most; `components` divide them by purpose.
+    `live_bytes` has the bytes live during each task, all pools together; `peak_task` is the task
+    with the most; `components` divide them by purpose.
     """
 
     placements: tuple[Placement, ...]
@@ -237,7 +237,7 @@ def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Componen
 
 
 def _pool_limits(hw: Hardware) -> dict[Pool, int]:
-    """Return the chip's split; scaled down where its memory is smaller than the three pools."""
+    """Return the chip's split; scaled down if its memory is smaller than the three pools."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}

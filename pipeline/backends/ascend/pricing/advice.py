@@ -15,7 +15,7 @@ from pipeline.backends.ascend.report.text import Recommendation
 LONG_SINK = 1000
 BUCKETS = (2, 3, 4)
 FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
-"""Shares of the gradients in an all-reduce of their own at the network's input: the last to be
+"""Shares of the gradients in a separate all-reduce at the network's input: the last to be
 ready is the one that no backward pass overlaps."""
 
 Retrace = Callable[[int], Pricing]

@@ -53,7 +53,7 @@ SWITCHES = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
 
 
 class PriceOptions(TypedDict, total=False):
-    """Options of `price`; those of `ExecutionConfig` that are left out have its defaults."""
+    """Options of `price`; the defaults are in `ExecutionConfig`."""
 
     precision: Precision | None
     keep_batchnorm_fp32: bool
@@ -159,7 +159,7 @@ def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
 class Pricing:
     """A traced step on a chip, priced under any options.
 
-    Results are kept with the traced step for the next price of it on the same chip.
+    Results are cached with the traced step for its next price on the same chip.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Pricing:
         )
 
     def step(self, config: ExecutionConfig) -> PricedStep:
-        """Price a step under its own launch mode alone. Raises OptionError, RunError."""
+        """Price a step under its launch mode alone. Raises OptionError, RunError."""
         graph, times = self.tasks(config)
         return PricedStep(
             chip=self.chip.name,
@@ -244,7 +244,7 @@ class Pricing:
         return priced[key]
 
     def tuning(self, config: ExecutionConfig) -> TuneResult | None:
-        """Return the AutoTune result, None where the options don't request it."""
+        """Return the AutoTune result, None if the options don't request it."""
         self.tasks(config)
         return self._tuned.get(self._key(config))
 

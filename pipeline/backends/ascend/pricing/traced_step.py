@@ -67,14 +67,14 @@ class TracedStep:
 
     @property
     def batch_size(self) -> int:
-        """The first axis of the largest input of a batch; 1 where there is none."""
+        """The first axis of the largest input of a batch; 1 without inputs."""
         values = [self.graph.values[index] for index in self.signature.inputs]
         largest = max(values, key=lambda value: value.size, default=None)
         return largest.shape[0] if largest is not None and largest.shape else 1
 
     @property
     def batch_pixels(self) -> int | None:
-        """Height x width of the images in a batch; None where nothing looks like images."""
+        """Height x width of the images in a batch; None if nothing looks like images."""
         for index in self.signature.inputs:
             shape = self.graph.values[index].shape
             if len(shape) == 4:
@@ -105,7 +105,7 @@ def trace_step(
 ) -> TracedStep:
     """Trace a step from shapes. The last few are cached by function and shapes.
 
-    Raises RunError where the step doesn't return (state, result) with a state like the one that it
+    Raises RunError if the step doesn't return (state, result) with a state like the one that it
     gets, or `parameters` picks leaves that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
@@ -160,7 +160,7 @@ _cached_trace = lru_cache(maxsize=TRACES_KEPT)(_trace)
 
 
 def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Raise RunError unless the leaves of a new state replace those of the old one."""
+    """Raise RunError unless the leaves of a new state replace the old ones."""
     if list(after.items()) == list(before.items()):
         return
     problem = "in another order"

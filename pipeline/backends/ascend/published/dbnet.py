@@ -28,7 +28,7 @@ from pipeline.models.networks.mobilenet_v3 import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
 
 STRIDES = (4, 8, 16, 32)
-"""Factor by which the backbone shrinks the images where the pyramid reads it."""
+"""Factor by which the backbone shrinks the images at the layers that the pyramid reads."""
 
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
@@ -116,7 +116,7 @@ def dbnet(
     """Return DBNet on a backbone without its classifier, called as `module(images NHWC,
     train=bool)`.
 
-    `features` are those of each level of the pyramid, a multiple of 4. With ResNet-18 it has
+    `features` counts each level of the pyramid, a multiple of 4. With ResNet-18 it has
     12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
     shrink the images 32 times before its global average pool.
     """

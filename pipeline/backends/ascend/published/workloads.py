@@ -44,7 +44,7 @@ BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
 """The framework of rows whose O2 keeps batch normalisation in float32: MindCV's recipes."""
 
 Quality = Literal["device", "at_most", "pair"]
-"""`device`: the device's own speed. `at_most`: the host's pipeline was, or may have been, slower,
+"""`device`: the speed of the device. `at_most`: the host's pipeline was, or may have been, slower,
 so that the time is an upper bound of the device's. `pair`: eager and graph mode of one training
 that does more than is modelled (DBNet mines its negatives by a sort); only their ratio is
 compared."""
@@ -54,9 +54,9 @@ compared."""
 class Published:
     """One published step time and how to price the same step.
 
-    `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op where
+    `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op if
     the framework differs from the chip file's. `suspicion` says why a row may not show the device's
-    own speed, empty where nothing does. `keep_batchnorm_fp32` is MindSpore's option of O2.
+    speed, empty if nothing does. `keep_batchnorm_fp32` is MindSpore's option of O2.
     """
 
     id: str
@@ -207,7 +207,7 @@ SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
     "dbnet_resnet50": _text_detector,
     "dbnet_mobilenet_v3_large": _text_detector,
 }
-"""Networks whose step is not that of images with one label each."""
+"""Networks whose samples aren't images with one label each."""
 
 
 def trace_row(row: Published) -> TracedStep:

@@ -66,7 +66,7 @@ class ExplainedTask:
     """One kernel of a layer: its time in us, all repetitions together, and the terms of it.
 
     `log_sd` is the spread of log(measured / modelled) of its class, `provenance` says how sure the
-    class's rate is, and `source` where it is from.
+    class's rate is, and `source` its origin.
     """
 
     type: str

@@ -73,7 +73,7 @@ def _shift(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
 
 
 def _begin_us(timeline: Timeline, step: int) -> float:
-    """Return the start of a step, after its launch or that of its sink."""
+    """Return the start of a step, after its launch or its sink's."""
     launches = step // timeline.steps_per_launch + 1
     within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
     return launches * timeline.launch_us + step * within_us

@@ -1,4 +1,4 @@
-"""One steady step under one launch mode: its time, its interval, and where the time goes."""
+"""One steady step under one launch mode: its time, its interval, and what takes the time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PricedStep:
     """The modelled time of one steady step under one `ExecutionConfig`.
 
     `batch_size` samples are of one device; `batch_pixels` is height x width of its images, None
-    where it holds none. `times` has one entry for each task of `graph`. `sources` are those of the
+    if it holds none. `times` has one entry for each task of `graph`. `sources` are of the
     hardware's figures, by name.
     """
 
@@ -179,7 +179,7 @@ class PricedStep:
         """Return why a layer takes its time, by its name in `layers`; `print` shows it.
 
         It has the formula of each task, the figures and constants in it with their sources, and
-        what the interval comes from. Raises OptionError where there is no such layer.
+        what the interval comes from. Raises OptionError for an unknown layer.
         """
         costs = {cost.layer: cost for cost in self.layers}
         if layer not in costs:
@@ -220,9 +220,9 @@ def interval_of(
 ) -> tuple[float, float]:
     """Return the 80 % interval of a step, in us, log-normal around the modelled time.
 
-    Errors of one class are common to all its kernels, those of classes are independent; the further
-    spread of whole steps (`log_sd`) is added, and the sum scaled by `interval_scale`, so that the
-    interval covers 80 % of the published steps of families that were held out of the fit.
+    Errors of one class are common to all its kernels, errors of classes are independent. The
+    further spread of whole steps (`log_sd`) is added, and the sum scaled by `interval_scale`, so
+    that the interval covers 80 % of the published steps of families that were held out of the fit.
     """
     spread = math.hypot(class_spread(graph, times, timeline, calibration), calibration.log_sd)
     factor = math.exp(NORMAL_90 * spread * calibration.interval_scale)

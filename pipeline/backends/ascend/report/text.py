@@ -32,7 +32,7 @@ LIMITS = {
 
 
 DISTINGUISHABLE = 0.01
-"""A predicted gain below this is no reason to change anything."""
+"""A predicted gain below this isn't a reason to change anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def printout(
 ) -> str:
     """Return the main figures of a report, about 40 lines of at most 100 columns.
 
-    `changes` are recommendations, best first, None where none were searched for; `steps` is the
+    `changes` are recommendations, best first, None without a search; `steps` is the
     length of the whole run.
     """
     helpful = [] if changes is None else ["", *_changes(report, changes)]

@@ -174,5 +174,4 @@ def _run_spans(
         )
     for number, (start, end) in enumerate(run.buckets_us, 1):
         name = f"AllReduce {number}" if len(run.buckets_us) > 1 else "AllReduce"
-        phase = "communication"
-        yield Span(name, "hccl", begin_us + start, end - start, "communication", phase)
+        yield Span(name, "hccl", begin_us + start, end - start, "communication", "communication")

@@ -62,7 +62,7 @@ def boundary_of(feed: DeviceFeed, run_us: float, hw: Hardware, options: StepOpti
     """Return the boundary before a step that then runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks, so data is waited for
-    only where preparing or copying a batch takes longer than a whole step. Without a queue the copy
+    only if preparing or copying a batch takes longer than a whole step. Without a queue the copy
     is in the step; workers still prepare the next batch meanwhile.
     """
     host_us = hw.host_step_us

@@ -28,7 +28,7 @@ class StreamAssignment:
     """A graph's tasks on streams.
 
     `order` has the tasks as they are launched. `producers[i]` wrote the buffers that task i reads
-    or writes, `waits[i]` are those of them on other streams, `needs[i]` is the all-reduce that task
+    or writes, `waits[i]` are the producers on other streams, `needs[i]` is the all-reduce that task
     i waits for, or -1. `costs_us` and `sources` are by all-reduce: its time alone, and the tasks
     that compute its gradients; `issued_after[i]` are the all-reduces that can start once i has run.
     """
@@ -117,7 +117,7 @@ def _rounds(
 ) -> tuple[AllReduceRound, ...]:
     """Put off tasks after all-reduces until the passes are over, or until one depends on them.
 
-    A pass depends on an update where an adversary is updated before the other network is trained.
+    A pass depends on an update if an adversary is updated before the other network is trained.
     """
     rounds = [AllReduceRound()]
     put_off: set[int] = set()

@@ -72,7 +72,7 @@ def launch_spans(
 ) -> Iterator[Span]:
     """Return the launches within a step; those for the next one are at its end.
 
-    `begin_us` is when those for this step began, before 0 where the host runs ahead.
+    `begin_us` is when this step's launches began, before 0 if the host runs ahead.
     """
     at_us = 0.0
     for index in plan.order:

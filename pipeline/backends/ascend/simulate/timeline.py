@@ -91,7 +91,7 @@ class IterationTrace:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One steady step, from the end of the step before to its own end.
+    """One steady step, from the end of the step before to its end.
 
     `spans` cover the step, in order of start within a stream; the launch of a sink has its share of
     one step. `device_us` is the step's work on the device without waits for the host, `host_us` the

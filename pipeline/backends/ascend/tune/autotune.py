@@ -76,7 +76,7 @@ class TuneResult:
 
     @property
     def tiles(self) -> Mapping[int, Tiling]:
-        """Tiling by index of the task, where it gains anything."""
+        """Tiling by index of the task, if it gains anything."""
         tuned = (task for task in self.tasks if task.after_us < task.before_us)
         return {task.index: task.tiling for task in tuned}
 

@@ -200,7 +200,7 @@ class _Node:
 class _Policy:
     """Chances of a decision's options, linear in features, learned from the rewards of walks.
 
-    The gradient is REINFORCE's (Williams 1992): that of the log of the chance, times the reward
+    The gradient is REINFORCE's (Williams 1992): of the log of the chance, times the reward
     above the mean of those before. Its chances guide the tree, as in AlphaGo (Silver et al. 2016).
     """
 
