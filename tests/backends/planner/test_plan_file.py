@@ -9,8 +9,15 @@ import pytest
 import yaml
 
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan, rules
-from pipeline.backends.planner.plan_file import check_plan, load_plan, plan_text, save_plan
+from pipeline.backends.planner.parallel_plan import (
+    CutRule,
+    ParallelPlan,
+    check_plan,
+    load_plan,
+    plan_text,
+    rules,
+    save_plan,
+)
 from pipeline.core.errors import RecipeError
 
 PARAMETERS = {"body/dense_0/kernel": (64, 32), "body/dense_1/kernel": (64, 32), "head/bias": (12,)}

@@ -15,7 +15,7 @@ from pipeline.backends.planner.cut_prices import CutPrices
 from pipeline.backends.planner.decisions import Decisions
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.plan_file import check_plan, plan_text
+from pipeline.backends.planner.parallel_plan import check_plan, plan_text
 from pipeline.backends.planner.search import GIB, best_plan, plan_table, search, search_blocks
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.safe_yaml import parse_yaml

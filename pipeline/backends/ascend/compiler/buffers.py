@@ -1,4 +1,4 @@
-"""Buffers of a step's values: layout, size, role and name of each."""
+"""Buffers of a step's values: layout, stored elements, role and name of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Cube work of convolutions and matrix products."""
+"""Cube work of convolutions and matrix products, and the order in which the cube reads matrices.
+
+A MatMul takes either operand transposed (`transpose_x1`, `transpose_x2` of the op) and so writes
+either order as well: swapping the rows and columns of a product's operand or result costs nothing.
+If a permutation moves whole fractals of 16 x 16, as attention's heads do with multiples of 16
+tokens and features, MindSpore's `matmul_confusiontranspose` pass lets the product write its blocks
+to their new place. Any other permutation is a Transpose before or after the product, also one that
+JAX keeps in a `dot_general`'s dimension numbers.
+"""
 
 from __future__ import annotations
 

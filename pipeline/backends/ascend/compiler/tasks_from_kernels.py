@@ -21,7 +21,6 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.buffers import Buffers
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
-from pipeline.backends.ascend.compiler.float32_norms import keep_norms_in_float32
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.inserted_ops import InsertedOps
@@ -36,7 +35,7 @@ from pipeline.backends.ascend.compiler.matmul_work import (
     result_permutation,
     window_area,
 )
-from pipeline.backends.ascend.compiler.matrix_formats import convert_formats
+from pipeline.backends.ascend.compiler.matrix_formats import convert_formats, keep_norms_in_float32
 from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, match_pattern
 from pipeline.backends.ascend.compiler.phases import Signature, device_dtypes, find_phases
 from pipeline.backends.ascend.compiler.primitives import OPS, kind_of, passes_of

@@ -10,8 +10,14 @@ import numpy as np
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.memory.lifetimes import lifetimes, owners
-from pipeline.backends.ascend.memory.placement import Block, find_overlap, live_bytes, pack
+from pipeline.backends.ascend.memory.placement import (
+    Block,
+    find_overlap,
+    lifetimes,
+    live_bytes,
+    owners,
+    pack,
+)
 
 GIB = 2**30
 TIGHT = 0.1

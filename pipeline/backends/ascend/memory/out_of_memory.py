@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.memory.lifetimes import owners
 from pipeline.backends.ascend.memory.memory_plan import GIB, Limit, MemoryPlan, Placement
-from pipeline.backends.ascend.memory.placement import Block, live_bytes
+from pipeline.backends.ascend.memory.placement import Block, live_bytes, owners
 
 MIB = 2**20
 BATCHED = ("activation", "input", "output")

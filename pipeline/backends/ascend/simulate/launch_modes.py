@@ -18,10 +18,11 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.step_interval import boundary_of, feed_of
-from pipeline.backends.ascend.simulate.stream_assignment import Lane, assign_streams
 from pipeline.backends.ascend.simulate.streams import (
     Cause,
+    Lane,
     Run,
+    assign_streams,
     critical_path_us,
     issue_times,
     launch_spans,

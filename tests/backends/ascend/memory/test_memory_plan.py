@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.memory.lifetimes import lifetimes
 from pipeline.backends.ascend.memory.memory_plan import GIB, MemoryPlan, plan_memory
+from pipeline.backends.ascend.memory.placement import lifetimes
 from tests.backends.ascend.memory_graphs import buffer, chain, graphs, task
 
 HW = hardware_of(load_chip("ascend910"))
