@@ -24,7 +24,6 @@ from pipeline.backends.ascend.pricing.traced_step import no_garbage_collection, 
 from pipeline.backends.ascend.report.text import Recommendation, printout, several
 from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
-from pipeline.backends.communication import Communication
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole
@@ -48,7 +47,11 @@ KEYS = {
 
 
 class AscendEstimate:
-    """A price and recommendations. Raises RunError if the device's memory is too small."""
+    """A price and recommendations: figures of one steady step, of all devices together.
+
+    `device` names the chip and the number of devices, `interval_ms` is the 80 % interval of
+    `step_ms`. Raises RunError if the device's memory is too small.
+    """
 
     def __init__(self, proposal: StepToPrice, emulated: EmulatedDevice) -> None:
         self._proposal = proposal
@@ -70,6 +73,11 @@ class AscendEstimate:
                         devices=proposal.devices,
                     )
                 )
+            self.device = several(proposal.devices, emulated.chip.name)
+            self.step_ms = self.report.step_ms
+            self.interval_ms = self.report.interval_ms
+            self.samples_per_s = self.report.samples_per_s
+            self.communication = self.report.communication
             changes = advise(pricing, self.report.config, self._trace)
             self.changes = tuple(map(self._with_recipe_keys, changes))
 
@@ -109,31 +117,6 @@ class AscendEstimate:
             size = self._proposal.batch_size
             return f"train.batch_size = {size}, shared by {devices} devices:{details}"
         return f"{KEYS[name]}{colon}{details}" if name in KEYS else f"device: {problem}"
-
-    @property
-    def device(self) -> str:
-        """The chip, and the number of devices."""
-        return several(self.report.config.devices, self._emulated.chip.name)
-
-    @property
-    def step_ms(self) -> float:
-        """Milliseconds of one steady step."""
-        return self.report.step_ms
-
-    @property
-    def interval_ms(self) -> tuple[float, float]:
-        """The 80 % interval of `step_ms`."""
-        return self.report.interval_ms
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples per second of all devices together."""
-        return self.report.samples_per_s
-
-    @property
-    def communication(self) -> Communication | None:
-        """The all-reduces of several devices; None for one."""
-        return self.report.communication
 
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]

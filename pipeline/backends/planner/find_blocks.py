@@ -172,21 +172,18 @@ class _Finder:
             region = self.regions.region(leaf)
             groups = self.regions.local(leaf)
             if region is None:
-                region = self._first_reader(leaf)
+                readers = (self.regions.region(out) for out in self._outputs_of_readers(leaf))
+                region = next((reader for reader in readers if reader is not None), None)
             if region is None:
                 continue
             nbytes = self.loss.nbytes(leaf)
             self.items[region].parameters[_cut(groups)] += nbytes
             yield RegionParameter(path, self.loss.shape(leaf), nbytes, region, groups)
 
-    def _first_reader(self, leaf: int) -> int | None:
+    def _outputs_of_readers(self, leaf: int) -> Iterator[int]:
         for node in self.graph.nodes:
             if any(leaf in self.loss.made_of.get(value, ()) for value in node.inputs):
-                for out in node.outputs:
-                    region = self.regions.region(out)
-                    if out in self.loss.moving and region is not None:
-                        return region
-        return None
+                yield from (out for out in node.outputs if out in self.loss.moving)
 
     def _add_products(self) -> None:
         """Add products of two activations, and the partial sums of them and their gradients."""

@@ -36,7 +36,10 @@ class RegionGroups:
         ]
         """For each region its groups that can be cut, and the most pieces of each."""
         for value in loss.forward_values():
-            self._add_sizes(value)
+            for size, group in zip(loss.shape(value), self.groups.of(value), strict=True):
+                if group is not None and not self.groups.is_whole(group):
+                    sizes = self.sizes[self._region_of[group]]
+                    sizes[group] = math.gcd(sizes.get(group, 0), size)
         self._local = [
             {group: number for number, group in enumerate(sizes)} for sizes in self.sizes
         ]
@@ -91,12 +94,6 @@ class RegionGroups:
             for group in _present(self.groups.of(value)):
                 numbers.setdefault(root(group), len(numbers))
         return {group: numbers[root(group)] for group in [*joined] if root(group) in numbers}
-
-    def _add_sizes(self, value: int) -> None:
-        for size, group in zip(self._loss.shape(value), self.groups.of(value), strict=True):
-            if group is not None and not self.groups.is_whole(group):
-                sizes = self.sizes[self._region_of[group]]
-                sizes[group] = math.gcd(sizes.get(group, 0), size)
 
     def _groups_of_samples(self) -> set[int]:
         """Groups of dimensions that number samples: the batch's first ones, through operators."""

@@ -89,7 +89,8 @@ def search_blocks(
         if plan is not None:
             plans.append(plan)
         elif not plans:
-            leanest = min(leanest, _least_memory(decisions))
+            choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
+            leanest = min(leanest, math.inf if choice is None else choice.memory)
     one_device = data_parallel_plan(blocks, 1, rates, ratio)
     assert one_device is not None
     if not plans:
@@ -138,11 +139,6 @@ def best_plan(
     kinds = prices.bytes_by_kind(decisions.prices_of(choice.states))
     decided = decisions.layouts_of(choice.states)
     return plan_of(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
-
-
-def _least_memory(decisions: Decisions) -> float:
-    choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
-    return math.inf if choice is None else choice.memory
 
 
 def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:

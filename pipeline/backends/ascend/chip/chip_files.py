@@ -86,14 +86,11 @@ def _find(name_or_path: str | Path) -> Path:
         if file.is_file():
             return file
         raise ChipError(f"hardware = {text}", ["there is no such file"])
-    if text in (chips := _shipped_chips()):
+    chips = [chip.stem for chip in sorted(DEVICES.glob("*.yaml")) if "chip" in _read(chip)]
+    if text in chips:
         return DEVICES / f"{text}.yaml"
     hint = no_such("chip", text, chips)
     raise ChipError(f"hardware = {text}", [f"{hint}; or name a YAML file"])
-
-
-def _shipped_chips() -> list[str]:
-    return [file.stem for file in sorted(DEVICES.glob("*.yaml")) if "chip" in _read(file)]
 
 
 def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -61,7 +61,10 @@ def _kind_here(graph: Graph, node: Node) -> str:
     if kind == "random":
         return "elementwise"
     if kind == "reduce":
-        return _kind_of_reduction(graph, node)
+        value = graph.values[node.inputs[0]]
+        if value.size == graph.values[node.outputs[0]].size:
+            return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
+        return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
     if kind in ("gather", "scatter"):
         return _kind_of_indexing(graph, node)
     shape = graph.values[node.inputs[0]].shape if node.inputs else ()
@@ -96,13 +99,6 @@ def _kind_of_indexing(graph: Graph, node: Node) -> str:
 
 def _keeps_size(graph: Graph, node: Node) -> bool:
     return graph.values[node.inputs[0]].size == graph.values[node.outputs[0]].size
-
-
-def _kind_of_reduction(graph: Graph, node: Node) -> str:
-    value = graph.values[node.inputs[0]]
-    if value.size == graph.values[node.outputs[0]].size:
-        return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
-    return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
 
 
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:

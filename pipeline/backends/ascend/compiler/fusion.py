@@ -66,7 +66,17 @@ def _fuse_operands(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
                 places[clears[product]] = len(tasks)
                 tasks.append(graph.tasks[clears[product]])
             places[product] = len(tasks)
-            task = _absorb(graph.tasks[product], task, pattern)
+            # The operand is written all the same.
+            absorbed = graph.tasks[product]
+            inputs = (index for index in absorbed.reads if index not in task.writes)
+            task = replace(
+                absorbed,
+                type="FusedDbnDw",
+                reads=tuple(dict.fromkeys([*task.reads, *inputs])),
+                writes=(*absorbed.writes, *task.writes),
+                vector=task.vector,
+                fused=(*task.fused, *absorbed.fused, pattern.name),
+            )
         places[place] = len(tasks)
         tasks.append(task)
     return graph.with_tasks(tasks, places, graph.buffers)
@@ -98,19 +108,6 @@ def _may_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
         and maker.cube is None
         and maker.phase == product.phase == (pattern.phase or product.phase)
         and maker.repeat == product.repeat
-    )
-
-
-def _absorb(product: Task, other: Task, pattern: FusionPattern) -> Task:
-    """Return a product that computes its operand; the operand is written all the same."""
-    reads = [*other.reads, *(index for index in product.reads if index not in other.writes)]
-    return replace(
-        product,
-        type="FusedDbnDw",
-        reads=tuple(dict.fromkeys(reads)),
-        writes=(*product.writes, *other.writes),
-        vector=other.vector,
-        fused=(*other.fused, *product.fused, pattern.name),
     )
 
 

@@ -162,7 +162,10 @@ class _Joins:
             if kernel.phase != "optimizer" or kernel.form != "elementwise":
                 continue
             hosts = self._moments(kernel)
-            if hosts and self._may_join_all(hosts, kernel):
+            if not hosts or any(host.loop != kernel.loop for host in hosts):
+                continue
+            makers = (self.maker[index] for index in kernel.sources if index in self.maker)
+            if all(maker in hosts or maker.level < hosts[0].level for maker in makers):
                 for guest in (*hosts[1:], kernel):
                     self._join(hosts[0], guest)
                     gone.add(id(guest))
@@ -180,12 +183,6 @@ class _Joins:
         }
         hosts = list(makers.values())
         return [host for host in hosts if host.level == hosts[-1].level]
-
-    def _may_join_all(self, hosts: list[Kernel], kernel: Kernel) -> bool:
-        level = hosts[0].level
-        makers = (self.maker[index] for index in kernel.sources if index in self.maker)
-        apart = all(maker in hosts or maker.level < level for maker in makers)
-        return apart and all(host.loop == kernel.loop for host in hosts)
 
 
 def _normalises(kernel: Kernel) -> bool:

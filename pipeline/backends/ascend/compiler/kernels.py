@@ -62,7 +62,12 @@ class Kernels:
         self._break_long_chains()
         self._keep_masked_gradients()
         self._keep_expensive_values()
-        kernels = [self._kernel(position) for position in self._roots()]
+        kernels = [
+            self._kernel(position)
+            for position, node in enumerate(self.graph.nodes)
+            if self._kind(position) not in ("view", "loop_view")
+            and any(self._is_written(out) for out in node.outputs)
+        ]
         return join_kernels(kernels, self._is_large)
 
     def _kind(self, position: int) -> str:
@@ -249,15 +254,6 @@ class Kernels:
                     )
                     keys[out] = frozenset().union(*(keys.get(result, ()) for result in results))
         return keys
-
-    def _roots(self) -> list[int]:
-        """Return the nodes that end a kernel."""
-        return [
-            position
-            for position, node in enumerate(self.graph.nodes)
-            if self._kind(position) not in ("view", "loop_view")
-            and any(self._is_written(out) for out in node.outputs)
-        ]
 
     def _kernel(self, position: int) -> Kernel:
         """Return the kernel that ends in a node: everything back to values in memory."""

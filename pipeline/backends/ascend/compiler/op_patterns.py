@@ -89,7 +89,10 @@ def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClas
     for pattern in patterns.kernels:
         if _fits(pattern, features):
             return pattern.type, pattern.cost_class
-    return _default_type(features)
+    ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
+    name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
+    classes: dict[str, CostClass] = {"rows": "rows", "reduce": "reduce"}
+    return name, classes.get(features.form, "elementwise")
 
 
 def _fits(pattern: KernelPattern, features: Features) -> bool:
@@ -109,10 +112,3 @@ def _fits(pattern: KernelPattern, features: Features) -> bool:
         and features.results >= pattern.results
         and (pattern.masked_by is None or features.random_mask)
     )
-
-
-def _default_type(features: Features) -> tuple[str, CostClass]:
-    ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
-    name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
-    classes: dict[str, CostClass] = {"rows": "rows", "reduce": "reduce"}
-    return name, classes.get(features.form, "elementwise")

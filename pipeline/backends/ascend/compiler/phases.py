@@ -13,6 +13,9 @@ from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """Kinds of nodes that a gradient passes through on its way to the optimizer."""
 
+REFORMS = ("convert_element_type", "transpose", "rev")
+"""Primitives that make another form of a weight."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -54,7 +57,12 @@ def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
         for index in node.inputs
     }
     shared = frozenset(made & read) - gradients
-    return Phases(of_node, _weights(graph, parameters, of_node), gradients, shared)
+    weights = set(parameters)
+    for node, phase in zip(graph.nodes, of_node, strict=True):
+        same = kind_of(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
+        if phase != "optimizer" and same and node.inputs[0] in weights:
+            weights.update(node.outputs)
+    return Phases(of_node, frozenset(weights), gradients, shared)
 
 
 def _outputs_in(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
@@ -113,21 +121,6 @@ def _accumulating_loops(graph: Graph) -> frozenset[int]:
         if node.mark == "forward" and not trained.isdisjoint(node.inputs)
     }
     return frozenset(backward - training)
-
-
-def _weights(graph: Graph, parameters: Collection[int], of_node: Sequence[Phase]) -> frozenset[int]:
-    weights = set(parameters)
-    for node, phase in zip(graph.nodes, of_node, strict=True):
-        if phase != "optimizer" and _only_reforms(node) and node.inputs[0] in weights:
-            weights.update(node.outputs)
-    return frozenset(weights)
-
-
-def _only_reforms(node: Node) -> bool:
-    kind = kind_of(node.primitive)
-    return kind in ("view", "loop_view") or node.primitive in (
-        "convert_element_type", "transpose", "rev",
-    )  # fmt: skip
 
 
 def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:

@@ -97,7 +97,12 @@ class _Lowering:
         self.phases = find_phases(graph, set(signature.parameters))
         all_inputs = {*signature.parameters, *signature.state, *signature.inputs}
         self.dtypes = device_dtypes(graph, self.phases, all_inputs, options.precision)
-        self.kernels = Kernels(graph, self.phases, self._plain_bytes, by_op=options.by_op)
+        self.kernels = Kernels(
+            graph,
+            self.phases,
+            lambda index: graph.values[index].size * stored_bytes(self.dtypes[index]),
+            by_op=options.by_op,
+        )
         self.dataflow = self.kernels.dataflow
         self.alias = self.dataflow.alias
         self.buffers = Buffers(graph, signature, self.phases, self.dtypes, self.dataflow)
@@ -109,9 +114,6 @@ class _Lowering:
             for position in absorbed_transposes(graph)
         }
         self.makers = {out: node for node in graph.nodes for out in node.outputs}
-
-    def _plain_bytes(self, index: int) -> float:
-        return self.graph.values[index].size * stored_bytes(self.dtypes[index])
 
     def run(self, unsupported: Counter[str]) -> TaskGraph:
         """Return all tasks."""

@@ -155,8 +155,13 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     owner = owners(graph)
     reduced: list[int] = []
     if devices > 1:
-        positions = range(len(graph.gradients))
-        buffers = (owner[i] for at in positions for i in _gradient_buffers(graph, at))
+        # The gradients among the outputs of the tasks that compute them.
+        writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
+        outputs = (
+            [i for i in indices if graph.buffers[i].role == "gradient"] or indices
+            for indices in writes
+        )
+        buffers = (owner[i] for indices in outputs for i in indices)
         reduced = [i for i in dict.fromkeys(buffers) if i in lives]
     if reduced:
         nbytes = sum(sizes[index] for index in reduced) + 2 * unit
@@ -214,12 +219,6 @@ def _lay_out(
         peak_task=peak,
         components=components,
     )
-
-
-def _gradient_buffers(graph: TaskGraph, position: int) -> Sequence[int]:
-    """Return the gradient's buffers among the outputs of the task that computes it."""
-    task = graph.tasks[graph.gradients[position][2]]
-    return [i for i in task.writes if graph.buffers[i].role == "gradient"] or task.writes
 
 
 def _find_saved(graph: TaskGraph, owner: Sequence[int]) -> set[int]:

@@ -219,7 +219,13 @@ class Pricing:
                     without=config.without,
                     keep_batchnorm_fp32=config.keep_batchnorm_fp32,
                 )
-            self._refuse_foreign_types(graph)
+            for buffer in graph.buffers:
+                if buffer.dtype not in self.chip.dtypes and not buffer.dtype.startswith("key"):
+                    raise OptionError(
+                        f"{buffer.name}: {buffer.dtype} is not a type of {self.chip.name}, which "
+                        f"has {', '.join(self.chip.dtypes)}; trace the step in float32 and choose "
+                        "a precision, or use float16"
+                    )
             hardware = self.chip.hardware
             efficiency = self.calibration.efficiency
             tiles = None
@@ -259,15 +265,6 @@ class Pricing:
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
         norms = config.keep_batchnorm_fp32
         return (config.precision, by_op, config.strict, config.without, tuning, norms)
-
-    def _refuse_foreign_types(self, graph: TaskGraph) -> None:
-        for buffer in graph.buffers:
-            if buffer.dtype not in self.chip.dtypes and not buffer.dtype.startswith("key"):
-                raise OptionError(
-                    f"{buffer.name}: {buffer.dtype} is not a type of {self.chip.name}, which has "
-                    f"{', '.join(self.chip.dtypes)}; trace the step in float32 and choose a "
-                    "precision, or use float16"
-                )
 
     def options(self, config: ExecutionConfig) -> StepOptions:
         """Return the scheduler's options."""

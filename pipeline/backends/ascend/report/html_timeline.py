@@ -117,7 +117,12 @@ def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, 
     merged: Span | None = None
     count = 0
     for span in spans:
-        if merged is not None and _touch(merged, span, pixel_us):
+        if (
+            merged is not None
+            and merged.kind == span.kind
+            and span.end_us - merged.start_us < 2 * pixel_us
+            and span.start_us - merged.end_us < 0.1 * pixel_us
+        ):
             merged = replace(merged, duration_us=span.end_us - merged.start_us)
             count += 1
             continue
@@ -127,12 +132,6 @@ def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, 
         count = 1
     if merged is not None:
         yield merged, count
-
-
-def _touch(first: Span, second: Span, pixel_us: float) -> bool:
-    thin = second.end_us - first.start_us < 2 * pixel_us
-    near = second.start_us - first.end_us < 0.1 * pixel_us
-    return thin and near and first.kind == second.kind
 
 
 def _layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:

@@ -53,7 +53,7 @@ def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
         for step in range(steps):
             yield from _shift(timeline.spans, step * timeline.step_us)
         return
-    launch = [span for span in timeline.spans if _is_launch(span)]
+    launch = [span for span in timeline.spans if span.stream == "host" and span.task is None]
     fed = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
     per_step = [span for span in timeline.spans if span not in launch and span not in fed]
     for step in range(steps):
@@ -77,10 +77,6 @@ def _begin_us(timeline: Timeline, step: int) -> float:
     launches = step // timeline.steps_per_launch + 1
     within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
     return launches * timeline.launch_us + step * within_us
-
-
-def _is_launch(span: Span) -> bool:
-    return span.stream == "host" and span.task is None
 
 
 def _iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:

@@ -150,18 +150,16 @@ def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:
     return batch, m, k, n, int(genes[4])
 
 
-def _random_genes(objective: Objective, generator: np.random.Generator, blocks: int) -> Genes:
-    cores = math.log2(max(objective.hw.ai_cores_count, 1))
-    shares = generator.dirichlet(np.ones(4)) * cores
-    values = [round(2**share) for share in shares]
-    return _clip_genes([*values, int(generator.integers(blocks))], objective)
-
-
 def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
     """Search by generations of crossings and mutations of the fittest."""
     ledger = _Ledger(objective, default)
     blocks = len(ledger.blocks)
-    population = [_random_genes(objective, generator, blocks) for _ in range(POPULATION_COUNT)]
+    cores = math.log2(max(objective.hw.ai_cores_count, 1))
+    population = []
+    for _ in range(POPULATION_COUNT):
+        values = [round(2**share) for share in generator.dirichlet(np.ones(4)) * cores]
+        values.append(int(generator.integers(blocks)))
+        population.append(_clip_genes(values, objective))
     for _ in range(GENERATIONS_COUNT):
         ledger.price(population)
         ledger.end_round()
