@@ -17,7 +17,7 @@ from pipeline.backends.ascend.chip.options import (
     OptionError,
     mode_of,
 )
-from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
+from pipeline.backends.ascend.memory.memory_plan import out_of_memory_message
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.pricing.traced_step import no_garbage_collection, trace_step

@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from pipeline.backends.planner.blocks import LayerOutput, OperatorUse, StepBlocks
-from pipeline.backends.planner.cut_prices import COPIES, CutPrices
-from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
+from pipeline.backends.planner.decisions import COPIES, CutPrices, Decisions, cuts_samples_alone
 from pipeline.backends.planner.elimination import Eliminator, fastest_within
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of, seen_by

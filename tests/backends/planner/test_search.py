@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.cut_prices import CutPrices
-from pipeline.backends.planner.decisions import Decisions
+from pipeline.backends.planner.decisions import CutPrices, Decisions
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import check_plan, plan_text

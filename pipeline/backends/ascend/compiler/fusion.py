@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.compiler.buffers import is_aligned
-from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Patterns
+from pipeline.backends.ascend.compiler.primitives import FusionPattern, Patterns
 
 
 def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:

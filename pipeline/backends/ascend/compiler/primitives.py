@@ -1,11 +1,21 @@
-"""Units and work of JAX's primitives on the device; primitives.yaml lists them."""
+"""Kinds and work of JAX's primitives on the device, and the vendor's names of kernels.
+
+primitives.yaml lists the primitives, patterns.yaml the names, an ordered list of patterns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from pipeline.backends.ascend.chip.tasks import CostClass, Phase
 from pipeline.core.files.safe_yaml import parse_written_yaml
+from pipeline.core.registry import Seq, Spec
 
 Kind = Literal[
     "view", "elementwise", "reduce", "conv", "matmul", "window", "move", "gather", "scatter",
@@ -37,3 +47,102 @@ def kind_of(primitive: str) -> Kind:
 def passes_of(primitive: str) -> tuple[float, float]:
     """Return simple and heavy operations per output element of a primitive."""
     return float(primitive in SIMPLE), float(primitive in HEAVY)
+
+
+PATTERNS = Path(__file__).with_name("patterns.yaml")
+
+
+class KernelPattern(Spec):
+    """Conditions of a kernel that is called `type` and priced as `class`."""
+
+    type: str
+    cost_class: Annotated[CostClass, Field(alias="class")]
+    form: Literal["elementwise", "rows", "reduce"] | None = None
+    phase: Literal["forward", "backward", "optimizer"] | None = None
+    all: Seq[str] = ()
+    any: Seq[str] = ()
+    none: Seq[str] = ()
+    only: Seq[str] = ()
+    calls: Seq[str] = ()
+    after: CostClass | None = None
+    channels: bool = False
+    maps: bool = False
+    updates: bool = False
+    results: int = 1
+    masked_by: Literal["random"] | None = None
+
+
+class FusionPattern(Spec):
+    """A vector kernel that a product's kernel fuses with."""
+
+    name: str
+    producer: Seq[CostClass]
+    consumer: Seq[CostClass]
+    phase: Literal["forward", "backward"] | None = None
+    max_operations: int | None = None
+    keep: bool = False
+
+
+class Patterns(Spec):
+    """Both lists of patterns, in the order in which they are tried."""
+
+    kernels: Seq[KernelPattern]
+    fusions: Seq[FusionPattern]
+
+    def without(self, names: Collection[str]) -> Patterns:
+        """Return the patterns without some fusions."""
+        return self.model_copy(
+            update={"fusions": tuple(f for f in self.fusions if f.name not in names)}
+        )
+
+
+@cache
+def vendor_patterns() -> Patterns:
+    """Return the patterns that come with the package."""
+    return Patterns.model_validate(parse_written_yaml(PATTERNS.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Features:
+    """Properties of a kernel that patterns look at."""
+
+    form: str
+    phase: Phase
+    primitives: tuple[str, ...]
+    calls: frozenset[str]
+    after: frozenset[str]
+    channels: bool
+    maps: bool
+    updates: bool
+    results: int
+    random_mask: bool
+
+
+def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
+    """Return the vendor's op type and the cost class of a kernel."""
+    for pattern in patterns.kernels:
+        if _fits(pattern, features):
+            return pattern.type, pattern.cost_class
+    ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
+    name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
+    classes: dict[str, CostClass] = {"rows": "rows", "reduce": "reduce"}
+    return name, classes.get(features.form, "elementwise")
+
+
+def _fits(pattern: KernelPattern, features: Features) -> bool:
+    inside = set(features.primitives)
+    return (
+        pattern.form in (None, features.form)
+        and pattern.phase in (None, features.phase)
+        and inside.issuperset(pattern.all)
+        and (not pattern.any or not inside.isdisjoint(pattern.any))
+        and inside.isdisjoint(pattern.none)
+        and (not pattern.only or inside.issubset(pattern.only))
+        and (not pattern.calls or not features.calls.isdisjoint(pattern.calls))
+        and (pattern.after is None or pattern.after in features.after)
+        and (features.channels or not pattern.channels)
+        and (features.maps or not pattern.maps)
+        and (features.updates or not pattern.updates)
+        and features.results >= pattern.results
+        and (pattern.masked_by is None or features.random_mask)
+    )

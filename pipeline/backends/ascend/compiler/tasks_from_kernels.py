@@ -19,11 +19,10 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
     permutation_of,
 )
-from pipeline.backends.ascend.compiler.buffers import Buffers
+from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.inserted_ops import InsertedOps
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.matmul_work import (
     TYPES,
@@ -36,9 +35,15 @@ from pipeline.backends.ascend.compiler.matmul_work import (
     window_area,
 )
 from pipeline.backends.ascend.compiler.matrix_formats import convert_formats, keep_norms_in_float32
-from pipeline.backends.ascend.compiler.op_patterns import Features, Patterns, match_pattern
 from pipeline.backends.ascend.compiler.phases import Signature, device_dtypes, find_phases
-from pipeline.backends.ascend.compiler.primitives import OPS, kind_of, passes_of
+from pipeline.backends.ascend.compiler.primitives import (
+    OPS,
+    Features,
+    Patterns,
+    kind_of,
+    match_pattern,
+    passes_of,
+)
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
 from pipeline.core.host.item_sizes import stored_bytes

@@ -37,8 +37,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.simulate.launch_modes import schedule
-from pipeline.backends.ascend.simulate.step_interval import device_images_per_s
+from pipeline.backends.ascend.simulate.launch_modes import device_images_per_s, schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.ascend.tune.autotune import (
     BUILT_IN,

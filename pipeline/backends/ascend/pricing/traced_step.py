@@ -13,9 +13,8 @@ import jax
 
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.compiler.op_patterns import vendor_patterns
 from pipeline.backends.ascend.compiler.phases import Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import kind_of, vendor_patterns
 from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, lower
 from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan

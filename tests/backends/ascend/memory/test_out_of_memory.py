@@ -10,11 +10,12 @@ import pytest
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.memory.memory_plan import GIB, plan_memory
-from pipeline.backends.ascend.memory.out_of_memory import (
+from pipeline.backends.ascend.memory.memory_plan import (
+    GIB,
     largest_batch,
     largest_tensors,
     out_of_memory_message,
+    plan_memory,
 )
 from tests.backends.ascend.memory_graphs import buffer, chain, task
 
