@@ -17,8 +17,8 @@ from pipeline.training.parallel.parallel_spec import ParallelSpec
 class AscendBackend(XlaBackend):
     """Emulated devices. Their numbers are, bit for bit, the numbers of the host's processor.
 
-    Lowerings are chosen and programs compiled for the host, whatever `emulated.mode` says of how
-    the chip would launch steps; the price of a step does not depend on them.
+    Lowerings are chosen and programs compiled for the host. The price of a step depends on neither;
+    `emulated.mode` is how the chip would launch steps.
     """
 
     def __init__(self, emulated: EmulatedDevice, parallel: ParallelSpec) -> None:

@@ -4,7 +4,7 @@
 
 Every row is priced by a fit to the rows of other families; the interval, too, is scaled on those.
 Rows whose host was, or may have been, the slower part are only upper bounds of the device's time;
-they are printed, and counted if the model is slower than they allow. With a FILE of your own
+they are printed, and counted if the model is slower than they allow. With a FILE of other
 steps, those are compared instead, with the calibration as it is.
 """
 
@@ -136,7 +136,7 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
 
 
 def compare_own(file: Path) -> tuple[Verdict, ...]:
-    """Price your own steps, in the columns of published.csv, by the calibration as it is.
+    """Price other steps, in the columns of published.csv, by the calibration as it is.
 
     Raises RunError for a file that isn't such a table.
     """
@@ -157,7 +157,7 @@ def _verdict(row: Published, calibration: Calibration) -> Verdict:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and the scores, or the table of a file of your own steps."""
+    """Print the table and the scores, or the table of a file of steps."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
     parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")

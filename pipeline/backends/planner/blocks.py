@@ -1,7 +1,7 @@
 """The blocks that a plan decides about: regions of activations, operators between them, weights.
 
 A region is all activations that share groups of dimensions (dimension_groups.py): a residual stream
-is one region, whatever its length, so a residual edge costs nothing by itself. An operator is a
+is one region of any length, so a residual edge costs nothing by itself. An operator is a
 product with a parameter, or the look-up of its rows; it leads from a region to a region. Blocks
 carry no names, so that equal ones are equal and are priced once; names are in `StepBlocks`.
 """

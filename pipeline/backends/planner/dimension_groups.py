@@ -253,8 +253,8 @@ def _gather(groups: DimensionGroups, node: Node) -> None:
     batch = [d for d in range(len(groups.shape(target))) if d not in set(numbers.offset_dims)]
     for dim, position in enumerate(batch):
         groups.tie(indices, dim, target, position)
-    batching = (numbers.operand_batching_dims, numbers.start_indices_batching_dims)
-    for dim, index_dim in zip(*batching, strict=True):
+    index_dims = numbers.start_indices_batching_dims
+    for dim, index_dim in zip(numbers.operand_batching_dims, index_dims, strict=True):
         groups.tie(operand, dim, indices, index_dim)
 
 

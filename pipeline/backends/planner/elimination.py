@@ -3,7 +3,7 @@
 Variables are eliminated one after the other, those with the fewest neighbours first (OptCNN's node
 and edge elimination; Viterbi on a chain): the tables that mention a variable are added, and for
 each state of its neighbours its best state is chosen. Two branches between the same
-blocks become one table first, as adding comes before eliminating. Where memory is bounded a table
+blocks become one table first, as adding comes before eliminating. If memory is bounded a table
 keeps, for each state, the points that no other beats in both time and memory.
 
 Equal tables that meet in equal ways are computed once, so repeated blocks cost nothing.
@@ -220,7 +220,7 @@ class Eliminator:
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
         undominated = _fewest(undominated, memory, cost, self.points)
-        # Kept points first, in their order; as many places as the state with most of them needs.
+        # These points first, in their order, in the places that the state with most of them needs.
         front = np.argsort(~undominated, axis=-1, kind="stable")
         front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
         alive = np.take_along_axis(undominated, front, -1)

@@ -209,7 +209,7 @@ class _Finder:
     def _add_saved(self) -> None:
         """Add what memory holds, which is written once and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
-        for value in self.loss.saved():
+        for value in self.loss.saved_values():
             region = self.regions.region(value)
             if region is not None:
                 groups = _cut(self.regions.local(value))

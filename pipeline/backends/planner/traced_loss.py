@@ -77,7 +77,7 @@ class TracedLoss:
         stored = self.graph.values[value]
         return math.ceil(stored.size * stored_bytes(stored.dtype))
 
-    def saved(self) -> list[int]:
+    def saved_values(self) -> list[int]:
         """Values of the forward pass that the backward pass, or an operator, reads."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}

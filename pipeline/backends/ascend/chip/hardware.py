@@ -63,7 +63,7 @@ class Hardware:
     sink_interval_distributed_us: float
 
     op_launch_us: float
-    """Host time of one op launched on its own by MindSpore's PyNative mode."""
+    """Host time of one op that MindSpore's PyNative mode launches."""
     pytorch_op_launch_us: float
     """Host time of one op that PyTorch's eager mode (torch_npu) launches."""
     graph_launch_us: float

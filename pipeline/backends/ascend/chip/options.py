@@ -79,10 +79,10 @@ class StepOptions:
 
     `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
     all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
-    device. `host_images_per_s` is what the host prepares for one device (see
-    `feeding.device_images_per_s`); None means that data is always ready. `op_launch_us` replaces
-    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the msprof
-    trace of AlexNet (2023) both dropout masks follow one another on one.
+    device. `host_images_per_s` is what the host prepares for one device
+    (`launch_modes.device_images_per_s`); None means that data is always ready. `op_launch_us`
+    replaces the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in
+    the msprof trace of AlexNet (2023) both dropout masks follow one another on one.
 
     Raises:
         OptionError: a value is out of its range; the message names it.
@@ -112,7 +112,7 @@ class StepOptions:
             _check_range("host_images_per_s", self.host_images_per_s, least=1e-9)
 
     @property
-    def queued(self) -> bool:
+    def uses_queue(self) -> bool:
         """Whether batches come from the queue on the device."""
         return self.mode == "loop_sink" or (self.mode == "graph_sink" and self.data_sink)
 

@@ -96,8 +96,8 @@ class VectorWork:
     """Element-wise work: operations of the vector unit for each of `elements`.
 
     `simple` are adds, products, comparisons, selections, conversions; `heavy` are divisions,
-    exponentials, logarithms, roots and the like. `along_rows` are the operations of which every row
-    of the minor axis needs its own: reductions of it, and values of a row that are spread over it.
+    exponentials, logarithms, roots and the like. `along_rows` are the operations that run once
+    for every row of the minor axis: reductions of it, and values of a row that are spread over it.
     """
 
     elements: int

@@ -9,9 +9,10 @@ and layer norm, softmax, GELU and an optimizer one each, however they were writt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from pipeline.backends.ascend.chip.tasks import VectorWork
 from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
 from pipeline.backends.ascend.compiler.horizontal_fusion import (
     FUSABLE,
@@ -21,7 +22,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
     join_kernels,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.ascend.compiler.primitives import VIRTUAL
+from pipeline.backends.ascend.compiler.primitives import VIRTUAL, kind_of, passes_of
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.models.modules.name_stack import layer_of
 
@@ -313,3 +314,48 @@ def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
 
 
 _layer_of = lru_cache(maxsize=4096)(layer_of)
+
+
+def kernel_work(
+    kernel: Kernel, graph: Graph, kinds: Sequence[str], dtypes: Sequence[str]
+) -> VectorWork:
+    """Return the work of a kernel of the vector unit, from the kinds of nodes and types of values.
+
+    Reductions, and their results that are spread over the row again, run once for every row.
+    """
+    simple = 0.0
+    heavy = 0.0
+    reductions = 0
+    for position in kernel.nodes:
+        node = graph.nodes[position]
+        size = max(graph.values[index].size for index in (*node.inputs, *node.outputs))
+        share = min(1.0, size / max(1, kernel.elements))
+        simple_ops, heavy_ops = _operations(graph, node)
+        simple += simple_ops * share
+        heavy += heavy_ops * share
+        large = 2 * graph.values[node.inputs[0]].size >= kernel.elements if node.inputs else False
+        reductions += kinds[position] == "rows" and large
+    along_rows = 1
+    if kernel.form == "rows":
+        spread = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
+        along_rows = max(2 * reductions - (not spread), 1)
+    wide = any(
+        dtypes[index] == "float32" and graph.values[index].size * 2 > kernel.elements
+        for index in (*kernel.sources, *kernel.roots)
+    )
+    dtype = "float32" if wide else "float16"
+    return VectorWork(kernel.elements, dtype, simple, heavy, along_rows)
+
+
+def _operations(graph: Graph, node: Node) -> tuple[float, float]:
+    """Return simple and heavy operations per element of a node.
+
+    A division by a known number is a product with another.
+    """
+    if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
+        return 1.0, 0.0
+    if node.primitive == "div" and node.inputs[1] in graph.constants:
+        return 1.0, 0.0
+    if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
+        return float(node.params["y"] - 1), 0.0
+    return passes_of(node.primitive)

@@ -30,7 +30,7 @@ Matrices = tuple[int, int, int]
 
 
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
-    """Return the graph with a TransData wherever a product meets a matrix in the plain format."""
+    """Return the graph with a TransData between products and matrices in the plain format."""
     conversion = _Conversion(graph, op_by_op)
     places = {place: conversion.add(task) for place, task in enumerate(graph.tasks)}
     return graph.with_tasks(conversion.tasks, places, conversion.buffers)

@@ -35,8 +35,8 @@ class Phases:
     """Phases of a step's nodes and roles of its values, by their indices in the graph.
 
     `weights` are the parameters and other forms of them; `gradients` are values that lead only to
-    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as that of
-    batch norm's scale is.
+    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as the
+    gradient of batch norm's scale is.
     """
 
     of_node: tuple[Phase, ...]

@@ -23,7 +23,7 @@ from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
 from pipeline.backends.ascend.compiler.fusion import fuse
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.kernels import Kernels
+from pipeline.backends.ascend.compiler.kernels import Kernels, kernel_work
 from pipeline.backends.ascend.compiler.matmul_work import (
     TYPES,
     absorbed_transposes,
@@ -42,7 +42,6 @@ from pipeline.backends.ascend.compiler.primitives import (
     Patterns,
     kind_of,
     match_pattern,
-    passes_of,
 )
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
@@ -222,7 +221,7 @@ class _Lowering:
         self.classes.update(dict.fromkeys(kernel.roots, cost_class))
         self.inserted.add(
             kernel, type_, cost_class, reads, writes,
-            vector=self._vector_work(kernel, nodes),
+            vector=kernel_work(kernel, self.graph, self.dataflow.kinds, self.dtypes),
             fused=tuple(dict.fromkeys(features.primitives)),
         )  # fmt: skip
 
@@ -302,45 +301,6 @@ class _Lowering:
         if len(value.shape) <= 2 or value.size < kernel.elements:
             return True
         return index in self.buffers.axes and sum(size > 1 for size in value.shape) > 2
-
-    def _vector_work(self, kernel: Kernel, nodes: list[Node]) -> VectorWork:
-        simple = heavy = 0.0
-        for node in nodes:
-            size = max(self.graph.values[index].size for index in (*node.inputs, *node.outputs))
-            share = min(1.0, size / max(1, kernel.elements))
-            simple_ops, heavy_ops = self._passes(node)
-            simple += simple_ops * share
-            heavy += heavy_ops * share
-        widest = any(
-            self.dtypes[index] == "float32" and self.graph.values[index].size * 2 > kernel.elements
-            for index in (*kernel.sources, *kernel.roots)
-        )
-        dtype = "float32" if widest else "float16"
-        return VectorWork(kernel.elements, dtype, simple, heavy, self._along_rows(kernel))
-
-    def _along_rows(self, kernel: Kernel) -> int:
-        """Return the operations that run once for every row: reductions, and their results that are
-        spread over the row again.
-        """
-        if kernel.form != "rows":
-            return 1
-        reductions = sum(
-            self.dataflow.kinds[position] == "rows"
-            and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= kernel.elements
-            for position in kernel.nodes
-        )
-        spread = any(2 * self.graph.values[root].size >= kernel.elements for root in kernel.roots)
-        return max(2 * reductions - (not spread), 1)
-
-    def _passes(self, node: Node) -> tuple[float, float]:
-        """Return operations per element: a division by a known number is a product with another."""
-        if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
-            return 1.0, 0.0
-        if node.primitive == "div" and node.inputs[1] in self.graph.constants:
-            return 1.0, 0.0
-        if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
-            return float(node.params["y"] - 1), 0.0
-        return passes_of(node.primitive)
 
     def _product(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add a convolution or a matrix product on the cube.

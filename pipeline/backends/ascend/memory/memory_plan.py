@@ -62,18 +62,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Bytes that a plan takes of a pool; `lower_bound_bytes` are the most that live at once."""
+    """Bytes that a plan takes of a pool, and the limit of the pool.
 
-    used_bytes: int
-    lower_bound_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Used and available bytes of one pool."""
+    `lower_bound_bytes` are the most that live at once.
+    """
 
     what: Pool
     used_bytes: int
+    lower_bound_bytes: int
     limit_bytes: int
 
 
@@ -87,7 +83,6 @@ class MemoryPlan:
 
     placements: tuple[Placement, ...]
     pools: Mapping[Pool, PoolUse]
-    limits: tuple[Limit, ...]
     live_bytes: tuple[int, ...]
     peak_task: int
     components: Mapping[Component, int]
@@ -108,7 +103,12 @@ class MemoryPlan:
         return self.used_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
     @property
-    def tightest(self) -> Limit:
+    def limits(self) -> tuple[PoolUse, ...]:
+        """The pools with their limits."""
+        return tuple(self.pools.values())
+
+    @property
+    def tightest(self) -> PoolUse:
         """The limit that is nearest to full, or furthest exceeded."""
         return max(self.limits, key=lambda limit: limit.used_bytes / limit.limit_bytes)
 
@@ -192,13 +192,15 @@ def _lay_out(
 ) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
+    limits = _pool_limits(hw)
     live = np.zeros(tasks, np.int64)
     for pool in POOLS:
         inside = [chunk for chunk in chunks if chunk.pool == pool]
         blocks = tuple(chunk.block for chunk in inside)
         pool_bytes = live_bytes(blocks, tasks)
-        packing = pack(blocks, int(pool_bytes.max()))
-        uses[pool] = PoolUse(packing.extent_bytes, int(pool_bytes.max()))
+        lower_bound = int(pool_bytes.max())
+        packing = pack(blocks, lower_bound)
+        uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
@@ -214,11 +216,9 @@ def _lay_out(
     for chunk in chunks:
         if chunk.block.birth <= peak < chunk.block.death:
             components[chunk.component] += chunk.block.nbytes
-    limits = _pool_limits(hw)
     return MemoryPlan(
         placements=tuple(sorted(placements, key=lambda placed: placed.buffer)),
         pools=uses,
-        limits=tuple(Limit(pool, uses[pool].used_bytes, limits[pool]) for pool in POOLS),
         live_bytes=tuple(live.tolist()),
         peak_task=peak,
         components=components,
@@ -301,7 +301,7 @@ def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     """Return the largest batch size that fits, estimated from a plan for `batch`; 0 for none.
 
     A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
-    floor(batch * (1 + (limit - used) / growing)), where `growing` has its share of the pool's
+    floor(batch * (1 + (limit - used) / growing)), and `growing` has its share of the pool's
     fragmentation. The estimate is good if the peak stays in the same task.
     """
     limits = {limit.what: limit for limit in plan.limits}
@@ -348,7 +348,7 @@ def _reached_by_inputs(graph: TaskGraph) -> set[int]:
     return reached
 
 
-def _first_beyond(plan: MemoryPlan, limit: Limit) -> Placement:
+def _first_beyond(plan: MemoryPlan, limit: PoolUse) -> Placement:
     """Return the largest buffer of the first task during which more is live than the limit allows.
 
     If only gaps are too much, the largest buffer that ends above the limit.

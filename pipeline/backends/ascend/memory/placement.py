@@ -51,8 +51,8 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
 
     Blocks are placed from the largest down, each in the tightest gap between the placed ones that
     it conflicts with, as MindSpore's SOMAS does. Other orders and the lowest gap are tried while
-    the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the best is
-    kept.
+    the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the best
+    is returned.
     """
     table = np.array([(b.nbytes, b.birth, b.death) for b in blocks], np.int64).reshape(-1, 3)
     best: Packing | None = None

@@ -87,7 +87,7 @@ def feed_of(options: StepOptions, hw: Hardware) -> DeviceFeed:
     Raises:
         OptionError: the batch does not fit the queue on the device that it should go through.
     """
-    if options.queued:
+    if options.uses_queue:
         queue_batches(options, hw)
     rate = options.host_images_per_s
     host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
@@ -174,9 +174,9 @@ def boundary_of(feed: DeviceFeed, run_us: float, hw: Hardware, options: StepOpti
         host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
     distributed = options.devices > 1
     interval_us = hw.sink_interval_distributed_us if distributed else hw.sink_interval_us
-    copy_us = 0.0 if options.queued else feed.pcie_us
+    copy_us = 0.0 if options.uses_queue else feed.pcie_us
     interval_us = max(interval_us, copy_us)
-    due_us = feed.period_us if options.queued else feed.host_us
+    due_us = feed.period_us if options.uses_queue else feed.host_us
     wait_us = max(0.0, due_us - (host_us + interval_us + run_us))
     return Boundary(host_us, wait_us, copy_us, interval_us, feed)
 

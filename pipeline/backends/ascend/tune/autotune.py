@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -229,7 +229,7 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a bank's entry with its types. Raises ValueError for values out of range."""
     tiling = [int(value) for value in entry["tiling"]]
     us = float(entry["us"])
-    if min(astuple(Tiling(*tiling))) < 1 or not us > 0:
+    if len(tiling) != len(fields(Tiling)) or min(tiling) < 1 or not us > 0:
         raise ValueError(f"entry {entry}")
     return {"tiling": tiling, "us": us}
 
