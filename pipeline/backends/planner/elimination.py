@@ -11,7 +11,7 @@ Equal tables that meet in equal ways are computed once, so repeated blocks cost 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -116,7 +116,10 @@ class Eliminator:
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
             pending[len(pending)] = Factor((variable,), self._zeros(size))
-        near = _neighbours(pending.values(), len(sizes))
+        near: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
+        for factor in factors:
+            for variable in factor.scope:
+                near[variable].update(factor.scope)
         width = {v: prod(sizes[n] for n in neighbours) for v, neighbours in near.items()}
         number = len(pending)
         while width:
@@ -297,15 +300,6 @@ def fastest_within(
     gap = max(best.time - bound, 0.0) * (1 + TIE)
     exact = Eliminator(points, most_memory, slope_of_bound, gap).best(factors, sizes)
     return best if exact is None or best.time <= exact.time else exact
-
-
-def _neighbours(factors: Iterable[Factor], count: int) -> dict[int, set[int]]:
-    """Variables that share a factor with each variable, itself among them."""
-    near: dict[int, set[int]] = {variable: {variable} for variable in range(count)}
-    for factor in factors:
-        for variable in factor.scope:
-            near[variable].update(factor.scope)
-    return near
 
 
 def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:

@@ -22,6 +22,8 @@ VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
 )
 """Operations whose result needs no further memory."""
+MOVES = frozenset({*VIEWS, *REDUCTIONS, "convert_element_type"})
+"""Operations whose result of the same size is a gradient's, if their operand is."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,11 @@ class TracedLoss:
         """Results of the graph but the loss, and what they are views of."""
         gradients = set(self.graph.outputs[1:])
         for node in reversed(self.graph.nodes):
-            if self._is_view(node) and not gradients.isdisjoint(node.outputs):
-                gradients.update(node.inputs)
+            if node.primitive in MOVES and not gradients.isdisjoint(node.outputs):
+                values = self.graph.values
+                if values[node.inputs[0]].size == values[node.outputs[0]].size:
+                    gradients.update(node.inputs)
         return gradients
-
-    def _is_view(self, node: Node) -> bool:
-        if node.primitive not in {*VIEWS, *REDUCTIONS, "convert_element_type"}:
-            return False
-        before, after = (self.graph.values[value] for value in (node.inputs[0], node.outputs[0]))
-        return before.size == after.size
 
     def _follow_inputs(self) -> None:
         for node in self.graph.nodes:

@@ -265,7 +265,11 @@ class InsertedOps:
             dtype = self.buffers.dtypes[value]
             plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
-                ready = self._cast(value, ready, kernel)
+                copy = self.buffers.add_copy(value, "float16", self.buffers.all[ready].layout)
+                self.buffers.change(copy, name="float16 copy")
+                work = VectorWork(self.graph.values[value].size, "float32")
+                self.add(kernel, "Cast", "cast", (ready,), (copy,), vector=work)
+                ready = copy
                 dtype = "float16"
             # Feature maps have the cube's layout, but weights of products and images are plain.
             is_weight = value in self.buffers.phases.weights
@@ -277,13 +281,6 @@ class InsertedOps:
             self._hoist_out_of_loops(before, repeat)
             self._prepared[key] = ready
         return self._prepared[key]
-
-    def _cast(self, value: int, source: int, kernel: Kernel) -> int:
-        copy = self.buffers.add_copy(value, "float16", self.buffers.all[source].layout)
-        self.buffers.change(copy, name="float16 copy")
-        work = VectorWork(self.graph.values[value].size, "float32")
-        self.add(kernel, "Cast", "cast", (source,), (copy,), vector=work)
-        return copy
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
         """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""

@@ -75,7 +75,17 @@ def _price(
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
-    work = _work_of(index, task, traffic, context, entry.rate)
+    # The rate counts for a cube product's compute alone, else for all of the work.
+    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
+        work = _cube_work(index, task, task.cube, traffic, context, entry.rate)
+    elif task.cube and runs_on_vector(task):
+        work = vector_product(task.cube, hw)
+    else:
+        if task.cube and task.cost_class in DEPTHWISE_CLASSES:
+            work = depthwise_work(task.cube, traffic, context)
+        else:
+            work = vector_work(task, traffic, context)
+        work = Work(work.us / entry.rate, work.bound, work.cores)
     floor_us = floor_us_of(work.cores, hw)
     roofline_us = roofline_us_of(task, traffic, hw)
     bound: Bound = "floor" if floor_us > work.us else work.bound
@@ -104,19 +114,6 @@ def floor_us_of(cores: float, hw: Hardware) -> float:
     """
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
-
-
-def _work_of(index: int, task: Task, traffic: Traffic, context: CostContext, rate: float) -> Work:
-    """Return a task's work; the rate counts for a cube product's compute alone."""
-    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
-        return _cube_work(index, task, task.cube, traffic, context, rate)
-    if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-        work = depthwise_work(task.cube, traffic, context)
-    elif task.cube and runs_on_vector(task):
-        return vector_product(task.cube, context.hw)
-    else:
-        work = vector_work(task, traffic, context)
-    return Work(work.us / rate, work.bound, work.cores)
 
 
 def runs_on_vector(task: Task) -> bool:

@@ -251,9 +251,9 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
     left = cores // shared
     block = max((b for b in blocks_of(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
     rows = [
-        (shared, m, k, n, *block)
+        (shared, m, k, min(left // k // m, product.n), *block)
         for k in _depth_cuts(left, min(left, product.k, max(product.images, 1)))
-        for m, n in _area_splits(left // k, product.m, product.n)
+        for m in range(1, min(left // k, product.m) + 1)
     ]
     return np.array(rows, dtype=np.float64)
 
@@ -267,11 +267,6 @@ def _depth_cuts(cores: int, images: int) -> list[int]:
     while cuts[-1] > 1 and cuts[-1] * (cores // cuts[-1]) < BUSY_CORES * cores:
         cuts.append(cuts[-1] // 2)
     return cuts
-
-
-def _area_splits(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:
-    """Return splits of the area that are part of no split with more cores."""
-    return [(m, min(cores // m, most_n)) for m in range(1, min(cores, most_m) + 1)]
 
 
 @cache

@@ -175,7 +175,9 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
         chunks.append(_Chunk(tuple(reduced), block, unit, pool, "communication"))
-    saved = _find_saved(graph, owner)
+    # The forward pass writes these buffers and the backward pass reads them.
+    saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
+    saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
     for index, (birth, death) in lives.items():
         if index not in reduced:
             component = _component(graph, index, saved)
@@ -223,13 +225,6 @@ def _lay_out(
         peak_task=peak,
         components=components,
     )
-
-
-def _find_saved(graph: TaskGraph, owner: Sequence[int]) -> set[int]:
-    """Return buffers that the forward pass writes and the backward pass reads."""
-    forward = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
-    backward = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
-    return forward & backward
 
 
 def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:

@@ -63,17 +63,14 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
         "Critical path": _ms(timeline.critical_path_us),
         "Limited by": timeline.bound,
     }
-    page = Page("timeline", title, _subtitle(timeline), sections, figures, footer)
-    return render_page(page)
-
-
-def _subtitle(timeline: Timeline) -> str:
     devices = "1 device" if timeline.devices == 1 else f"{timeline.devices:,} devices"
     mode = MODES[timeline.mode]
     if timeline.mode == "loop_sink":
         count = timeline.steps_per_launch
         mode = f"{mode} of {count:,} step{'s' if count > 1 else ''}"
-    return f"Emulated device, {mode}, {devices}"
+    subtitle = f"Emulated device, {mode}, {devices}"
+    page = Page("timeline", title, subtitle, sections, figures, footer)
+    return render_page(page)
 
 
 def _ms(us: float) -> str:
