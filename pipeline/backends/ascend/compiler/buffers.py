@@ -216,8 +216,8 @@ class InsertedOps:
     Values that a loop's iterations share are prepared before the loop.
     """
 
-    def __init__(self, graph: Graph, buffers: Buffers, precision: Precision | None) -> None:
-        self.graph = graph
+    def __init__(self, buffers: Buffers, precision: Precision | None) -> None:
+        self.graph = buffers.graph
         self.buffers = buffers
         self.precision = precision
         self.alias = buffers.alias

@@ -110,7 +110,7 @@ class _Lowering:
         self.dataflow = self.kernels.dataflow
         self.alias = self.dataflow.alias
         self.buffers = Buffers(graph, signature, self.phases, self.dtypes, self.dataflow)
-        self.inserted = InsertedOps(graph, self.buffers, options.precision)
+        self.inserted = InsertedOps(self.buffers, options.precision)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
         self.absorbed = {

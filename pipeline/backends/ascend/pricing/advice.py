@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -20,17 +20,8 @@ ready is the one that no backward pass overlaps."""
 
 Retrace = Callable[[int], Pricing]
 """Traces the same step with another batch size."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A change before it is priced."""
-
-    kind: str
-    what: str
-    override: str
-    pricing: Pricing
-    config: ExecutionConfig
+Candidate = tuple[str, str, str, Pricing, ExecutionConfig]
+"""Kind, description and override of a change, and what to price."""
 
 
 def advise(
@@ -43,27 +34,26 @@ def advise(
     """
     before = _samples_per_s(pricing, config, pricing.timeline(config).step_us)
     best: dict[str, Recommendation] = {}
-    for candidate in _candidates(pricing, config, retrace):
-        change = _price(candidate, before)
-        if change and (candidate.kind not in best or change.gain > best[candidate.kind].gain):
-            best[candidate.kind] = change
+    for kind, what, override, changed, options in _candidates(pricing, config, retrace):
+        step_us = _step_us(kind, changed, options)
+        if step_us is None:
+            continue
+        after = _samples_per_s(changed, options, step_us)
+        gain = after / before - 1
+        if kind not in best or gain > best[kind].gain:
+            best[kind] = Recommendation(kind, what, override, step_us / 1e3, after, gain)
     return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
 
 
-def _price(candidate: _Candidate, before: float) -> Recommendation | None:
-    pricing = candidate.pricing
-    config = candidate.config
+def _step_us(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
+    """Return the time of a changed step; None if the device can't run it."""
     try:
-        grows = candidate.kind in ("batch", "precision")
+        grows = kind in ("batch", "precision")
         if grows and pricing.memory(config).verdict == "out of memory":
             return None
-        step_us = pricing.timeline(config).step_us
+        return pricing.timeline(config).step_us
     except OptionError:
         return None
-    after = _samples_per_s(pricing, config, step_us)
-    return Recommendation(
-        candidate.kind, candidate.what, candidate.override, step_us / 1e3, after, after / before - 1
-    )
 
 
 def _samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
@@ -72,15 +62,15 @@ def _samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) ->
 
 def _candidates(
     pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     for kind, what, override, changes in _variants(pricing, config):
-        yield _Candidate(kind, what, override, pricing, replace(config, **changes))
+        yield kind, what, override, pricing, replace(config, **changes)
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
         whose = "batch" if config.devices == 1 else "device"
         what = f"{size} samples a {whose} instead of {size // 2}"
         override = f"train.batch_size={size * config.devices}"
-        yield _Candidate("batch", what, override, retrace(size), config)
+        yield "batch", what, override, retrace(size), config
 
 
 Variant = tuple[str, str, str, dict[str, Any]]

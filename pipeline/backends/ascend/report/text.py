@@ -68,37 +68,25 @@ def printout(
     `changes` are recommendations, best first, None without a search; `steps` is the
     length of the whole run.
     """
-    helpful = [] if changes is None else ["", *_changes(report, changes)]
-    return "\n".join(
-        (
-            *_head(report, steps),
-            "",
-            *_modes(report),
-            "",
-            *_spent(report),
-            "",
-            *_tuning(report),
-            *_memory(report),
-            "",
-            *_layers(report),
-            *helpful,
-        )
-    )
+    lines = [
+        *_head(report, steps),
+        "",
+        *_modes(report),
+        "",
+        *_spent(report),
+        "",
+        *_tuning(report),
+        *_memory(report),
+        "",
+        *_layers(report),
+    ]
+    if changes is not None:
+        lines += ["", *_changes(report, changes)]
+    return "\n".join(lines)
 
 
 def _unit(report: Report) -> str:
     return "images/s" if report.batch_pixels else "samples/s"
-
-
-def _how(report: Report) -> str:
-    config = report.config
-    of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
-    types = config.precision or "types as traced"
-    batch = f"{report.batch_size * config.devices:,}"
-    if config.devices > 1:
-        batch += f" ({report.batch_size:,} a device)"
-    chips = several(config.devices, report.chip)
-    return f"{chips}, batch {batch}, {types}, {config.mode}{of_sink}"
 
 
 def several(devices: int, chip: str) -> str:
@@ -107,8 +95,15 @@ def several(devices: int, chip: str) -> str:
 
 
 def _head(report: Report, steps: int | None) -> Iterator[str]:
+    config = report.config
+    of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
+    types = config.precision or "types as traced"
+    batch = f"{report.batch_size * config.devices:,}"
+    if config.devices > 1:
+        batch += f" ({report.batch_size:,} a device)"
+    chips = several(config.devices, report.chip)
+    yield f"MODELLED, not measured: {chips}, batch {batch}, {types}, {config.mode}{of_sink}"
     low, high = report.interval_ms
-    yield f"MODELLED, not measured: {_how(report)}"
     yield (
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
         f"{report.samples_per_s:,.0f} {_unit(report)}"
