@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
+from pydantic import BeforeValidator, ValidationError
+from pydantic.dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision, Software
@@ -27,6 +29,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 from pipeline.backends.ascend.published.dbnet import dbnet
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
+from pipeline.core.files.error_text import describe
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
@@ -50,6 +53,10 @@ that does more than is modelled (DBNet mines its negatives by a sort); only thei
 compared."""
 
 
+def _parse_fusion(points: Any) -> Any:
+    return (points.split() or None) if isinstance(points, str) else points
+
+
 @dataclass(frozen=True)
 class Published:
     """One published step time and how to price the same step.
@@ -68,8 +75,8 @@ class Published:
     devices: int
     precision: Precision
     mode: Mode
-    fusion: tuple[int, ...] | None
-    op_launch_us: float | None
+    fusion: Annotated[tuple[int, ...] | None, BeforeValidator(_parse_fusion)]
+    op_launch_us: Annotated[float | None, BeforeValidator(lambda text: text or None)]
     ms: float
     quality: Quality
     framework: str
@@ -86,25 +93,16 @@ def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
 
 
 def _row(row: Mapping[str, str]) -> Published:
-    return Published(
-        id=row["id"],
-        model=row["model"],
-        family=row["family"],
-        batch=int(row["batch"]),
-        pixels=int(row["pixels"]),
-        classes=int(row["classes"]),
-        devices=int(row["devices"]),
-        precision=cast(Precision, row["precision"]),
-        mode=cast(Mode, row["mode"]),
-        fusion=tuple(map(int, row["fusion"].split())) if row["fusion"] else None,
-        op_launch_us=float(row["op_launch_us"]) if row["op_launch_us"] else None,
-        ms=float(row["ms"]),
-        quality=cast(Quality, row["quality"]),
-        framework=row["framework"],
-        source=row["source"],
-        suspicion=row.get("suspicion") or "",
-        keep_batchnorm_fp32=row["framework"].startswith(BATCHNORM_IN_FLOAT32),
-    )
+    derived = ("suspicion", "keep_batchnorm_fp32")
+    columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in derived}
+    try:
+        return Published(
+            **columns,
+            suspicion=row.get("suspicion") or "",
+            keep_batchnorm_fp32=row["framework"].startswith(BATCHNORM_IN_FLOAT32),
+        )
+    except ValidationError as error:
+        raise ValueError("; ".join(describe(error, columns))) from error
 
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

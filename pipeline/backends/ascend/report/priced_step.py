@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
@@ -22,6 +22,11 @@ from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Tim
 from pipeline.backends.communication import Communication
 from pipeline.core.files.error_text import no_such
 from pipeline.models.modules.name_stack import layer_of
+
+IMPORTED = "ImportedNetwork"
+"""Scope of an imported network, the name of its flax class."""
+NORMAL_90 = 1.2816
+"""The 90th percentile of the normal distribution: a tenth lies above, a tenth below the mirror."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +216,6 @@ class PricedStep:
         return tuple(LayerCost(name, us, us / total, counted[name]) for name, us in ordered)
 
 
-NORMAL_90 = 1.2816
-"""The 90th percentile of the normal distribution: a tenth lies above, a tenth below the mirror."""
-
-
 def interval_of(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> tuple[float, float]:
@@ -240,13 +241,6 @@ def class_spread(
     classes = calibration.efficiency.classes
     squares = sum((us * classes[name].log_sd) ** 2 for name, us in spent.items())
     return math.sqrt(squares) / timeline.step_us if timeline.step_us else 0.0
-
-
-if TYPE_CHECKING:
-    from pipeline.backends.ascend.report.priced_step import TaskCost
-
-IMPORTED = "ImportedNetwork"
-"""Scope of an imported network, the name of its flax class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,8 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
         # A stream keeps its order, so only producers on other streams are waited for; AI CPU has
         # several streams.
         waits=tuple(
-            tuple(task for task in tasks_before if lanes[task] != lane or lane == "ai_cpu")
-            for lane, tasks_before in zip(lanes, producers, strict=True)
+            tuple(before for before in writers if lanes[before] != lane or lane == "ai_cpu")
+            for lane, writers in zip(lanes, producers, strict=True)
         ),
         needs=needs,
         costs_us=tuple(all_reduce_us(part.nbytes, options.devices, hw) for part in all_reduces),
