@@ -41,6 +41,9 @@ from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
 """Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""
+KeepsCut = Callable[[OperatorUse, Layout], bool]
+KeepsLayout = Callable[[int, Layout], bool]
+"""Of the region, or the weight, of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +225,6 @@ class Decided:
     shared: Mapping[int, Layout]
 
 
-KeepsCut = Callable[[OperatorUse, Layout], bool]
-KeepsLayout = Callable[[int, Layout], bool]
-"""Of the region, or the weight, of a number."""
 Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
 """Variables of a term of the price, a key that equal terms share, and its price by layouts."""
 

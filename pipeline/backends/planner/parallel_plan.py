@@ -28,6 +28,11 @@ from pipeline.training.parallel.parallel_spec import AXES, Axis, MeshSpec, Shard
 
 Axes = tuple[tuple[str, ...], ...]
 """For each dimension of an array the axes of the mesh that cut it, the outermost first."""
+HEAD = """\
+# A plan for parallel.plan: edit mesh, batch, specs and constraints as you like.
+# A pattern covers a path or all below it, and the last rule that covers a path wins.
+# price is the model's, of the plan as it was found; nothing reads it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +192,6 @@ def _patterns(path: str) -> Sequence[str]:
             text = f"{text[: number.start()]}*{text[number.end() :]}"
         patterns.append(text)
     return patterns
-
-
-HEAD = """\
-# A plan for parallel.plan: edit mesh, batch, specs and constraints as you like.
-# A pattern covers a path or all below it, and the last rule that covers a path wins.
-# price is the model's, of the plan as it was found; nothing reads it.
-"""
 
 
 class PlanFile(Spec):

@@ -36,6 +36,8 @@ RUNNERS_UP = 4
 SIMPLER = 0.02
 """Share of a step that other plans must gain over data parallelism: prices are off by more."""
 GIB = 2**30
+MOST_RULES = 12
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,6 @@ def _nothing_fits(
         f"{largest.path} {list(largest.shape)}, {largest.nbytes / GIB:.2f} GiB. Take more devices, "
         "or a smaller batch or model"
     )
-
-
-MOST_RULES = 12
-MIB = 2**20
 
 
 def plan_table(plans: SearchedPlans) -> str:

@@ -27,6 +27,9 @@ from pipeline.core.host.item_sizes import stored_bytes
 
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""
+NORMS = ("bn_reduce", "bn_update")
+PRODUCTS = ("conv", "depthwise")
+FLOAT32_BYTES_PER_FLOAT16 = 2
 
 
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
@@ -165,11 +168,6 @@ class _Conversion:
 def multiplies_matrices(task: Task) -> bool:
     """Return whether a task is a product of matrices on the cube."""
     return task.cube is not None and task.cost_class == "matmul" and task.cube.dtype == "float16"
-
-
-NORMS = ("bn_reduce", "bn_update")
-PRODUCTS = ("conv", "depthwise")
-FLOAT32_BYTES_PER_FLOAT16 = 2
 
 
 def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:

@@ -35,6 +35,7 @@ SIMPLE, HEAVY, VIRTUAL = (frozenset(_TABLE["kinds"][kind]) for kind in _ELEMENTW
 OPS: dict[str, str] = _TABLE["ops"]
 """The vendor's names of primitives."""
 GENERATORS = ("random_", "threefry", "philox", "rng_")
+PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 
 def kind_of(primitive: str) -> Kind:
@@ -47,9 +48,6 @@ def kind_of(primitive: str) -> Kind:
 def passes_of(primitive: str) -> tuple[float, float]:
     """Return simple and heavy operations per output element of a primitive."""
     return float(primitive in SIMPLE), float(primitive in HEAVY)
-
-
-PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 
 class KernelPattern(Spec):

@@ -19,6 +19,18 @@ from pipeline.core.errors import RunError
 Provenance = Literal["measured", "derived", "assumed"]
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
 RATE_BOUNDS = (0.05, 4.0)
+CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
+GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
+    {
+        "products": ("conv", "conv_input_grad", "conv_kernel_grad", "matmul"),
+        "windows": ("max_pool", "max_pool_grad", "avg_pool"),
+        "normalisation": ("bn_reduce", "bn_update"),
+        "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
+    }
+)
+"""Classes that share a multiplier; those in no group keep the rates fitted to kernels."""
+TRACED = ("products", "windows")
+"""Groups whose kernels were timed, in more than one network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +132,6 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
         if entry.provenance not in get_args(Provenance):
             raise RunError(f"{path}: classes.{name}.provenance is {entry.provenance!r}")
     return Efficiency(constants, MappingProxyType(classes))
-
-
-CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
-
-GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
-    {
-        "products": ("conv", "conv_input_grad", "conv_kernel_grad", "matmul"),
-        "windows": ("max_pool", "max_pool_grad", "avg_pool"),
-        "normalisation": ("bn_reduce", "bn_update"),
-        "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
-    }
-)
-"""Classes that share a multiplier; those in no group keep the rates fitted to kernels."""
-
-TRACED = ("products", "windows")
-"""Groups whose kernels were timed, in more than one network."""
 
 
 @dataclass(frozen=True)

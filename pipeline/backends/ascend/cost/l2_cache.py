@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 
+LONG_RUN_BYTES = 512
+"""Sixteen blocks of 32 bytes, the width of a transfer's burst."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -21,10 +24,6 @@ class Traffic:
     def read_bytes(self) -> float:
         """Bytes read from the L2 and from device memory."""
         return self.l2_bytes + self.hbm_bytes
-
-
-LONG_RUN_BYTES = 512
-"""Sixteen blocks of 32 bytes, the width of a transfer's burst."""
 
 
 def measure_traffic(

@@ -23,6 +23,9 @@ BUFFERS_COUNT = 2
 """Double buffering: one tile is loaded while another is used."""
 MAD_HEAD_CYCLES = 6
 """Cycles to start a multiply-add instruction (pto-isa's public cost model of `mad`)."""
+DEFAULT_BLOCK_COLUMNS = 16
+BUSY_CORES = 0.75
+"""Share of the cores under which the rule of thumb looks for another cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +241,6 @@ def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
     )
     columns = [2**power for power in range(int(np.log2(min(area, most_n))) + 1)]
     return tuple((min(area // n, most_m), n) for n in columns)
-
-
-DEFAULT_BLOCK_COLUMNS = 16
-BUSY_CORES = 0.75
-"""Share of the cores under which the rule of thumb looks for another cut."""
 
 
 def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:

@@ -42,6 +42,8 @@ Component = Literal[
     "constants",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+MIB = 2**20
+BATCHED = ("activation", "input", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +247,6 @@ def _pool_limits(hw: Hardware) -> dict[Pool, int]:
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
-
-
-MIB = 2**20
-BATCHED = ("activation", "input", "output")
 
 
 def out_of_memory_message(

@@ -17,6 +17,8 @@ FITS: tuple[Fit, ...] = ("best", "lowest")
 ORDERS = ("size", "area")
 CLOSE = 0.005
 """Other heuristics are tried only to save more than this share of memory."""
+Lifetime = tuple[int, int]
+"""First task during which a buffer is live, and the first one after its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,6 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
                 return min(index, other), max(index, other)
         insort(live, span)
     return None
-
-
-Lifetime = tuple[int, int]
-"""First task during which a buffer is live, and the first one after its last."""
 
 
 def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:

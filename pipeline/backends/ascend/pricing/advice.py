@@ -22,6 +22,7 @@ Retrace = Callable[[int], Pricing]
 """Traces the same step with another batch size."""
 Candidate = tuple[str, str, str, Pricing, ExecutionConfig]
 """Kind, description and override of a change, and what to price."""
+Variant = tuple[str, str, str, dict[str, Any]]
 
 
 def advise(
@@ -71,9 +72,6 @@ def _candidates(
         what = f"{size} samples a {whose} instead of {size // 2}"
         override = f"train.batch_size={size * config.devices}"
         yield "batch", what, override, retrace(size), config
-
-
-Variant = tuple[str, str, str, dict[str, Any]]
 
 
 def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:

@@ -51,6 +51,8 @@ Quality = Literal["device", "at_most", "pair"]
 so that the time is an upper bound of the device's. `pair`: eager and graph mode of one training
 that does more than is modelled (DBNet mines its negatives by a sort); only their ratio is
 compared."""
+LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
+"""Calibrations by the rows of all other families, one for each family."""
 
 
 def _parse_fusion(points: Any) -> Any:
@@ -214,10 +216,6 @@ def trace_row(row: Published) -> TracedStep:
     if special is not None:
         return special(row)
     return image_step(row.model, row.batch, row.pixels, row.classes)
-
-
-LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
-"""Calibrations by the rows of all other families, one for each family."""
 
 
 def load_left_out() -> Mapping[str, Calibration]:

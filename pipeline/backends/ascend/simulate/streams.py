@@ -27,6 +27,8 @@ Lane = Literal["compute", "ai_cpu", "hccl"]
 LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
 TAIL = frozenset({"optimizer", "communication"})
 """Phases after an all-reduce: layout of the result, and the update."""
+Cause = Literal["host", "ai_cpu", "communication"]
+CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +164,6 @@ def _needs(
             unknown = need < 0 and tasks[index].cost_class == "optimizer"
             needs[index] = last if unknown else need
     return tuple(needs)
-
-
-Cause = Literal["host", "ai_cpu", "communication"]
-CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 
 @dataclass(frozen=True, slots=True)

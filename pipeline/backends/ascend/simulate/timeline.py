@@ -46,6 +46,9 @@ KINDS: tuple[Kind, ...] = (
     "host",
 )
 
+FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
+"""Classes that only convert types or layouts, or clear memory before atomic adds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -113,10 +116,6 @@ class Timeline:
     bound: Bound
     launch_us: float
     steps_per_launch: int
-
-
-FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
-"""Classes that only convert types or layouts, or clear memory before atomic adds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ CORE_FIGURES = (
     "l0c_to_ub_bytes_per_cycle", "ub_to_l2_bytes_per_cycle", "l2_read_bytes_per_cycle",
 )  # fmt: skip
 """Figures of the core that a tiling depends on: a bank's entries are of one kind of core."""
+BANK_VARIABLE = "TUNE_BANK_PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +252,6 @@ def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
         "trials": task.trials,
         "ticks_best": ticks_best(task.rounds),
     }
-
-
-BANK_VARIABLE = "TUNE_BANK_PATH"
 
 
 def custom_bank(file: str | Path | None) -> str | None:
