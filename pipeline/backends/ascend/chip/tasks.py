@@ -49,8 +49,7 @@ everything but its channels, `copy` is concat, slice and pad, `fill` is MemSet.
 """
 
 CHANNEL_BLOCK = 16
-"""C0: the channels that a block of NC1HWC0 and the edge of a fractal hold, for float16 as well as
-for float32 (ascend-910-hardware.md, section 5)."""
+"""C0: channels of a block of NC1HWC0, and the edge of a fractal, in float16 as well as float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,7 @@ def _kind_here(graph: Graph, node: Node) -> str:
 
 
 def _kind_of_indexing(graph: Graph, node: Node) -> str:
-    """Return the kind of a gather or scatter: the reader does rows of one element each, and known
-    indices that take everything make a view.
-    """
+    """Return the kind: readers do rows of one element each, known full indices make a view."""
     size = graph.values[node.outputs[0]].size
     if node.inputs[1] in graph.constants:
         if node.primitive == "gather":
@@ -141,9 +139,7 @@ def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
 
 
 def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
-    """Return transposes and reversals of weights and their gradients, which the cube reads in any
-    order, and transposes that products absorb.
-    """
+    """Return transposes and reversals that products do on their way, of weights and gradients."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:

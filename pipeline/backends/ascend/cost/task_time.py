@@ -109,9 +109,7 @@ def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
 
 
 def floor_us_of(cores: float, hw: Hardware) -> float:
-    """Return the floor on a straight line from the shortest kernel on one core to that on all
-    cores.
-    """
+    """Return the floor, linear from the shortest kernel on one core to the one on all cores."""
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
 

@@ -100,9 +100,7 @@ def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Wo
 
 
 def _join_traffic(walk_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
-    """Return the joined time: reads and writes alternate at the cores' ports, beside the lanes or
-    the walk of the vector unit.
-    """
+    """Join traffic, reads and writes in turn at the cores' ports, with the vector unit's time."""
     hw = context.hw
     constants = context.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)

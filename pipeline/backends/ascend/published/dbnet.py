@@ -73,9 +73,7 @@ class DBNet(nn.Module):
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
     def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
-        """Return all levels at a quarter of the size, side by side: (batch, h / 4, w / 4,
-        features).
-        """
+        """Return all levels side by side: (batch, height / 4, width / 4, features)."""
         lateral = Conv(features=self.features, kernel=1)
         smooth = self.features // 4
         above: Array | None = None

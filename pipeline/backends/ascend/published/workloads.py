@@ -126,9 +126,7 @@ def model_spec(name: str) -> ModelSpec:
 
 @cache
 def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """Return a step of a network on images (batch, pixels, pixels, 3), with momentum; 1 channel at
-    32.
-    """
+    """Return a step on images (batch, pixels, pixels, 3), with momentum; LeNet's have 1 channel."""
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
 
