@@ -57,11 +57,6 @@ class Tiling:
     block_m: int
     block_n: int
 
-    @property
-    def cores_count(self) -> int:
-        """Cores in use, the vendor's block_dim."""
-        return self.cores_batch * self.cores_m * self.cores_k * self.cores_n
-
 
 def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
     """Return padded fractals of a task: the channels of each convolution tap are padded apart.

@@ -100,11 +100,6 @@ class MemoryPlan:
         return sum(pool.lower_bound_bytes for pool in self.pools.values())
 
     @property
-    def fragmentation(self) -> float:
-        """Excess of the plan over its lower bound, as a share."""
-        return self.used_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
-
-    @property
     def limits(self) -> tuple[PoolUse, ...]:
         """The pools with their limits."""
         return tuple(self.pools.values())
@@ -255,7 +250,6 @@ def out_of_memory_message(
     *,
     batch: int | None = None,
     devices: int = 1,
-    device_id: int = 0,
 ) -> str:
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
 
@@ -266,7 +260,7 @@ def out_of_memory_message(
     limit = plan.tightest
     victim = _first_beyond(plan, limit)
     lines = [
-        f"Device(id:{device_id}) memory isn't enough: kernel name: {_maker(graph, victim)}, "
+        f"Device(id:0) memory isn't enough: kernel name: {_maker(graph, victim)}, "
         f"alloc size: {victim.nbytes}B.",
         f"The step takes {_gib(limit.used_bytes)} of {_gib(limit.limit_bytes)} ({limit.what}). "
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "

@@ -139,11 +139,6 @@ class Boundary:
         """The stage that a wait for data is due to."""
         return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
 
-    @property
-    def busy_us(self) -> float:
-        """Time of work on a batch, overlapped or not: prepare, copy, GetNext, loop control."""
-        return self.feed.host_us + self.feed.pcie_us + self.interval_us - self.copy_us
-
     def parts(self) -> Iterator[TimeSlice]:
         """Return the boundary's time in slices."""
         yield TimeSlice("host", "host launch", self.host_us)
@@ -225,13 +220,6 @@ def schedule(
     elif host_led:
         bound = "host launch"
 
-    busy_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
-    for index, task in enumerate(graph.tasks):
-        busy_us[kind_of(task)] += run.compute_us[index] or run.ends_us[index] - run.starts_us[index]
-    busy_us["communication"] += sum(end - start for start, end in run.buckets_us)
-    busy_us["host"] += host_us
-    busy_us["data"] += boundary.busy_us
-
     spans: list[Span] = []
     begin_us = boundary.end_us - ahead_us
     for span in boundary.spans():
@@ -256,7 +244,6 @@ def schedule(
         critical_path_us=critical_path_us(graph, times, plan),
         iteration=_trace_iteration(graph, run, boundary.end_us),
         exposed_us=exposed_us,
-        busy_us=busy_us,
         bound=bound,
         launch_us=boundary.host_us * options.steps_per_launch,
         steps_per_launch=options.steps_per_launch,

@@ -98,9 +98,8 @@ class Timeline:
 
     `spans` cover the step, in order of start within a stream; the launch of a sink has its share of
     one step. `device_us` is the step's work on the device without waits for the host, `host_us` the
-    host's time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`;
-    `busy_us` is the time for which each kind was at work, overlapped or not. `launch_us` is the
-    host's time before a sink of `steps_per_launch` steps.
+    host's time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`.
+    `launch_us` is the host's time before a sink of `steps_per_launch` steps.
     """
 
     mode: Mode
@@ -112,7 +111,6 @@ class Timeline:
     critical_path_us: float
     iteration: IterationTrace
     exposed_us: Mapping[Kind, float]
-    busy_us: Mapping[Kind, float]
     bound: Bound
     launch_us: float
     steps_per_launch: int

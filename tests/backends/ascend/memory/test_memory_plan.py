@@ -55,8 +55,7 @@ def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> N
         assert use.lower_bound_bytes <= use.used_bytes
         assert end <= use.used_bytes <= end + 512, "a guard may lie behind the last gradient"
     assert sum(plan.components.values()) == max(plan.live_bytes) == plan.live_bytes[plan.peak_task]
-    assert max(plan.live_bytes) <= plan.lower_bound_bytes
-    assert plan.fragmentation >= 0
+    assert max(plan.live_bytes) <= plan.lower_bound_bytes <= plan.used_bytes
 
 
 @pytest.mark.slow
@@ -155,7 +154,8 @@ def test_a_chain_by_hand(hw: Hardware) -> None:
     assert plan.live_bytes == (512 + 2048, 512 + 2048, 512 + 1024 + 512)
     assert plan.pools["parameters"].used_bytes == 512
     assert plan.pools["feature maps"].used_bytes == 2048
-    assert (plan.peak_task, plan.fragmentation) == (0, 0.0)
+    assert plan.peak_task == 0
+    assert plan.used_bytes == plan.lower_bound_bytes
     assert {name: size for name, size in plan.components.items() if size} == {
         "parameters": 512,
         "workspace and casts": 1024,
@@ -170,7 +170,7 @@ def test_a_network_by_hand(hw: Hardware) -> None:
     assert plan.components["parameters"] == plan.components["state"] == 6 * 2048
     assert plan.components["saved activations"] >= 5 * 64 * 2048
     assert plan.components["input"] == 64 * 2048
-    assert plan.fragmentation < 0.02
+    assert plan.used_bytes < 1.02 * plan.lower_bound_bytes
 
 
 def test_a_value_that_enters_or_leaves_a_loop_lives_through_all_of_it() -> None:
@@ -275,4 +275,4 @@ def test_three_thousand_buffers_are_planned_at_once(hw: Hardware) -> None:
     plan = plan_memory(graph, hw, 8)
     assert len(plan.placements) == 3001
     assert process_time() - begun < 1
-    assert plan.fragmentation < 0.01
+    assert plan.used_bytes < 1.01 * plan.lower_bound_bytes
