@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from pipeline.backends.planner.blocks import Region, StepBlocks
 from pipeline.backends.planner.decisions import Decided
@@ -21,13 +22,11 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.safe_yaml import read_yaml, yaml_text
-from pipeline.core.files.value_text import join_first
+from pipeline.core.files.value_text import join_first, show
 from pipeline.core.registry import Seq, Spec
 from pipeline.models.layers.path_patterns import covers
-from pipeline.training.parallel.parallel_spec import AXES, Axis, MeshSpec, ShardRule
+from pipeline.training.parallel.parallel_spec import AXES, MeshSpec
 
-Axes = tuple[tuple[str, ...], ...]
-"""For each dimension of an array the axes of the mesh that cut it, the outermost first."""
 HEAD = """\
 # A plan for parallel.plan: edit mesh, batch, specs and constraints as you like.
 # A pattern covers a path or all below it, and the last rule that covers a path wins.
@@ -35,12 +34,33 @@ HEAD = """\
 """
 
 
-@dataclass(frozen=True, slots=True)
+def _axis_names(names: Any) -> tuple[str, ...]:
+    """Return the axes that cut a dimension: none for null, one by its name, or a list."""
+    listed = [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
+    if listed != [axis for axis in AXES if axis in listed]:
+        raise ValueError(f"{show(names)} must be null, data, model or [data, model]")
+    return tuple(listed)
+
+
+AxisNames = Annotated[tuple[str, ...], BeforeValidator(_axis_names)]
+Axes = tuple[AxisNames, ...]
+"""For each dimension of an array the axes of the mesh that cut it, the outermost first."""
+
+
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CutRule:
     """Axes for what a pattern covers, as in `parallel.specs` and `parallel.constraints`."""
 
-    pattern: str
+    pattern: Annotated[str, Field(min_length=1)]
     axes: Axes
+
+    @field_validator("axes")
+    @classmethod
+    def _each_axis_once(cls, axes: Axes) -> Axes:
+        names = [name for entry in axes for name in entry]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{axes_text(axes)}: an axis cuts one dimension only")
+        return axes
 
 
 @dataclass(frozen=True)
@@ -198,9 +218,9 @@ class PlanFile(Spec):
     """The keys of a plan's file, as `parallel` has them in a recipe."""
 
     mesh: MeshSpec
-    batch: Axis | Seq[Axis] | None = None
-    specs: Seq[ShardRule] = ()
-    constraints: Seq[ShardRule] = ()
+    batch: AxisNames = ()
+    specs: Seq[CutRule] = ()
+    constraints: Seq[CutRule] = ()
     price: Any = None
 
 
@@ -256,30 +276,14 @@ def check_plan(
     except ValidationError as error:
         raise RecipeError([f"{place}: {line}" for line in describe(error, tree)]) from error
     mesh = Mesh(file.mesh.data, file.mesh.model)
-    batch = (file.batch,) if isinstance(file.batch, str) else file.batch or ()
-    specs, constraints = (
-        tuple(CutRule(rule.pattern, rule.entries) for rule in rules)
-        for rules in (file.specs, file.constraints)
-    )
     problems = []
     if mesh.devices != devices:
         problems.append(f"mesh = {mesh}: is of {mesh.devices} devices; should be of {devices}")
-    problems += _order_problems("batch", (batch,))
-    for key, rules in (("specs", specs), ("constraints", constraints)):
-        for number, rule in enumerate(rules):
-            problems += _order_problems(f"{key}.{number}.axes", rule.axes)
-    for number, rule in enumerate(specs):
+    for number, rule in enumerate(file.specs):
         problems += _rule_problems(f"specs.{number}", rule, mesh, parameters)
     if problems:
         raise RecipeError([f"{place}: {problem}" for problem in problems])
-    return ParallelPlan(mesh, batch, specs, constraints)
-
-
-def _order_problems(key: str, axes: Axes) -> Iterator[str]:
-    """Report dimensions that are cut along axes in another order than the mesh's."""
-    for names in axes:
-        if names != tuple(axis for axis in AXES if axis in names):
-            yield f"{key} = {axes_text((names,))}: should be null, data, model or [data, model]"
+    return ParallelPlan(mesh, file.batch, file.specs, file.constraints)
 
 
 def _rule_problems(

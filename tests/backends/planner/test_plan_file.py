@@ -59,7 +59,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ({"mesh": {"pipe": 8}}, "mesh.pipe = 8: there is no such key"),
         (
             {"batch": ["model", "data"]},
-            "batch = [model+data]: should be null, data, model or [data, model]",
+            "batch: ['model', 'data'] must be null, data, model or [data, model]",
         ),
         ({"specs": {"a": 1}}, "specs = {'a': 1}: must be a list"),
         ({"specs": [{"pattern": "head"}]}, "specs.0.axes: missing; it needs a value"),
@@ -78,11 +78,11 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"specs": [{"pattern": "body", "axes": ["model", "model"]}]},
-            "specs.0: axes: an axis cuts one dimension only",
+            "specs.0.axes: [model, model]: an axis cuts one dimension only",
         ),
         (
             {"constraints": [{"pattern": "head", "axes": [["model", "data"]]}]},
-            "constraints.0.axes = [model+data]: should be null, data, model or [data, model]",
+            "constraints.0.axes.0: ['model', 'data'] must be null, data, model or [data, model]",
         ),
     ],
 )
