@@ -204,7 +204,7 @@ def main() -> None:
         "interval_scale": round(scale, 3),
         "probes": {part.row.id: round(unit_ms(part), 4) for part in parts if part.row.id in PROBES},
     }
-    head = "# Written by python -m benchmarks.ascend_fit.calibrate; see calibration.py\n"
+    head = "# Written by python -m benchmarks.ascend_fit.calibrate; see efficiency.py\n"
     CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
     rows = left_out_rows(parts)
     with LEFT_OUT_FILE.open("w", newline="", encoding="utf-8") as file:
