@@ -31,8 +31,7 @@ from benchmarks.measure import add_save, alternate, heading, publish, table, usa
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.backends.planner.blocks import OperatorUse, Role, StepBlocks
-from pipeline.backends.planner.cut_prices import CutPrices
-from pipeline.backends.planner.decisions import Decisions
+from pipeline.backends.planner.decisions import CutPrices, Decisions
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan

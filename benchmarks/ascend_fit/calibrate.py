@@ -18,16 +18,20 @@ import numpy as np
 import yaml
 from scipy.optimize import least_squares
 
-from pipeline.backends.ascend.cost.calibration import (
+from pipeline.backends.ascend.cost.efficiency import (
     CALIBRATION_FILE,
     GROUPS,
     TRACED,
     Calibration,
     calibrate_with,
 )
-from pipeline.backends.ascend.published.price_rows import LEFT_OUT_FILE, price_row
-from pipeline.backends.ascend.published.workloads import Published, published_steps
-from pipeline.backends.ascend.report.uncertainty import NORMAL_90, class_spread
+from pipeline.backends.ascend.published.workloads import (
+    LEFT_OUT_FILE,
+    Published,
+    price_row,
+    published_steps,
+)
+from pipeline.backends.ascend.report.priced_step import NORMAL_90, class_spread
 
 TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
 """Prior spread of a group's multiplier: published steps of one network differ by a third from one
@@ -200,7 +204,7 @@ def main() -> None:
         "interval_scale": round(scale, 3),
         "probes": {part.row.id: round(unit_ms(part), 4) for part in parts if part.row.id in PROBES},
     }
-    head = "# Written by python -m benchmarks.ascend_fit.calibrate; see calibration.py\n"
+    head = "# Written by python -m benchmarks.ascend_fit.calibrate; see efficiency.py\n"
     CALIBRATION_FILE.write_text(head + yaml.safe_dump(fitted, sort_keys=False), encoding="utf-8")
     rows = left_out_rows(parts)
     with LEFT_OUT_FILE.open("w", newline="", encoding="utf-8") as file:

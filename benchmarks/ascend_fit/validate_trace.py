@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks.ascend_fit.measured_kernels import read_traces
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
+from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import image_step
 from pipeline.backends.ascend.report.priced_step import PricedStep

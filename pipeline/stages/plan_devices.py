@@ -10,15 +10,18 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from pipeline.backends.planner.given_cuts import price_cuts
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan
-from pipeline.backends.planner.plan_file import load_plan, save_plan
-from pipeline.backends.planner.plan_table import moved_text, plan_table
+from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan, load_plan, save_plan
 from pipeline.backends.planner.rates import host_rates
-from pipeline.backends.planner.search import GIB, SearchedPlans, search
-from pipeline.backends.planner.step_loss import loss_of_step
-from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.planner.search import (
+    GIB,
+    SearchedPlans,
+    moved_text,
+    plan_table,
+    price_cuts,
+    search,
+)
+from pipeline.backends.planner.traced_loss import LossToPlan, loss_of_step
 from pipeline.backends.rates import Rates
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.safe_yaml import read_yaml

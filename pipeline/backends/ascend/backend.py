@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
 
 import jax
 
 from pipeline.backends.ascend.chip.options import EmulatedDevice
 from pipeline.backends.ascend.report.text import several
-from pipeline.backends.base import (
-    CompileInputs,
-    Estimate,
-    Executable,
-    Mechanism,
-    ProgressClock,
-    StepToPrice,
-)
+from pipeline.backends.base import Estimate, StepToPrice
 from pipeline.backends.xla import XlaBackend
-from pipeline.models.lowerings.problem.lowering import Problem
-from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.parallel.devices import num_devices, place_host
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 
-class AscendBackend:
-    """Emulated devices. Their numbers are, bit for bit, those of the host's processor."""
+class AscendBackend(XlaBackend):
+    """Emulated devices. Their numbers are, bit for bit, the numbers of the host's processor.
+
+    Lowerings are chosen and programs compiled for the host. The price of a step depends on neither;
+    `emulated.mode` is how the chip would launch steps.
+    """
 
     def __init__(self, emulated: EmulatedDevice, parallel: ParallelSpec) -> None:
-        self.emulated, self.parallel = emulated, parallel
-        self._host = XlaBackend(place_host(parallel))
-        self.placement, self.device = self._host.placement, self._host.device
+        super().__init__(place_host(parallel))
+        self.emulated = emulated
+        self.parallel = parallel
 
     def describe(self) -> Mapping[str, str]:
-        """Return the chips, the processor that computes in its place, and the versions."""
-        host = self._host.describe()
-        return {**host, "device": f"{self._emulated}, emulated on {host['device']}"}
-
-    @property
-    def _emulated(self) -> str:
-        if self.parallel.mode == "none":
-            return self.emulated.chip.name
-        return several(num_devices(self.parallel, jax.process_count()), self.emulated.chip.name)
-
-    def mechanism(
-        self, requested: Literal["auto", "loop", "soft"], *, sink: bool
-    ) -> tuple[Mechanism, str]:
-        """Return how the host runs steps; `emulated.mode` is how the chip would launch them."""
-        return self._host.mechanism(requested, sink=sink)
-
-    def choose_lowerings(
-        self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
-    ) -> LoweringChoice:
-        """Choose the host's lowerings: the step is priced without them."""
-        return self._host.choose_lowerings(problems, tuning, watch)
-
-    def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile a run for the host. Raises RunError when XLA refuses."""
-        return self._host.compile(work, watch)
+        """Return the chips, the processor that computes in their place, and the versions."""
+        host = super().describe()
+        name = self.emulated.chip.name
+        if self.parallel.mode != "none":
+            name = several(num_devices(self.parallel, jax.process_count()), name)
+        return {**host, "device": f"{name}, emulated on {host['device']}"}
 
     def estimate(self, proposal: StepToPrice) -> Estimate:
         """Price a run on the chip. Raises RunError, RecipeError."""

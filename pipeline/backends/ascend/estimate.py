@@ -17,20 +17,13 @@ from pipeline.backends.ascend.chip.options import (
     OptionError,
     mode_of,
 )
-from pipeline.backends.ascend.memory.out_of_memory import out_of_memory_message
+from pipeline.backends.ascend.memory.memory_plan import out_of_memory_message
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.pricing.traced_step import (
-    TracedStep,
-    no_garbage_collection,
-    trace_step,
-)
-from pipeline.backends.ascend.report.recommendation import Recommendation
-from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.text import printout, several
-from pipeline.backends.ascend.tune.bank_path import custom_bank
+from pipeline.backends.ascend.pricing.traced_step import no_garbage_collection, trace_step
+from pipeline.backends.ascend.report.text import Recommendation, printout, several
+from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
-from pipeline.backends.communication import Communication
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole
@@ -38,7 +31,9 @@ from pipeline.core.files.knowledge_bank import write_result
 from pipeline.training.state import TrainState
 
 SHOWN_CHANGES = 3
-PRICE, TRACE, PICTURE = "price.json", "trace.json", "timeline.html"
+PRICE = "price.json"
+TRACE = "trace.json"
+PICTURE = "timeline.html"
 KEYS = {
     "batch_size": "train.batch_size",
     "sink_size": "train.sink_size",
@@ -52,46 +47,62 @@ KEYS = {
 
 
 class AscendEstimate:
-    """A price and recommendations. Raises RunError where the device's memory is too small."""
+    """A price and recommendations: figures of one steady step, of all devices together.
+
+    `device` names the chip and the number of devices, `interval_ms` is the 80 % interval of
+    `step_ms`. Raises RunError if the device's memory is too small.
+    """
 
     def __init__(self, proposal: StepToPrice, emulated: EmulatedDevice) -> None:
-        self._proposal, self._emulated = proposal, emulated
+        self._proposal = proposal
+        self._emulated = emulated
         self.choice: SinkChoice | None = None
         with no_garbage_collection():
-            pricing, self.report = self._priced()
-            found = advise(pricing, self.report.config, self._pricing)
-            self.changes: tuple[Recommendation, ...] = tuple(map(self._in_recipe, found))
-
-    def _priced(self) -> tuple[Pricing, Report]:
-        proposal = self._proposal
-        try:
-            pricing = self._pricing(proposal.device_batch)
-            report = pricing.report(self._config(pricing))
-        except OptionError as error:
-            raise RecipeError([self._with_key(str(error))]) from error
-        if report.memory.verdict == "out of memory":
-            message = out_of_memory_message(
-                report.memory, report.graph, batch=proposal.device_batch, devices=proposal.devices
-            )
-            raise RunError(message)
-        return pricing, report
+            try:
+                pricing = self._trace(proposal.device_batch)
+                self.report = pricing.report(self._config(pricing))
+            except OptionError as error:
+                raise RecipeError([self._with_key(str(error))]) from error
+            memory = self.report.memory
+            if memory.verdict == "out of memory":
+                raise RunError(
+                    out_of_memory_message(
+                        memory,
+                        self.report.graph,
+                        batch=proposal.device_batch,
+                        devices=proposal.devices,
+                    )
+                )
+            self.device = several(proposal.devices, emulated.chip.name)
+            self.step_ms = self.report.step_ms
+            self.interval_ms = self.report.interval_ms
+            self.samples_per_s = self.report.samples_per_s
+            self.communication = self.report.communication
+            changes = advise(pricing, self.report.config, self._trace)
+            self.changes = tuple(map(self._with_recipe_keys, changes))
 
     def _config(self, pricing: Pricing) -> ExecutionConfig:
         """Return how the recipe runs its steps; under `sink: auto`, the sink is chosen by price."""
-        proposal, emulated = self._proposal, self._emulated
+        proposal = self._proposal
+
+        def config(sink_steps: int | None) -> ExecutionConfig:
+            size = proposal.sink_steps if sink_steps is None else sink_steps
+            sunk = replace(proposal, sink=sink_steps is not None, sink_steps=size)
+            return config_of(sunk, self._emulated)
+
         if proposal.choose_sink is None:
-            return config_of(proposal, emulated)
+            return config_of(proposal, self._emulated)
+        self.choice = proposal.choose_sink(lambda steps: pricing.step(config(steps)).step_ms)
+        return config(self.choice.size)
 
-        def price(sink_steps: int | None) -> float:
-            return pricing.step(config_of(_in_sinks(proposal, sink_steps), emulated)).step_ms
+    def _trace(self, batch_size: int) -> Pricing:
+        """Trace the recipe's step, with a batch of any size."""
+        proposal = self._proposal
+        batch = proposal.batch(batch_size)
+        traced = trace_step(proposal.step, proposal.state, batch, _parameters)
+        return Pricing(traced, self._emulated.chip)
 
-        self.choice = proposal.choose_sink(price)
-        return config_of(_in_sinks(proposal, self.choice.size), emulated)
-
-    def _pricing(self, batch_size: int) -> Pricing:
-        return Pricing(trace_proposal(self._proposal, batch_size), self._emulated.chip)
-
-    def _in_recipe(self, change: Recommendation) -> Recommendation:
+    def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
         """Return a change with the keys that the recipe uses."""
         if change.kind != "batch" or not self._proposal.sizes_each:
             return change
@@ -100,40 +111,12 @@ class AscendEstimate:
 
     def _with_key(self, problem: str) -> str:
         """Return an option's error under the recipe's key: it opens with the option's name."""
-        name, colon, rest = problem.partition(":")
-        if name == "batch_size" and self._proposal.devices > 1:
-            size, devices = self._proposal.batch_size, self._proposal.devices
-            return f"train.batch_size = {size}, shared by {devices} devices:{rest}"
-        return f"{KEYS[name]}{colon}{rest}" if name in KEYS else f"device: {problem}"
-
-    @property
-    def device(self) -> str:
-        """The chip, and the number of devices."""
-        return several(self.report.config.devices, self._emulated.chip.name)
-
-    @property
-    def step_ms(self) -> float:
-        """Milliseconds of one steady step."""
-        return self.report.step_ms
-
-    @property
-    def interval_ms(self) -> tuple[float, float]:
-        """The 80 % interval of `step_ms`."""
-        return self.report.interval_ms
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples per second of all devices together."""
-        return self.report.samples_per_s
-
-    @property
-    def communication(self) -> Communication | None:
-        """The all-reduces of several devices; None for one."""
-        return self.report.communication
-
-    @property
-    def _run_s(self) -> float:
-        return self.report.step_ms * self._proposal.total_steps / 1e3
+        name, colon, details = problem.partition(":")
+        devices = self._proposal.devices
+        if name == "batch_size" and devices > 1:
+            size = self._proposal.batch_size
+            return f"train.batch_size = {size}, shared by {devices} devices:{details}"
+        return f"{KEYS[name]}{colon}{details}" if name in KEYS else f"device: {problem}"
 
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
@@ -141,13 +124,15 @@ class AscendEstimate:
 
     def summary(self) -> Mapping[str, Any]:
         """Return the entry of summary.json."""
-        report, config, proposal = self.report, self.report.config, self._proposal
+        report = self.report
+        config = report.config
+        proposal = self._proposal
         return {
             "device": self.device,
             "step_ms": report.step_ms,
             "interval_ms": list(report.interval_ms),
             "samples_per_s": report.samples_per_s,
-            "run_s": self._run_s,
+            "run_s": report.step_ms * proposal.total_steps / 1e3,
             "steps": proposal.total_steps,
             "steps_per_pass": proposal.steps_per_pass,
             "batch_size": proposal.batch_size,
@@ -184,27 +169,24 @@ class AscendEstimate:
             for change in self.changes
         ]
         proposal = self._proposal
-        run = {
+        price = {
             "recipe": proposal.name,
             "batch_size": proposal.batch_size,
             "batch_per_device": proposal.device_batch,
             "steps": proposal.total_steps,
             "steps_per_pass": proposal.steps_per_pass,
-            "modelled_run_s": self._run_s,
+            "modelled_run_s": self.step_ms * proposal.total_steps / 1e3,
+            **self.report.to_dict(),
+            "changes": changes,
         }
-        price = {**run, **self.report.to_dict(), "changes": changes}
         write_whole(folder / PRICE, json.dumps(price, indent=2, allow_nan=False) + "\n")
         self.report.save_trace(folder / TRACE)
-        title = f"{self._proposal.name} on {self.device}, modelled"
-        self.report.save_picture(folder / PICTURE, title)
-        tuning = self.report.tuning
-        tuned = (write_result(tuning.to_dict(), folder, datetime.now()).name,) if tuning else ()
-        return PRICE, TRACE, PICTURE, *tuned
-
-
-def _in_sinks(proposal: StepToPrice, sink_steps: int | None) -> StepToPrice:
-    size = proposal.sink_steps if sink_steps is None else sink_steps
-    return replace(proposal, sink=sink_steps is not None, sink_steps=size)
+        self.report.save_picture(folder / PICTURE, f"{proposal.name} on {self.device}, modelled")
+        names = [PRICE, TRACE, PICTURE]
+        if self.report.tuning:
+            result = self.report.tuning.to_dict()
+            names.append(write_result(result, folder, datetime.now()).name)
+        return tuple(names)
 
 
 def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfig:
@@ -226,11 +208,6 @@ def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfi
         data_sink=proposal.sink,
         tune_bank=custom_bank(config.tune_bank),
     )
-
-
-def trace_proposal(proposal: StepToPrice, batch_size: int) -> TracedStep:
-    """Trace a recipe's step, with a batch of any size."""
-    return trace_step(proposal.step, proposal.state, proposal.batch(batch_size), _parameters)
 
 
 def _parameters(state: TrainState) -> Any:

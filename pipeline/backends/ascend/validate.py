@@ -4,7 +4,7 @@
 
 Every row is priced by a fit to the rows of other families; the interval, too, is scaled on those.
 Rows whose host was, or may have been, the slower part are only upper bounds of the device's time;
-they are shown, and counted where the model is slower than they allow. With a FILE of your own
+they are printed, and counted if the model is slower than they allow. With a FILE of other
 steps, those are compared instead, with the calibration as it is.
 """
 
@@ -20,16 +20,21 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
-from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
-from pipeline.backends.ascend.published.workloads import PUBLISHED, Published, published_steps
+from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
+from pipeline.backends.ascend.published.workloads import (
+    PUBLISHED,
+    Published,
+    load_left_out,
+    price_row,
+    published_steps,
+)
 from pipeline.core.errors import PipelineError, RunError
 
 KINDS = {
     "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),
     "vision transformers, both": ("transformer",),
 }
-"""Families whose operators had the largest faults, scored on their own as well."""
+"""Families whose operators had the largest faults, also scored separately."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,13 @@ class Score:
     kendall_tau: float
     coverage: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows, error median {self.median_error:.1%}, mean {self.mean_error:.1%}, "
+            f"worst {self.worst_error:.0%}; Kendall tau {self.kendall_tau:.2f}; "
+            f"{self.coverage:.0%} inside the 80 % interval"
+        )
+
 
 def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
     """Price every row by the fit and the interval without its family."""
@@ -71,7 +83,7 @@ def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
 
 
 def score(verdicts: Sequence[Verdict]) -> Score:
-    """Return errors, order and coverage of rows that show the device's own speed."""
+    """Return errors, order and coverage of rows that show the speed of the device."""
     errors = np.array([abs(verdict.error) for verdict in verdicts])
     return Score(
         len(verdicts),
@@ -83,11 +95,12 @@ def score(verdicts: Sequence[Verdict]) -> Score:
     )
 
 
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Kendall's tau-a over pairs that are not tied in either (Kendall 1938)."""
-    x, y = np.asarray(one), np.asarray(other)
-    upper = np.triu_indices(len(x), 1)
-    order = np.sign(np.subtract.outer(x, x))[upper] * np.sign(np.subtract.outer(y, y))[upper]
+    upper = np.triu_indices(len(first), 1)
+    first_signs = np.sign(np.subtract.outer(first, first))[upper]
+    second_signs = np.sign(np.subtract.outer(second, second))[upper]
+    order = first_signs * second_signs
     return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
 
 
@@ -100,7 +113,8 @@ def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float
     ratios = []
     for name in dict.fromkeys(v.row.model for v in pairs):
         of_mode = {v.row.mode: v for v in pairs if v.row.model == name}
-        eager, sunk = of_mode["op_by_op"], of_mode["loop_sink"]
+        eager = of_mode["op_by_op"]
+        sunk = of_mode["loop_sink"]
         ratios.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
     return ratios
 
@@ -121,19 +135,10 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
         )
 
 
-def _print_score(title: str, verdicts: Sequence[Verdict]) -> None:
-    found = score(verdicts)
-    print(
-        f"{title}: {found.rows} rows, error median {found.median_error:.1%}, mean "
-        f"{found.mean_error:.1%}, worst {found.worst_error:.0%}; Kendall tau "
-        f"{found.kendall_tau:.2f}; {found.coverage:.0%} inside the 80 % interval"
-    )
-
-
 def compare_own(file: Path) -> tuple[Verdict, ...]:
-    """Price your own steps, in the columns of published.csv, by the calibration as it is.
+    """Price other steps, in the columns of published.csv, by the calibration as it is.
 
-    Raises RunError for a file that is no such table.
+    Raises RunError for a file that isn't such a table.
     """
     try:
         rows = published_steps(file)
@@ -152,15 +157,15 @@ def _verdict(row: Published, calibration: Calibration) -> Verdict:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and the scores, or those of a file of your own steps."""
+    """Print the table and the scores, or the table of a file of steps."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
     parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")
-    given = parser.parse_args(arguments)
-    file: Path | None = given.file
+    options = parser.parse_args(arguments)
+    file: Path | None = options.file
     try:
-        if given.row is not None:
-            print("\n".join(row_by_class(given.row, file or PUBLISHED)))
+        if options.row is not None:
+            print("\n".join(row_by_class(options.row, file or PUBLISHED)))
         elif file is None:
             _print_published()
         else:
@@ -197,13 +202,14 @@ def _print_published() -> None:
     sunk = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
     eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
-    kept = sum(v.error <= 0.1 for v in bounds)
+    fast_enough = sum(v.error <= 0.1 for v in bounds)
     print()
-    _print_score("graph mode, device-bound, family left out", sunk)
-    _print_score("eager PyTorch, 80 us an op", eager)
+    print(f"graph mode, device-bound, family left out: {score(sunk)}")
+    print(f"eager PyTorch, 80 us an op: {score(eager)}")
     for title, families in KINDS.items():
-        _print_score(title, [v for v in (*sunk, *eager) if v.row.family in families])
-    print(f"rows bounded by the host: {kept} of {len(bounds)} kept, within 10 %")
+        rows = [v for v in (*sunk, *eager) if v.row.family in families]
+        print(f"{title}: {score(rows)}")
+    print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")
     for name, published, modelled in ratios_of_pairs(verdicts):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
 

@@ -14,8 +14,7 @@ from pipeline.backends.ascend.chip.options import (
     ExecutionConfig,
     OptionError,
 )
-from pipeline.backends.ascend.cost.collectives import check_devices
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates, check_devices
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.backends.rates import Rates
 from pipeline.core.registry import FilePath, Seq, part

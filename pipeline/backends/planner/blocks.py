@@ -1,7 +1,7 @@
 """The blocks that a plan decides about: regions of activations, operators between them, weights.
 
 A region is all activations that share groups of dimensions (dimension_groups.py): a residual stream
-is one region, whatever its length, so a residual edge costs nothing by itself. An operator is a
+is one region of any length, so a residual edge costs nothing by itself. An operator is a
 product with a parameter, or the look-up of its rows; it leads from a region to a region. Blocks
 carry no names, so that equal ones are equal and are priced once; names are in `StepBlocks`.
 """
@@ -58,7 +58,7 @@ class Region:
     """Kept from the forward pass to the backward pass."""
     sums: tuple[PartialSum, ...] = ()
     parameters: tuple[Extent, ...] = ()
-    """Biases, scales and whatever else is applied element by element; cut as the region is."""
+    """Biases, scales and others that are applied element by element; cut as the region is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class OperatorDim:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A product with a parameter, or a look-up of its rows. Work is that of the forward pass."""
+    """A product with a parameter, or a look-up of its rows. Work is of the forward pass."""
 
     kind: Literal["product", "look_up"]
     operand: Array
@@ -128,16 +128,6 @@ class RegionParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchInput:
-    """An array of the batch, with its group in a region of each dimension."""
-
-    path: str
-    shape: tuple[int, ...]
-    region: int
-    groups: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LayerOutput:
     """The output of a layer that has parameters, with its group in a region of each dimension."""
 
@@ -154,20 +144,19 @@ class StepBlocks:
     operators: tuple[OperatorUse, ...]
     weights: tuple[Weight, ...]
     parameters: tuple[RegionParameter, ...] = ()
-    inputs: tuple[BatchInput, ...] = ()
     outputs: tuple[LayerOutput, ...] = ()
 
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(nbytes for nbytes, _, _ in self._parameters())
+        return sum(parameter.nbytes for parameter in self._all_parameters)
 
     @property
-    def largest(self) -> tuple[str, tuple[int, ...], int]:
-        """Path, shape and bytes of the largest parameter; zeros where there is none."""
-        nbytes, path, shape = max(self._parameters(), default=(0, "", ()))
-        return path, shape, nbytes
+    def largest(self) -> Weight | RegionParameter:
+        """The largest parameter; the last path of equals."""
+        empty = Weight("", (), 0)
+        return max(self._all_parameters, key=lambda p: (p.nbytes, p.path), default=empty)
 
-    def _parameters(self) -> list[tuple[int, str, tuple[int, ...]]]:
-        of_operators = [(p.nbytes, p.path, p.shape) for p in self.weights]
-        return of_operators + [(p.nbytes, p.path, p.shape) for p in self.parameters]
+    @property
+    def _all_parameters(self) -> tuple[Weight | RegionParameter, ...]:
+        return (*self.weights, *self.parameters)

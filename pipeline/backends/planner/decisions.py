@@ -1,18 +1,219 @@
-"""The decisions of a plan on one mesh, as variables, and their prices as tables to be added."""
+"""The decisions of a plan on one mesh, as variables, and their prices as tables to be added.
+
+An operator's cut names, for each axis of the mesh, the dimension of the operator that it cuts; a
+region's layout names the group. Transfers from one to the other are priced between them:
+
+* region and operator: collectives that bring the operand to the layout that the cut needs, and its
+  gradient back, which is a partial sum along axes that cut the operator's output;
+* operator and region: the same for the result, a partial sum along axes that cut what is summed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from pipeline.backends.planner.blocks import OperatorUse
-from pipeline.backends.planner.cut_prices import CutPrices, Price
+from pipeline.backends.planner.blocks import (
+    Extent,
+    Operator,
+    OperatorUse,
+    Region,
+    StepBlocks,
+    Weight,
+)
 from pipeline.backends.planner.elimination import Factor, Table
-from pipeline.backends.planner.layouts import Layout
+from pipeline.backends.planner.layouts import (
+    Collective,
+    Layout,
+    Mesh,
+    layouts_of,
+    pieces,
+    seen_by,
+    transfer,
+)
+from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
+
+COPIES = 2
+"""Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""
+KeepsCut = Callable[[OperatorUse, Layout], bool]
+KeepsLayout = Callable[[int, Layout], bool]
+"""Of the region, or the weight, of a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Costs of one part of a plan: computing, collectives, collectives of gradients, and memory."""
+
+    compute_us: float = 0.0
+    collectives: tuple[Collective, ...] = ()
+    gradients: tuple[Collective, ...] = ()
+    memory_bytes: float = 0.0
+
+
+@dataclass
+class CutPrices:
+    """Prices on one mesh. `state_ratio` is the optimizer's state in bytes of parameters."""
+
+    blocks: StepBlocks
+    mesh: Mesh
+    rates: Rates
+    state_ratio: float
+    _layouts: dict[Any, tuple[Layout, ...]] = field(default_factory=dict)
+    _shares: dict[Any, float] = field(default_factory=dict)
+
+    def layouts(self, sizes: tuple[int, ...], samples: int | None) -> tuple[Layout, ...]:
+        """Layouts of dimensions of the given sizes on the mesh."""
+        if (sizes, samples) not in self._layouts:
+            self._layouts[sizes, samples] = layouts_of(sizes, self.mesh, samples)
+        return self._layouts[sizes, samples]
+
+    def region(self, region: Region, layout: Layout) -> Price:
+        """Price of a region: its computation, sums, parameters and activations."""
+        work_us = sum(
+            self.rates.compute_us(
+                self._piece(extent.flops, extent, layout),
+                self._piece(extent.nbytes, extent, layout),
+            )
+            for extent in region.work
+        )
+        sums: list[Collective] = []
+        gradients: list[Collective] = []
+        for reduced in region.sums:
+            axes = tuple(axis for axis, group in enumerate(layout) if group in reduced.summed)
+            if axes:
+                nbytes = reduced.nbytes / pieces(layout, self.mesh, *reduced.groups)
+                sums += [Collective("all_reduce", nbytes / reduced.count, axes)] * reduced.count
+        memory = sum(self._piece(extent.nbytes, extent, layout) for extent in region.saved)
+        for extent in region.parameters:
+            nbytes = self._piece(extent.nbytes, extent, layout)
+            memory += self._stored_bytes(nbytes)
+            work_us += self._update_us(nbytes)
+            axes = tuple(
+                axis
+                for axis, group in enumerate(layout)
+                if group is not None and group not in extent.groups
+            )
+            if axes:
+                gradients.append(Collective("all_reduce", nbytes, axes))
+        return Price(work_us, tuple(sums), tuple(gradients), memory)
+
+    def operator(self, operator: Operator, cut: Layout, *, stored: bool) -> Price:
+        """Price of an operator by itself; with `stored` also of holding its weight."""
+        operand, weight, result = (
+            self.mesh.num_pieces(self._positions(operator, cut, which))
+            for which in ("operand", "weight", "result")
+        )
+        nbytes = operator.weight_bytes / weight
+        if operator.kind == "look_up":
+            # It reads and writes rows, and sets the gradient of the whole table to zero first.
+            row = operator.result.nbytes / result
+            work_us = self.rates.compute_us(0, 2 * row) + self.rates.compute_us(0, 2 * row + nbytes)
+        else:
+            passes = 3 if operator.operand_gradient else 2
+            moved = operator.operand.nbytes / operand + operator.result.nbytes / result
+            flops = operator.flops / self.mesh.num_pieces(cut)
+            work_us = passes * self.rates.compute_us(flops, moved + nbytes)
+        copies = self._axes_without(operator, cut, "weight")
+        return Price(
+            work_us + (self._update_us(nbytes) if stored else 0.0),
+            gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
+            memory_bytes=self._stored_bytes(nbytes) if stored else 0.0,
+        )
+
+    def operand(self, operator: Operator, layout: Layout, cut: Layout) -> Price:
+        """Price of bringing an operand from its region to a cut, and its gradient back."""
+        array = operator.operand
+        source = seen_by(layout, array.groups)
+        target = self._positions(operator, cut, "operand")
+        steps = transfer(source, (), target, array.nbytes, self.mesh)
+        if operator.operand_gradient:
+            sums = self._axes_without(operator, cut, "operand")
+            steps += transfer(target, sums, source, array.nbytes, self.mesh)
+        return Price(collectives=steps)
+
+    def result(self, operator: Operator, layout: Layout, cut: Layout) -> Price:
+        """Price of bringing a result from a cut to its region, and its gradient to the cut."""
+        array = operator.result
+        target = seen_by(layout, array.groups)
+        source = self._positions(operator, cut, "result")
+        sums = self._axes_without(operator, cut, "result")
+        forward = transfer(source, sums, target, array.nbytes, self.mesh)
+        return Price(collectives=forward + transfer(target, (), source, array.nbytes, self.mesh))
+
+    def weight(self, weight: Weight, layout: Layout) -> Price:
+        """Price of holding a weight that several operators use, and of updating it."""
+        nbytes = weight.nbytes / self.mesh.num_pieces(layout)
+        return Price(self._update_us(nbytes), memory_bytes=self._stored_bytes(nbytes))
+
+    def fetch(self, operator: Operator, cut: Layout, layout: Layout) -> Price:
+        """Price of bringing a shared weight from its layout to a cut, and its gradient back."""
+        target = self._positions(operator, cut, "weight")
+        nbytes = operator.weight_bytes
+        there = transfer(layout, (), target, nbytes, self.mesh)
+        return Price(collectives=there + transfer(target, (), layout, nbytes, self.mesh))
+
+    def us(self, price: Price) -> float:
+        """Microseconds of a price: gradients by the share that the backward pass doesn't hide."""
+        alone_us = (
+            price.compute_us
+            + sum(map(self._collective_us, price.collectives))
+            + self.rates.exposed_share * sum(map(self._gradient_us, price.gradients))
+        )
+        return alone_us * self.rates.slowdown(self.mesh.devices)
+
+    def bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
+        """Bytes in collectives, by the kind that the device runs."""
+        total: defaultdict[str, float] = defaultdict(float)
+        for price in prices:
+            for collective in (*price.collectives, *price.gradients):
+                total[self._kind(collective)] += collective.nbytes
+        return dict(sorted(total.items()))
+
+    def _kind(self, collective: Collective) -> CollectiveKind:
+        scattered = collective.kind == "reduce_scatter" and not self.rates.scatters_sums
+        return "all_reduce" if scattered else collective.kind
+
+    def _collective_us(self, collective: Collective) -> float:
+        group = self._group(collective.axes)
+        return self.rates.collective_us(self._kind(collective), collective.nbytes, group)
+
+    def _gradient_us(self, gradient: Collective) -> float:
+        """The share of a gradient in one all-reduce of all gradients together."""
+        axes = gradient.axes
+        if axes not in self._shares:
+            total = max(self.blocks.parameter_bytes, 1)
+            us = self.rates.collective_us("all_reduce", total, self._group(axes))
+            self._shares[axes] = us / total
+        return gradient.nbytes * self._shares[axes]
+
+    def _group(self, axes: tuple[int, ...]) -> DeviceGroup:
+        stride = 1 if 1 in axes else self.mesh.model
+        return DeviceGroup(self.mesh.size_of(axes), stride)
+
+    def _piece(self, amount: float, extent: Extent, layout: Layout) -> float:
+        return amount / pieces(layout, self.mesh, *extent.groups)
+
+    def _stored_bytes(self, nbytes: float) -> float:
+        return nbytes * (COPIES + self.state_ratio)
+
+    def _update_us(self, nbytes: float) -> float:
+        """Time of an update: it reads the gradient, and reads and writes parameter and state."""
+        return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
+
+    def _positions(self, operator: Operator, cut: Layout, which: str) -> Layout:
+        """The layout of an operator's operand, weight or result under a cut."""
+        return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in cut)
+
+    def _axes_without(self, operator: Operator, cut: Layout, which: str) -> tuple[int, ...]:
+        """Axes that cut a dimension which an operator's operand, weight or result doesn't have."""
+        layout = self._positions(operator, cut, which)
+        return tuple(a for a, dim in enumerate(cut) if dim is not None and layout[a] is None)
 
 
 @dataclass(frozen=True)
@@ -24,13 +225,12 @@ class Decided:
     shared: Mapping[int, Layout]
 
 
-KeepsCut = Callable[[OperatorUse, Layout], bool]
-KeepsLayout = Callable[[int, Layout], bool]
-"""Of the region, or the weight, of a number."""
+Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
+"""Variables of a term of the price, a key that equal terms share, and its price by layouts."""
 
 
 def cuts_samples_alone(use: OperatorUse, cut: Layout) -> bool:
-    """Whether a cut of an operator is that of data parallelism."""
+    """Whether a cut of an operator is data parallelism's."""
     return set(cut) <= {use.operator.samples, None} and use.operator.samples in cut
 
 
@@ -44,22 +244,21 @@ class Decisions:
         keeps_region: KeepsLayout = lambda number, layout: True,
         keeps_weight: KeepsLayout = lambda number, layout: True,
     ) -> None:
-        """Only what is kept may be decided on; a variable may be left without a state."""
-        self.prices, self.blocks = prices, prices.blocks
+        """Make variables of the layouts that the filters allow; one may have no state."""
+        self.prices = prices
+        self.blocks = prices.blocks
         self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)
-        of_regions = [
-            tuple(layout for layout in self._layouts_of_region(i) if keeps_region(i, layout))
-            for i in range(len(self.blocks.regions))
-        ]
-        of_operators = [
-            tuple(cut for cut in self._cuts(use) if keeps_cut(use, cut))
-            for use in self.blocks.operators
-        ]
-        of_shared = [
-            tuple(layout for layout in self._layouts_of_shared(i) if keeps_weight(i, layout))
-            for i in self.shared
-        ]
-        self.states: list[tuple[Layout, ...]] = [*of_regions, *of_operators, *of_shared]
+        self.states: list[tuple[Layout, ...]] = []
+        for number, region in enumerate(self.blocks.regions):
+            layouts = prices.layouts(region.sizes, region.samples)
+            self.states.append(tuple(x for x in layouts if keeps_region(number, x)))
+        for use in self.blocks.operators:
+            dims = tuple(dim.size for dim in use.operator.dims)
+            cuts = prices.layouts(dims, use.operator.samples)
+            self.states.append(tuple(cut for cut in cuts if keeps_cut(use, cut)))
+        for index in self.shared:
+            layouts = prices.layouts(self.blocks.weights[index].shape, None)
+            self.states.append(tuple(x for x in layouts if keeps_weight(index, x)))
         self._tables: dict[Any, Table] = {}
 
     @property
@@ -69,102 +268,55 @@ class Decisions:
 
     def factors(self) -> list[Factor]:
         """The tables whose sum is the price of a plan."""
-        found = [
-            self._unary(number, ("region", region), partial(self.prices.region, region))
-            for number, region in enumerate(self.blocks.regions)
+        return [
+            Factor(variables, self._table(key, variables, price))
+            for variables, key, price in self._terms()
         ]
-        for number, use in enumerate(self.blocks.operators):
-            found += self._of_operator(number, use)
-        for place, index in enumerate(self.shared):
+
+    def layouts_of(self, states: Mapping[int, int]) -> Decided:
+        """The layouts and cuts of a choice of states."""
+        layouts = [self.states[v][states[v]] for v in range(len(self.states))]
+        regions = len(self.blocks.regions)
+        weights = regions + len(self.blocks.operators)
+        return Decided(
+            tuple(layouts[:regions]),
+            tuple(layouts[regions:weights]),
+            dict(zip(self.shared, layouts[weights:], strict=True)),
+        )
+
+    def prices_of(self, states: Mapping[int, int]) -> list[Price]:
+        """The prices that add up to the price of a plan."""
+        return [
+            price(*(self.states[v][states[v]] for v in variables))
+            for variables, _, price in self._terms()
+        ]
+
+    def _terms(self) -> Iterator[Term]:
+        prices = self.prices
+        for number, region in enumerate(self.blocks.regions):
+            yield (number,), ("region", region), partial(prices.region, region)
+        operators = len(self.blocks.regions)
+        weights = operators + len(self.blocks.operators)
+        for number, use in enumerate(self.blocks.operators, operators):
+            operator = use.operator
+            stored = use.weight not in self.shared
+            yield (number,), (operator, stored), partial(prices.operator, operator, stored=stored)
+            yield (use.source, number), ("operand", operator), partial(prices.operand, operator)
+            yield (use.target, number), ("result", operator), partial(prices.result, operator)
+            if not stored:
+                variables = (number, weights + self.shared.index(use.weight))
+                yield variables, ("fetch", operator), partial(prices.fetch, operator)
+        for number, index in enumerate(self.shared, weights):
             weight = self.blocks.weights[index]
             key = ("weight", weight.shape, weight.nbytes)
-            price = partial(self.prices.weight, weight)
-            found.append(self._unary(self._first_weight + place, key, price))
-        return found
+            yield (number,), key, partial(prices.weight, weight)
 
-    def decided(self, states: Mapping[int, int]) -> Decided:
-        """The layouts and cuts of chosen states."""
-        chosen = [self.states[v][states[v]] for v in range(len(self.states))]
-        regions = len(self.blocks.regions)
-        rest = chosen[self._first_weight :]
-        return Decided(
-            tuple(chosen[:regions]),
-            tuple(chosen[regions : self._first_weight]),
-            dict(zip(self.shared, rest, strict=True)),
-        )
-
-    def prices_of(self, decided: Decided) -> list[Price]:
-        """The prices that add up to that of a plan."""
-        prices = self.prices
-        found = [
-            prices.region(region, layout)
-            for region, layout in zip(self.blocks.regions, decided.regions, strict=True)
-        ]
-        for use, cut in zip(self.blocks.operators, decided.cuts, strict=True):
-            operator = use.operator
-            shared = decided.shared.get(use.weight)
-            found.append(prices.operator(operator, cut, stored=shared is None))
-            found.append(prices.operand(operator, decided.regions[use.source], cut))
-            found.append(prices.result(operator, decided.regions[use.target], cut))
-            if shared is not None:
-                found.append(prices.fetch(operator, cut, shared))
-        found += [prices.weight(self.blocks.weights[i], at) for i, at in decided.shared.items()]
-        return found
-
-    @property
-    def _first_weight(self) -> int:
-        return len(self.blocks.regions) + len(self.blocks.operators)
-
-    def _layouts_of_region(self, index: int) -> tuple[Layout, ...]:
-        region = self.blocks.regions[index]
-        return self.prices.layouts(region.sizes, region.samples)
-
-    def _cuts(self, use: OperatorUse) -> tuple[Layout, ...]:
-        dims = tuple(dim.size for dim in use.operator.dims)
-        return self.prices.layouts(dims, use.operator.samples)
-
-    def _layouts_of_shared(self, index: int) -> tuple[Layout, ...]:
-        return self.prices.layouts(self.blocks.weights[index].shape, None)
-
-    def _of_operator(self, number: int, use: OperatorUse) -> list[Factor]:
-        operator, me = use.operator, len(self.blocks.regions) + number
-        stored = use.weight not in self.shared
-        prices, kind = self.prices, (operator, stored)
-        found = [
-            self._unary(me, kind, partial(prices.operator, operator, stored=stored)),
-            self._pair(use.source, me, ("operand", operator), partial(prices.operand, operator)),
-            self._pair(use.target, me, ("result", operator), partial(prices.result, operator)),
-        ]
-        if not stored:
-            place = self._first_weight + self.shared.index(use.weight)
-            found.append(
-                self._pair(me, place, ("fetch", operator), partial(prices.fetch, operator))
-            )
-        return found
-
-    def _unary(self, variable: int, key: Any, price: Callable[[Layout], Price]) -> Factor:
-        """A table over one variable; equal keys stand for equal prices."""
-        states = self.states[variable]
-        table = self._table((key, states), lambda: [price(state) for state in states], len(states))
-        return Factor((variable,), table)
-
-    def _pair(
-        self, first: int, second: int, key: Any, price: Callable[[Layout, Layout], Price]
-    ) -> Factor:
-        """A table over two variables, of which the first has the smaller number."""
-        left, right = self.states[first], self.states[second]
-        table = self._table(
-            (key, left, right),
-            lambda: [price(a, b) for a in left for b in right],
-            len(left),
-            len(right),
-        )
-        return Factor((first, second), table)
-
-    def _table(self, key: Any, every: Callable[[], Sequence[Price]], *shape: int) -> Table:
-        if key not in self._tables:
-            prices = every()
+    def _table(self, key: Any, variables: tuple[int, ...], price: Callable[..., Price]) -> Table:
+        states = tuple(self.states[v] for v in variables)
+        if (key, states) not in self._tables:
+            prices = [price(*layouts) for layouts in product(*states)]
+            shape = [len(layouts) for layouts in states]
             time = np.array([self.prices.us(price) for price in prices])
             memory = np.array([price.memory_bytes for price in prices])
-            self._tables[key] = Table.of(time.reshape(shape), memory.reshape(shape))
-        return self._tables[key]
+            self._tables[key, states] = Table.of(time.reshape(shape), memory.reshape(shape))
+        return self._tables[key, states]

@@ -1,6 +1,6 @@
 """Dimensions that are cut together: union-find over the dimensions of a traced function's values.
 
-Two dimensions are in one group where an operation reads and writes them element by element, so that
+Two dimensions are in one group if an operation reads and writes them element by element, so that
 cutting both needs no communication (the named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
 2504.00598). Operations of a parameter's product are left out: there, a plan chooses.
 """
@@ -14,11 +14,9 @@ from typing import Any
 from pipeline.backends.graph.graph import Graph, Node
 
 REDUCTIONS = frozenset(
-    {
-        *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
-        *("reduce_xor", "argmax", "argmin"),
-    }
-)
+    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+     "reduce_xor", "argmax", "argmin"}
+)  # fmt: skip
 ALONG_AN_AXIS = frozenset(
     {"cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp", "rev", "sort", "top_k", "split"}
 )
@@ -47,7 +45,7 @@ class DimensionGroups:
         self._refuse_repeated()
 
     def of(self, value: int) -> tuple[int | None, ...]:
-        """The group of each dimension of a value; None for those of size 1."""
+        """The group of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
             for dim, size in enumerate(self._shapes[value])
@@ -65,9 +63,9 @@ class DimensionGroups:
         """Join the groups of two dimensions, unless one has size 1."""
         if self._shapes[value][dim] == 1 or self._shapes[other][other_dim] == 1:
             return
-        a = self._find(self._first[value] + dim)
-        b = self._find(self._first[other] + other_dim)
-        low, high = min(a, b), max(a, b)
+        low, high = sorted(
+            (self._find(self._first[value] + dim), self._find(self._first[other] + other_dim))
+        )
         self._parent[high] = low
         self._whole[low] = self._whole[low] or self._whole[high]
 
@@ -100,25 +98,22 @@ class DimensionGroups:
 
 def _elementwise(groups: DimensionGroups, node: Node) -> None:
     """Tie equal dimensions of all operands of one rank; anything else is not cut."""
-    target = node.outputs[0]
-    rank = len(groups.shape(target))
-    for value in (*node.inputs, *node.outputs[1:]):
+    target = groups.shape(node.outputs[0])
+    values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shape(v)]
+    for value in values:
         shape = groups.shape(value)
-        if not shape:
-            continue
-        fits = len(shape) == rank and all(
-            size in (1, wanted) for size, wanted in zip(shape, groups.shape(target), strict=True)
-        )
-        if not fits:
+        if len(shape) != len(target) or any(
+            size not in (1, wide) for size, wide in zip(shape, target, strict=True)
+        ):
             groups.keep_all_whole((*node.inputs, *node.outputs))
             return
-    for value in (*node.inputs, *node.outputs[1:]):
-        for dim in range(len(groups.shape(value))):
-            groups.tie(value, dim, target, dim)
+    for value in values:
+        for dim in range(len(target)):
+            groups.tie(value, dim, node.outputs[0], dim)
 
 
 def _same_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
-    """Tie equal dimensions but those `apart`, which are kept whole on both sides."""
+    """Tie equal dimensions but those `apart`, which are never cut on either side."""
     for dim in range(len(groups.shape(target))):
         if dim in apart or groups.shape(source)[dim] != groups.shape(target)[dim]:
             groups.keep_whole(source, dim)
@@ -127,19 +122,28 @@ def _same_dims(groups: DimensionGroups, source: int, target: int, apart: Collect
             groups.tie(source, dim, target, dim)
 
 
-def _broadcast(groups: DimensionGroups, node: Node) -> None:
-    for dim, target in enumerate(node.params["broadcast_dimensions"]):
-        groups.tie(node.inputs[0], dim, node.outputs[0], target)
-
-
-def _transpose(groups: DimensionGroups, node: Node) -> None:
-    for target, dim in enumerate(node.params["permutation"]):
-        groups.tie(node.inputs[0], dim, node.outputs[0], target)
+def _rearrangement(groups: DimensionGroups, node: Node) -> None:
+    """Tie dimensions of the operand that the result has at other places."""
+    rank = len(groups.shape(node.inputs[0]))
+    dims: Sequence[int] = range(rank)
+    places: Sequence[int] = range(rank)
+    if node.primitive == "broadcast_in_dim":
+        places = node.params["broadcast_dimensions"]
+    elif node.primitive == "transpose":
+        dims = node.params["permutation"]
+    elif node.primitive == "squeeze":
+        removed = {dim % rank for dim in node.params["dimensions"]}
+        dims = [dim for dim in dims if dim not in removed]
+    else:
+        dims = [dim for dim in dims if dim not in reduced_axes(node)]
+    for dim, place in zip(dims, places, strict=False):
+        groups.tie(node.inputs[0], dim, node.outputs[0], place)
 
 
 def _reshape(groups: DimensionGroups, node: Node) -> None:
     """Tie the outermost dimensions that are split or joined; the inner ones are not cut."""
-    source, target = node.inputs[0], node.outputs[0]
+    source = node.inputs[0]
+    target = node.outputs[0]
     for left, right in reshape_factors(groups.shape(source), groups.shape(target)):
         groups.tie(source, left[0], target, right[0])
         for value, dims in ((source, left), (target, right)):
@@ -150,35 +154,23 @@ def _reshape(groups: DimensionGroups, node: Node) -> None:
 def reshape_factors(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Dimensions of a reshape that hold the same elements, without those of size 1."""
+    """Dimensions of a reshape that hold the same elements, without dimensions of size 1."""
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
-    found: list[tuple[list[int], list[int]]] = []
+    factors: list[tuple[list[int], list[int]]] = []
     while left and right:
-        a, b = [left.pop(0)], [right.pop(0)]
-        while (have := math.prod(source[dim] for dim in a)) != (
-            want := math.prod(target[dim] for dim in b)
-        ):
-            if have < want:
-                a.append(left.pop(0))
+        factor = [left.pop(0)], [right.pop(0)]
+        while True:
+            before = math.prod(source[dim] for dim in factor[0])
+            after = math.prod(target[dim] for dim in factor[1])
+            if before == after:
+                break
+            if before < after:
+                factor[0].append(left.pop(0))
             else:
-                b.append(right.pop(0))
-        found.append((a, b))
-    return found
-
-
-def _squeeze(groups: DimensionGroups, node: Node) -> None:
-    gone = {dim % len(groups.shape(node.inputs[0])) for dim in node.params["dimensions"]}
-    kept = [dim for dim in range(len(groups.shape(node.inputs[0]))) if dim not in gone]
-    for target, dim in enumerate(kept):
-        groups.tie(node.inputs[0], dim, node.outputs[0], target)
-
-
-def _reduction(groups: DimensionGroups, node: Node) -> None:
-    axes = reduced_axes(node)
-    kept = [dim for dim in range(len(groups.shape(node.inputs[0]))) if dim not in axes]
-    for target, dim in enumerate(kept):
-        groups.tie(node.inputs[0], dim, node.outputs[0], target)
+                factor[1].append(right.pop(0))
+        factors.append(factor)
+    return factors
 
 
 def reduced_axes(node: Node) -> tuple[int, ...]:
@@ -188,18 +180,16 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 
 def _dot(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions of a product of two activations, as of queries and keys."""
-    (left, right), target = node.inputs, node.outputs[0]
+    left, right = node.inputs
+    target = node.outputs[0]
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
-    for a, b in (
-        *zip(left_sum, right_sum, strict=True),
-        *zip(left_batch, right_batch, strict=True),
-    ):
+    for a, b in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
         groups.tie(left, a, right, b)
     left_free, right_free = free_dims(groups.shape(left), groups.shape(right), node)
     for position, dim in enumerate((*left_batch, *left_free)):
         groups.tie(left, dim, target, position)
-    for position, dim in enumerate(right_free):
-        groups.tie(right, dim, target, len(left_batch) + len(left_free) + position)
+    for position, dim in enumerate(right_free, len(left_batch) + len(left_free)):
+        groups.tie(right, dim, target, position)
 
 
 def free_dims(
@@ -214,26 +204,19 @@ def free_dims(
 
 
 def _slice(groups: DimensionGroups, node: Node) -> None:
-    _same_dims(groups, node.inputs[0], node.outputs[0], ())
-
-
-def _update_slice(groups: DimensionGroups, node: Node) -> None:
-    _same_dims(groups, node.inputs[0], node.outputs[0], ())
-    _same_dims(groups, node.inputs[1], node.outputs[0], ())
-
-
-def _concatenate(groups: DimensionGroups, node: Node) -> None:
+    """Tie the dimensions that slices, pads and concatenations leave whole."""
+    target = node.outputs[0]
+    apart = [node.params["dimension"]] if node.primitive == "concatenate" else []
     for source in node.inputs:
-        _same_dims(groups, source, node.outputs[0], (node.params["dimension"],))
+        if groups.shape(source) and len(groups.shape(source)) == len(groups.shape(target)):
+            _same_dims(groups, source, target, apart)
 
 
 def _along_an_axis(groups: DimensionGroups, node: Node) -> None:
-    given = next(
-        node.params[key] for key in ("axis", "dimension", "dimensions", "operand")
-        if key in node.params
-    )  # fmt: skip
+    key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
+    axes = node.params[key]
     rank = len(groups.shape(node.inputs[0]))
-    apart = {dim % rank for dim in (given if isinstance(given, (tuple, list)) else (given,))}
+    apart = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
     for target in node.outputs:
         _same_dims(groups, node.inputs[0], target, apart)
 
@@ -246,32 +229,33 @@ def _window(groups: DimensionGroups, node: Node) -> None:
         apart = set(range(1, rank - 1))  # max_pool of this package reads (B, H, W, C)
     else:
         apart = {dim for dim, size in enumerate(window) if size > 1}
-    values = (*node.inputs[1:], *node.outputs)
-    for value in values:
+    for value in (*node.inputs[1:], *node.outputs):
         if len(groups.shape(value)) == rank:
             _same_dims(groups, node.inputs[0], value, apart)
 
 
 def _gather(groups: DimensionGroups, node: Node) -> None:
     """Tie dimensions that a gather takes whole, and its batch; the others are not cut."""
-    operand, indices, target = node.inputs[0], node.inputs[1], node.outputs[0]
-    numbers, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
-    batching = tuple(numbers.operand_batching_dims)
-    gone = {*numbers.collapsed_slice_dims, *batching}
-    taken = [dim for dim in range(len(groups.shape(operand))) if dim not in gone]
-    for dim, position in zip(taken, numbers.offset_dims, strict=True):
-        if sizes[dim] == groups.shape(operand)[dim]:
+    operand, indices = node.inputs[:2]
+    target = node.outputs[0]
+    numbers = node.params["dimension_numbers"]
+    shape = groups.shape(operand)
+    removed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    dims = [dim for dim in range(len(shape)) if dim not in removed]
+    for dim, position in zip(dims, numbers.offset_dims, strict=True):
+        if node.params["slice_sizes"][dim] == shape[dim]:
             groups.tie(operand, dim, target, position)
         else:
             groups.keep_whole(operand, dim)
             groups.keep_whole(target, position)
     for dim in numbers.collapsed_slice_dims:
         groups.keep_whole(operand, dim)
-    rest = [d for d in range(len(groups.shape(target))) if d not in set(numbers.offset_dims)]
-    for dim, position in enumerate(rest):
+    batch = [d for d in range(len(groups.shape(target))) if d not in set(numbers.offset_dims)]
+    for dim, position in enumerate(batch):
         groups.tie(indices, dim, target, position)
-    for dim, other in zip(batching, numbers.start_indices_batching_dims, strict=True):
-        groups.tie(operand, dim, indices, other)
+    index_dims = numbers.start_indices_batching_dims
+    for dim, index_dim in zip(numbers.operand_batching_dims, index_dims, strict=True):
+        groups.tie(operand, dim, indices, index_dim)
 
 
 def _scan_slice(groups: DimensionGroups, node: Node) -> None:
@@ -291,28 +275,28 @@ def _whole(groups: DimensionGroups, node: Node) -> None:
 
 
 def _ignore(groups: DimensionGroups, node: Node) -> None:
-    """Nothing is tied: the result depends on no dimension of an operand."""
+    """Tie nothing: the result depends on no dimension of an operand."""
 
 
 _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
-    **dict.fromkeys(REDUCTIONS, _reduction),
+    **dict.fromkeys(("broadcast_in_dim", "transpose", "squeeze", *REDUCTIONS), _rearrangement),
     **dict.fromkeys(ALONG_AN_AXIS, _along_an_axis),
     **dict.fromkeys(
         ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min",
          "select_and_scatter_add", "select_and_gather_add", "max_pool"),
         _window,
     ),
-    **dict.fromkeys(("slice", "pad", "dynamic_slice"), _slice),
-    **dict.fromkeys(("random_bits", "random_fold_in", "random_wrap", "random_seed"), _ignore),
-    **dict.fromkeys(("random_unwrap", "random_split", "random_clone", "iota"), _ignore),
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
+    **dict.fromkeys(
+        ("slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate"), _slice
+    ),
+    **dict.fromkeys(
+        ("random_bits", "random_fold_in", "random_wrap", "random_seed", "random_unwrap",
+         "random_split", "random_clone", "iota"),
+        _ignore,
+    ),
     "reshape": _reshape,
-    "squeeze": _squeeze,
     "dot_general": _dot,
     "conv_general_dilated": _whole,
-    "concatenate": _concatenate,
-    "dynamic_update_slice": _update_slice,
     "gather": _gather,
     "scan_slice": _scan_slice,
     "scan_stack": _scan_stack,

@@ -2,8 +2,8 @@
 
 Variables are eliminated one after the other, those with the fewest neighbours first (OptCNN's node
 and edge elimination; Viterbi on a chain): the tables that mention a variable are added, and for
-each state of its neighbours the best of its own states is kept. Two branches between the same
-blocks become one table first, as adding comes before eliminating. Where memory is bounded a table
+each state of its neighbours its best state is chosen. Two branches between the same
+blocks become one table first, as adding comes before eliminating. If memory is bounded a table
 keeps, for each state, the points that no other beats in both time and memory.
 
 Equal tables that meet in equal ways are computed once, so repeated blocks cost nothing.
@@ -11,7 +11,7 @@ Equal tables that meet in equal ways are computed once, so repeated blocks cost 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -31,11 +31,12 @@ class Table:
     """Time and memory for each state of some variables: arrays of shape (states..., points).
 
     Points of a state are ordered by memory and, the more they have, the faster; missing ones are
-    infinite. Tables are compared by identity: whoever prices equal blocks makes one table.
+    infinite. Tables are compared by identity: equal blocks share one table.
     """
 
     def __init__(self, time: Floats, memory: Floats) -> None:
-        self.time, self.memory = time, memory
+        self.time = time
+        self.memory = memory
         self.origin: _Added | _Eliminated | None = None
 
     @classmethod
@@ -66,7 +67,7 @@ class _Eliminated:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`, made of `parts` where it is computed."""
+    """A table over the variables of `scope`, made of `parts` if it is computed."""
 
     scope: Scope
     table: Table
@@ -86,10 +87,10 @@ class Choice:
 
 @dataclass
 class Eliminator:
-    """Adds tables and eliminates variables. What it has computed is kept for equal tables.
+    """Adds tables and eliminates variables. Results are cached for equal tables.
 
     `points` is the most points that a state keeps; with 1 the choice is the one with the least
-    time + `slope` x memory, the least memory where the slope is infinite. With more, points beyond
+    time + `slope` x memory, the least memory if the slope is infinite. With more, points beyond
     that number are dropped, never the one with the least memory or time; and those which cost `gap`
     more by that measure than another of their state, so that nothing they lead to is among the best
     (see `fastest_within`).
@@ -102,7 +103,7 @@ class Eliminator:
     _kept: dict[Any, Table] = field(default_factory=dict)
 
     def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
-        """The fastest choice within the bound; None where nothing fits.
+        """The fastest choice within the bound; None if nothing fits.
 
         `sizes` are the numbers of states of the variables. Of equally fast choices the one with the
         first states is taken, so the result is the same each time.
@@ -115,8 +116,11 @@ class Eliminator:
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
             pending[len(pending)] = Factor((variable,), self._zeros(size))
-        near = _neighbours(pending.values(), len(sizes))
-        width = {v: prod(sizes[n] for n in around) for v, around in near.items()}
+        near: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
+        for factor in factors:
+            for variable in factor.scope:
+                near[variable].update(factor.scope)
+        width = {v: prod(sizes[n] for n in neighbours) for v, neighbours in near.items()}
         number = len(pending)
         while width:
             variable = min(width, key=lambda v: (width[v], len(near[v]), v))
@@ -124,9 +128,9 @@ class Eliminator:
             pending[number] = self._eliminate(self._sum([pending.pop(k) for k in mine]), variable)
             number += 1
             del width[variable]
-            around = near.pop(variable) - {variable}
-            for other in around:
-                near[other] = (near[other] | around) - {variable}
+            neighbours = near.pop(variable) - {variable}
+            for other in neighbours:
+                near[other] = (near[other] | neighbours) - {variable}
                 width[other] = prod(sizes[n] for n in near[other])
         left = list(pending.values())
         total = self._sum(left) if left else Factor((), Table.of(0.0))
@@ -145,7 +149,7 @@ class Eliminator:
         return self._kept[key]
 
     def _sum(self, factors: Sequence[Factor]) -> Factor:
-        """Add tables, those of one scope first: parallel branches become one."""
+        """Add tables, equal scopes first: parallel branches become one."""
         ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
         total = ordered[0]
         for factor in ordered[1:]:
@@ -157,22 +161,21 @@ class Eliminator:
         places = tuple(tuple(scope.index(v) for v in f.scope) for f in (left, right))
         key = ("add", left.table, right.table, places, len(scope))
         if key not in self._kept:
-            self._kept[key] = self._added(left.table, right.table, places, len(scope))
+            points = right.table.time.shape[-1]
+            time, memory = (
+                _spread(x, places[0], len(scope))[..., :, None]
+                + _spread(y, places[1], len(scope))[..., None, :]
+                for x, y in (
+                    (left.table.time, right.table.time),
+                    (left.table.memory, right.table.memory),
+                )
+            )
+            shape = (*time.shape[:-2], -1)
+            time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
+            table = Table(time, memory)
+            table.origin = _Added(order // points, order % points)
+            self._kept[key] = table
         return Factor(scope, self._kept[key], (left, right))
-
-    def _added(
-        self, left: Table, right: Table, places: tuple[tuple[int, ...], ...], rank: int
-    ) -> Table:
-        a, b = left.time.shape[-1], right.time.shape[-1]
-        time, memory = (
-            _spread(x, places[0], rank)[..., :, None] + _spread(y, places[1], rank)[..., None, :]
-            for x, y in ((left.time, right.time), (left.memory, right.memory))
-        )
-        shape = (*time.shape[:-2], a * b)
-        time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
-        table = Table(time, memory)
-        table.origin = _Added(order // b, order % b)
-        return table
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
         axis = factor.scope.index(variable)
@@ -193,7 +196,7 @@ class Eliminator:
         return Factor(scope, self._kept[key], (factor,), variable)
 
     def _cost(self, time: Floats, memory: Floats) -> Floats:
-        """Time and what memory is worth; infinite where there is no point."""
+        """Time and what memory is worth; infinite without a point."""
         if self.slope == 0:
             return time
         if self.slope == np.inf:
@@ -214,58 +217,58 @@ class Eliminator:
         time = np.take_along_axis(time, order, -1)
         memory = np.take_along_axis(memory, order, -1)
         before = np.minimum.accumulate(time, axis=-1)
-        kept = np.isfinite(time)
-        kept[..., 1:] &= time[..., 1:] < before[..., :-1]
+        undominated = np.isfinite(time)
+        undominated[..., 1:] &= time[..., 1:] < before[..., :-1]
         cost = self._cost(time, memory)
         if self.gap < np.inf:
-            kept &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
-        kept = _fewest(kept, memory, cost, self.points)
-        # Kept points first, in their order; as many places as the state with most of them needs.
-        front = np.argsort(~kept, axis=-1, kind="stable")
-        front = front[..., : max(1, int(kept.sum(axis=-1).max(initial=1)))]
-        alive = np.take_along_axis(kept, front, -1)
+            undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
+        undominated = _fewest(undominated, memory, cost, self.points)
+        # These points first, in their order, in the places that the state with most of them needs.
+        front = np.argsort(~undominated, axis=-1, kind="stable")
+        front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
+        alive = np.take_along_axis(undominated, front, -1)
         time = np.where(alive, np.take_along_axis(time, front, -1), np.inf)
         memory = np.where(alive, np.take_along_axis(memory, front, -1), np.inf)
         return time, memory, np.take_along_axis(order, front, -1)
 
 
-def _fewest(kept: NDArray[Any], memory: Floats, cost: Floats, most: int) -> NDArray[Any]:
+def _fewest(undominated: NDArray[Any], memory: Floats, cost: Floats, most: int) -> NDArray[Any]:
     """Of more than `most` points of a state, keep the cheapest of each of `most` levels of memory.
 
-    The first one, with the least memory, and the last one, the fastest, are kept as well.
+    The first one, with the least memory, and the last one, the fastest, are taken as well.
     """
-    counts = kept.sum(axis=-1)
+    counts = undominated.sum(axis=-1)
     if counts.max(initial=0) <= most:
-        return kept
-    first = np.argmax(kept, axis=-1)[..., None]
-    last = kept.shape[-1] - 1 - np.argmax(kept[..., ::-1], axis=-1)[..., None]
-    low = np.min(np.where(kept, memory, np.inf), axis=-1, keepdims=True)
-    high = np.max(np.where(kept, memory, -np.inf), axis=-1, keepdims=True)
+        return undominated
+    first = np.argmax(undominated, axis=-1)[..., None]
+    last = undominated.shape[-1] - 1 - np.argmax(undominated[..., ::-1], axis=-1)[..., None]
+    low = np.min(np.where(undominated, memory, np.inf), axis=-1, keepdims=True)
+    high = np.max(np.where(undominated, memory, -np.inf), axis=-1, keepdims=True)
     span = np.where(high > low, high - low, 1)
     levels = max(1, most - 2)
     with np.errstate(invalid="ignore"):
         level = np.floor((memory - low) / span * levels)
-    level = np.where(kept, np.minimum(level, levels - 1), np.inf)
+    level = np.where(undominated, np.minimum(level, levels - 1), np.inf)
     # By level and then by cost, the first of each level is its cheapest.
-    order = np.lexsort((np.where(kept, cost, np.inf), level), axis=-1)
+    order = np.lexsort((np.where(undominated, cost, np.inf), level), axis=-1)
     ordered = np.take_along_axis(level, order, -1)
     cheapest = np.isfinite(ordered)
     cheapest[..., 1:] &= ordered[..., 1:] > ordered[..., :-1]
-    thinned = np.zeros_like(kept)
+    thinned = np.zeros_like(undominated)
     np.put_along_axis(thinned, order, cheapest, -1)
     for place in (first, last):
-        np.put_along_axis(thinned, place, np.take_along_axis(kept, place, -1), -1)
-    return np.where((counts > most)[..., None], thinned, kept)
+        np.put_along_axis(thinned, place, np.take_along_axis(undominated, place, -1), -1)
+    return np.where((counts > most)[..., None], thinned, undominated)
 
 
 def fastest_within(
     factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
 ) -> Choice | None:
-    """The fastest choice whose memory is within a bound; None where none was found.
+    """The fastest choice whose memory is within a bound; None if none was found.
 
     A Lagrange multiplier comes first, the slope: the least time + slope x memory, less slope x
     bound, is a bound from below on what fits, and for some slope the choice itself fits. What lies
-    between the two is the gap; only points within it are kept in the search that follows, so the
+    between the two is the gap; the search that follows drops points beyond it, so the
     result is exact unless a state has more than `points` of them.
     """
     if (free := Eliminator().best(factors, sizes)) is None:
@@ -275,15 +278,18 @@ def fastest_within(
     best = Eliminator(slope=np.inf).best(factors, sizes)
     if best is None or best.memory > most_memory:
         return None
-    bound, slope_of_bound = free.time, 0.0
-    low, high = 0.0, np.inf
+    bound = free.time
+    slope_of_bound = 0.0
+    low = 0.0
+    high = np.inf
     slope = free.time / free.memory
     for _ in range(SLOPES):
         choice = Eliminator(slope=slope).best(factors, sizes)
         assert choice is not None
         below = choice.time + slope * (choice.memory - most_memory)
         if below > bound:
-            bound, slope_of_bound = below, slope
+            bound = below
+            slope_of_bound = slope
         if choice.memory <= most_memory:
             high = slope
             if choice.time < best.time:
@@ -292,17 +298,8 @@ def fastest_within(
             low = slope
         slope = slope * 4 if high == np.inf else (low + high) / 2
     gap = max(best.time - bound, 0.0) * (1 + TIE)
-    rest = Eliminator(points, most_memory, slope_of_bound, gap).best(factors, sizes)
-    return best if rest is None or best.time <= rest.time else rest
-
-
-def _neighbours(factors: Iterable[Factor], count: int) -> dict[int, set[int]]:
-    """Variables that share a factor with each variable, itself among them."""
-    near: dict[int, set[int]] = {variable: {variable} for variable in range(count)}
-    for factor in factors:
-        for variable in factor.scope:
-            near[variable].update(factor.scope)
-    return near
+    exact = Eliminator(points, most_memory, slope_of_bound, gap).best(factors, sizes)
+    return best if exact is None or best.time <= exact.time else exact
 
 
 def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:

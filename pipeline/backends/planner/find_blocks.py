@@ -16,7 +16,6 @@ from itertools import chain
 from pipeline.backends.graph.graph import Node
 from pipeline.backends.planner.blocks import (
     Array,
-    BatchInput,
     Extent,
     LayerOutput,
     Operator,
@@ -29,8 +28,7 @@ from pipeline.backends.planner.blocks import (
     Weight,
 )
 from pipeline.backends.planner.dimension_groups import REDUCTIONS, reduced_axes
-from pipeline.backends.planner.operator_dims import dims_of, flops_of
-from pipeline.backends.planner.region_groups import RegionGroups
+from pipeline.backends.planner.region_groups import RegionGroups, dims_of, flops_of
 from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import layer_of
 
@@ -84,12 +82,13 @@ class _Finder:
     """StepBlocks of one traced loss."""
 
     def __init__(self, loss: TracedLoss, regions: RegionGroups, sync_batch_norm: bool) -> None:
-        self.loss, self.regions, self.sync_batch_norm = loss, regions, sync_batch_norm
+        self.loss = loss
+        self.regions = regions
+        self.sync_batch_norm = sync_batch_norm
         self.graph = loss.graph
         self.items = [_RegionItems() for _ in regions.sizes]
-        counts = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
-        self.weights = {leaf: number for number, leaf in enumerate(counts)}
-        self.uses = counts
+        self.uses = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
+        self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
 
     def blocks(self) -> StepBlocks:
         """All blocks, in the order of the computation."""
@@ -100,27 +99,17 @@ class _Finder:
         self._add_sums()
         return StepBlocks(
             regions=tuple(
-                items.region(
-                    tuple(self.regions.sizes[number].values()), self.regions.samples(number)
+                items.region(tuple(sizes.values()), self.regions.samples(number))
+                for number, (items, sizes) in enumerate(
+                    zip(self.items, self.regions.sizes, strict=True)
                 )
-                for number, items in enumerate(self.items)
             ),
             operators=operators,
             weights=tuple(
-                Weight(
-                    self.loss.params[leaf],
-                    self.loss.shape(leaf),
-                    self.loss.nbytes(leaf),
-                    self.uses[leaf],
-                )
-                for leaf in self.weights
+                Weight(self.loss.params[leaf], self.loss.shape(leaf), self.loss.nbytes(leaf), uses)
+                for leaf, uses in self.uses.items()
             ),
             parameters=parameters,
-            inputs=tuple(
-                BatchInput(path, self.loss.shape(value), region, self.regions.local(value))
-                for value, path in self.loss.batch.items()
-                if (region := self.regions.region(value)) is not None
-            ),
             outputs=tuple(self._outputs()),
         )
 
@@ -144,7 +133,12 @@ class _Finder:
             if _can_follow(dim, read, made)
             and (on_leaf := self._on_leaf(dim, weight, leaf)) is not None
         )
-        groups, of_samples = self.regions.groups.of(operand), self.regions.of_samples
+        groups = self.regions.groups.of(operand)
+        samples = [
+            place
+            for place, dim in enumerate(dims)
+            if dim.operand is not None and groups[dim.operand] in self.regions.of_samples
+        ]
         return Operator(
             kind="look_up" if node.primitive == "gather" else "product",
             operand=read,
@@ -152,26 +146,20 @@ class _Finder:
             dims=dims,
             weight_bytes=self.loss.nbytes(leaf),
             flops=flops_of(node, self.graph, weight) * node.repeat,
-            samples=next(
-                (
-                    place
-                    for place, dim in enumerate(dims)
-                    if dim.operand is not None and groups[dim.operand] in of_samples
-                ),
-                None,
-            ),
+            samples=samples[0] if samples else None,
             operand_gradient=operand in self.loss.made_of,
         )
 
     def _on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
         """A dimension with its position in the parameter itself, of which the weight may be a view.
 
-        None for a dimension of the weight that is none of the parameter's, or is never cut.
+        None for a dimension of the weight that the parameter doesn't have, or that is never cut.
         """
         if dim.weight is None:
             return dim
         groups = self.regions.groups
-        group, of_leaf = groups.of(weight)[dim.weight], groups.of(leaf)
+        group = groups.of(weight)[dim.weight]
+        of_leaf = groups.of(leaf)
         if group is None or group not in of_leaf or groups.is_whole(group):
             return None
         return replace(dim, weight=of_leaf.index(group))
@@ -184,48 +172,44 @@ class _Finder:
             region = self.regions.region(leaf)
             groups = self.regions.local(leaf)
             if region is None:
-                region = self._first_reader(leaf)
+                readers = (self.regions.region(out) for out in self._outputs_of_readers(leaf))
+                region = next((reader for reader in readers if reader is not None), None)
             if region is None:
                 continue
-            shape, nbytes = self.loss.shape(leaf), self.loss.nbytes(leaf)
+            nbytes = self.loss.nbytes(leaf)
             self.items[region].parameters[_cut(groups)] += nbytes
-            yield RegionParameter(path, shape, nbytes, region, groups)
+            yield RegionParameter(path, self.loss.shape(leaf), nbytes, region, groups)
 
-    def _first_reader(self, leaf: int) -> int | None:
+    def _outputs_of_readers(self, leaf: int) -> Iterator[int]:
         for node in self.graph.nodes:
             if any(leaf in self.loss.made_of.get(value, ()) for value in node.inputs):
-                for out in node.outputs:
-                    region = self.regions.region(out)
-                    if out in self.loss.moving and region is not None:
-                        return region
-        return None
+                yield from (out for out in node.outputs if out in self.loss.moving)
 
     def _add_products(self) -> None:
         """Add products of two activations, and the partial sums of them and their gradients."""
         for index in sorted(self.loss.forward - set(self.loss.operators)):
             node = self.graph.nodes[index]
             region = self.regions.region(node.outputs[0])
-            if node.primitive == "dot_general" and region is not None:
-                self._add_product(node, self.items[region])
-
-    def _add_product(self, node: Node, items: _RegionItems) -> None:
-        values = (*node.inputs[:2], node.outputs[0])
-        cuts = [set(_cut(self.regions.local(value))) for value in values]
-        every = set(chain.from_iterable(cuts))
-        (summed, _), _ = node.params["dimension_numbers"]
-        depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
-        flops = 2 * self.graph.values[values[2]].size * depth
-        items.flops[_cut(every)] += PASSES * flops * node.repeat
-        for value, groups in zip(values, cuts, strict=True):
-            nbytes = self.loss.nbytes(value) * node.repeat
-            items.moved[_cut(groups)] += PASSES * nbytes
-            if every - groups:
-                items.sums[_cut(groups), _cut(every - groups)].append(nbytes)
+            if node.primitive != "dot_general" or region is None:
+                continue
+            items = self.items[region]
+            values = (*node.inputs[:2], node.outputs[0])
+            cuts = [set(_cut(self.regions.local(value))) for value in values]
+            all_groups = set(chain.from_iterable(cuts))
+            (summed, _), _ = node.params["dimension_numbers"]
+            depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
+            flops = 2 * self.graph.values[values[2]].size * depth
+            items.flops[_cut(all_groups)] += PASSES * flops * node.repeat
+            for value, groups in zip(values, cuts, strict=True):
+                nbytes = self.loss.nbytes(value) * node.repeat
+                items.moved[_cut(groups)] += PASSES * nbytes
+                if all_groups - groups:
+                    items.sums[_cut(groups), _cut(all_groups - groups)].append(nbytes)
 
     def _add_saved(self) -> None:
         """Add what memory holds, which is written once and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
-        for value in self.loss.saved():
+        for value in self.loss.saved_values():
             region = self.regions.region(value)
             if region is not None:
                 groups = _cut(self.regions.local(value))
@@ -239,30 +223,32 @@ class _Finder:
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
                 continue
-            value, result = node.inputs[0], node.outputs[0]
+            value = node.inputs[0]
+            result = node.outputs[0]
             region = self.regions.region(value)
             if region is None:
                 continue
-            local, axes = self.regions.local(value), reduced_axes(node)
+            items = self.items[region]
+            local = self.regions.local(value)
+            axes = reduced_axes(node)
             if index in self.loss.forward:
                 # What is reduced is read again, and its gradient is written again.
-                self.items[region].moved[_cut(local)] += 2 * self.loss.nbytes(value) * node.repeat
+                items.moved[_cut(local)] += 2 * self.loss.nbytes(value) * node.repeat
             if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
                 continue
             summed = _cut(local[dim] for dim in axes if not self._is_local(value, dim, result))
             if summed:
-                kept = _cut(group for dim, group in enumerate(local) if dim not in axes)
-                nbytes = self.loss.nbytes(result) * node.repeat
-                self.items[region].sums[kept, summed].append(nbytes)
+                groups = _cut(group for dim, group in enumerate(local) if dim not in axes)
+                items.sums[groups, summed].append(self.loss.nbytes(result) * node.repeat)
 
     def _is_local(self, value: int, dim: int, result: int) -> bool:
-        """Whether each device sums over its own samples, as batch norm does; not the loss."""
+        """Whether each device sums over its samples alone, as batch norm does; not the loss."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.of(value)[dim] in self.regions.of_samples
 
     def _outputs(self) -> Iterator[LayerOutput]:
-        """The last value that each layer with parameters of its own computes."""
+        """The last value that each layer with parameters computes."""
         last: dict[str, int] = {}
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
@@ -279,7 +265,7 @@ class _Finder:
 def _can_follow(dim: OperatorDim, operand: Array, result: Array) -> bool:
     """Whether the regions of operand and result can be cut as a dimension of an operator is.
 
-    XLA copies whole arrays where they can't.
+    XLA copies whole arrays if they can't.
     """
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)

@@ -35,6 +35,10 @@ class Mesh:
         """Number of devices along some axes together."""
         return prod(self.sizes[axis] for axis in axes)
 
+    def num_pieces(self, layout: Layout) -> int:
+        """Number of pieces that a layout cuts an array into."""
+        return self.size_of([axis for axis, dim in enumerate(layout) if dim is not None])
+
     def __str__(self) -> str:
         return f"{self.data} x {self.model}"
 
@@ -60,7 +64,7 @@ def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[L
     """All layouts of dimensions of the given sizes; copies come first.
 
     `data` cuts the dimension `samples` alone, which numbers samples; `model` cuts any. Pieces are
-    equal, as they must be where a compiled program takes an array. An axis of one device cuts
+    equal, as they must be when a compiled program takes an array. An axis of one device cuts
     nothing.
     """
     data = (None,) if mesh.data == 1 or samples is None else (None, samples)
@@ -102,18 +106,15 @@ def transfer(
 def _is_involuntary(source: Layout, target: Layout) -> bool:
     """Whether XLA copies an array to all devices to change its layout.
 
-    It does ("involuntary full rematerialization") where both axes cut one dimension, before or
-    after, and neither do the same nor does `data`, whose pieces are the outer ones, stay.
+    It does ("involuntary full rematerialization") if both axes cut one dimension, before or after,
+    and neither do the same nor does `data`, whose pieces are the outer ones, stay.
     """
-    return _parts(source, target) or _parts(target, source)
 
+    def splits(stacked: Layout, other: Layout) -> bool:
+        data, model = stacked
+        return data is not None and data == model and other[0] not in (data, other[1])
 
-def _parts(stacked: Layout, other: Layout) -> bool:
-    """Whether axes that cut one dimension are not cut apart from the outer one in `other`."""
-    (data, model), (data_there, model_there) = stacked, other
-    if data is None or data != model:
-        return False
-    return data_there != data and data_there != model_there
+    return splits(source, target) or splits(target, source)
 
 
 def _steps(
@@ -123,25 +124,25 @@ def _steps(
     if _is_involuntary(source, target):
         yield Collective("all_gather", nbytes, tuple(a for a in axes if source[a] is not None))
         source = (None,) * len(source)
-    held = nbytes / mesh.size_of([axis for axis in axes if source[axis] is not None])
+    nbytes /= mesh.num_pieces(source)
     for axis in axes:
         if source[axis] is None and target[axis] is not None and axis not in partial:
-            held /= mesh.sizes[axis]
+            nbytes /= mesh.sizes[axis]
     scattered = tuple(axis for axis in partial if target[axis] is not None)
     if scattered:
-        yield Collective("reduce_scatter", held, scattered)
-        held /= mesh.size_of(scattered)
+        yield Collective("reduce_scatter", nbytes, scattered)
+        nbytes /= mesh.size_of(scattered)
     summed = tuple(axis for axis in partial if target[axis] is None)
     if summed:
-        yield Collective("all_reduce", held, summed)
+        yield Collective("all_reduce", nbytes, summed)
     for axis in axes:
         if source[axis] is not None and target[axis] not in (None, source[axis]):
-            yield Collective("all_to_all", held, (axis,))
+            yield Collective("all_to_all", nbytes, (axis,))
     by_dim: dict[int, list[int]] = {}
     for axis in axes:
         dim = source[axis]
         if dim is not None and target[axis] is None:
             by_dim.setdefault(dim, []).append(axis)
     for gathered in by_dim.values():
-        held *= mesh.size_of(gathered)
-        yield Collective("all_gather", held, tuple(gathered))
+        nbytes *= mesh.size_of(gathered)
+        yield Collective("all_gather", nbytes, tuple(gathered))

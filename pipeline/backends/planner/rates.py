@@ -27,7 +27,7 @@ class Links(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Time of collectives between devices: that of a message, and bytes a second.
+    """Time of collectives between devices: of a message, and bytes a second.
 
     A ring of n carries (n - 1) / n of the bytes in an all-gather, a reduce-scatter or an
     all-to-all, and twice that in an all-reduce, which also takes twice the messages.
@@ -68,8 +68,8 @@ class LinkCurves:
         within = min(max(nbytes, self.nbytes[0]), most)
         times = [_between(self.nbytes, row, within) for row in rows.values()]
         sizes = list(rows)
-        found = _between(sizes, times, min(max(size, sizes[0]), sizes[-1]))
-        return found * max(1.0, nbytes / most)
+        us = _between(sizes, times, min(max(size, sizes[0]), sizes[-1]))
+        return us * max(1.0, nbytes / most)
 
 
 def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
@@ -84,7 +84,7 @@ def _between(places: Sequence[float], values: Sequence[float], at: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Two measured rates of a CPU or GPU, and those of its links.
+    """Two measured rates of a CPU or GPU, and rates of its links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
     Groups within `per_server` neighbouring devices use `links`, others `far_links`. Devices that
@@ -99,7 +99,7 @@ class MeasuredRates:
     exposed_share: float = 1.0
     scatters_sums: bool = False
     cores: int | None = None
-    """Cores that all devices share; None where each has its own."""
+    """Cores that all devices share; None if they share none."""
     memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:
@@ -123,26 +123,27 @@ def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> Measu
     Raises RunError for a file that has not what it should.
     """
     try:
-        given: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        device, linked = given["device"], _links(given[links])
+        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        device = tree["device"]
+        measured = _links(tree[links])
         return MeasuredRates(
             flops_per_us=float(device["flops_per_us"]["value"]),
             bytes_per_us=float(device["bytes_per_us"]["value"]),
-            links=linked,
-            far_links=linked,
+            links=measured,
+            far_links=measured,
             cores=int(device["cores_count"]["value"]),
         )
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path}: no rates of a host: {error!r}") from error
 
 
-def _links(given: Any) -> Links:
-    if "message_us" in given:
-        return LinkRates(**{k: float(given[k]["value"]) for k in ("message_us", "bytes_per_us")})
-    nbytes = tuple(float(size) for size in given["nbytes"])
+def _links(tree: Any) -> Links:
+    if "message_us" in tree:
+        return LinkRates(**{k: float(tree[k]["value"]) for k in ("message_us", "bytes_per_us")})
+    nbytes = tuple(float(size) for size in tree["nbytes"])
     curves = {
         kind: {int(size): tuple(map(float, us)) for size, us in sorted(rows.items())}
-        for kind, rows in given["us"].items()
+        for kind, rows in tree["us"].items()
     }
     if any(len(us) != len(nbytes) for rows in curves.values() for us in rows.values()):
         raise ValueError(f"each list of times must have {len(nbytes)} entries, as nbytes has")

@@ -1,4 +1,4 @@
-"""Search for the fastest plan of a step over all meshes of a number of devices."""
+"""Search for the fastest plan over all meshes of a number of devices, and price a recipe's cuts."""
 
 from __future__ import annotations
 
@@ -6,24 +6,38 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 
-from pipeline.backends.planner.blocks import StepBlocks
-from pipeline.backends.planner.cut_prices import COPIES, CutPrices
-from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
-from pipeline.backends.planner.elimination import Choice, Eliminator, fastest_within
+from pipeline.backends.planner.blocks import LayerOutput, OperatorUse, StepBlocks
+from pipeline.backends.planner.decisions import COPIES, CutPrices, Decisions, cuts_samples_alone
+from pipeline.backends.planner.elimination import Eliminator, fastest_within
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Mesh, meshes_of
-from pipeline.backends.planner.parallel_plan import ParallelPlan, plan_of
+from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of, seen_by
+from pipeline.backends.planner.parallel_plan import (
+    Axes,
+    CutRule,
+    ParallelPlan,
+    axes_of,
+    axes_of_samples,
+    axes_text,
+    largest_region,
+    plan_of,
+)
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import GroupError, Rates
 from pipeline.core.errors import RecipeError
+from pipeline.models.layers.path_patterns import covers
+from pipeline.training.parallel.parallel_spec import AXES
 
 POINTS = 64
-"""Points of time and memory that a table keeps for each state where memory is short."""
+"""Points of time and memory that a table keeps for each state if memory is short."""
 RUNNERS_UP = 4
 SIMPLER = 0.02
 """Share of a step that other plans must gain over data parallelism: prices are off by more."""
 GIB = 2**30
+MOST_RULES = 12
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class SearchedPlans:
     runners_up: tuple[ParallelPlan, ...]
     """The best plans of this and other meshes that are not chosen, the fastest first."""
     data_parallel: ParallelPlan | None
-    """The best plan that cuts no weight, whether it fits or not; None where no batch divides."""
+    """The best plan that cuts no weight, whether it fits or not; None if no batch divides."""
     one_device: ParallelPlan
     """The step on one device, whether it fits or not."""
     memory_bytes: float
@@ -54,7 +68,7 @@ def search(
     and the activations that the backward pass reads. Nothing is computed and no device is needed;
     the same arguments give the same plan.
 
-    Raises RecipeError where nothing fits, or no plan uses all devices.
+    Raises RecipeError if nothing fits, or no plan uses all devices.
     """
     return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
 
@@ -65,7 +79,7 @@ def search_blocks(
     """Search as `search` does, for blocks that are known."""
     began = time.perf_counter()
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
-    found: list[ParallelPlan] = []
+    plans: list[ParallelPlan] = []
     leanest = math.inf
     for mesh in meshes_of(devices):
         try:
@@ -74,33 +88,40 @@ def search_blocks(
         except GroupError:  # devices that can't be joined so
             continue
         if plan is not None:
-            found.append(plan)
-        elif not found:
-            leanest = min(leanest, _least_memory(decisions))
-    one = data_parallel_plan(blocks, 1, rates, ratio)
-    assert one is not None
-    if not found:
-        raise RecipeError([_nothing_fits(blocks, one, devices, ratio, memory_bytes, leanest)])
+            plans.append(plan)
+        elif not plans:
+            choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
+            leanest = min(leanest, math.inf if choice is None else choice.memory)
+    one_device = data_parallel_plan(blocks, 1, rates, ratio)
+    assert one_device is not None
+    if not plans:
+        raise RecipeError(
+            [_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
+        )
     data = data_parallel_plan(blocks, devices, rates, ratio)
     fits = data is not None and data.memory_bytes <= memory_bytes
-    ranked = _ranked(found, data if fits else None)
+    ranked = _rank(plans, data if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
         best=ranked[0],
         runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
         data_parallel=data,
-        one_device=one,
+        one_device=one_device,
         memory_bytes=memory_bytes,
         blocks=len(blocks.regions) + len(blocks.operators),
         seconds=time.perf_counter() - began,
     )
 
 
-def _ranked(found: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+def _rank(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
     """Different plans, the fastest first; but data parallelism before all that gain little."""
-    every = [*found, data] if data is not None else found
-    ranked = sorted(_different(every), key=lambda plan: plan.step_ms)
+    candidates = [*plans, data] if data is not None else plans
+    different: list[ParallelPlan] = []
+    for plan in candidates:
+        if not any(_alike(plan, other) for other in different):
+            different.append(plan)
+    ranked = sorted(different, key=lambda plan: plan.step_ms)
     if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
         ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
     return ranked
@@ -109,52 +130,30 @@ def _ranked(found: list[ParallelPlan], data: ParallelPlan | None) -> list[Parall
 def best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
-    """The fastest plan on the mesh of some decisions that fits; None where none does."""
+    """The fastest plan on the mesh of some decisions that fits; None if none does."""
     if not all(decisions.states):
         return None
-    factors, sizes = decisions.factors(), decisions.sizes
-    choice = fastest_within(factors, sizes, memory_bytes, points)
-    return None if choice is None else _plan(decisions, choice)
-
-
-def _plan(decisions: Decisions, choice: Choice) -> ParallelPlan:
-    decided = decisions.decided(choice.states)
+    choice = fastest_within(decisions.factors(), decisions.sizes, memory_bytes, points)
+    if choice is None:
+        return None
     prices = decisions.prices
-    kinds = prices.bytes_by_kind(decisions.prices_of(decided))
+    kinds = prices.bytes_by_kind(decisions.prices_of(choice.states))
+    decided = decisions.layouts_of(choice.states)
     return plan_of(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
-
-
-def _least_memory(decisions: Decisions) -> float:
-    choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
-    return math.inf if choice is None else choice.memory
-
-
-def _different(plans: list[ParallelPlan]) -> Iterator[ParallelPlan]:
-    """Plans without those that do on another mesh what one before them does."""
-    seen: list[ParallelPlan] = []
-    for plan in plans:
-        if any(_alike(plan, other) for other in seen):
-            continue
-        seen.append(plan)
-        yield plan
 
 
 def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Whether two plans cost the same in time, memory and bytes, so differ in names at most."""
-    return all(
-        math.isclose(a, b, rel_tol=1e-6)
-        for a, b in (
-            (plan.step_ms, other.step_ms),
-            (plan.memory_bytes, other.memory_bytes),
-            (sum(plan.collective_bytes.values()), sum(other.collective_bytes.values())),
-        )
+    costs, other_costs = (
+        (p.step_ms, p.memory_bytes, sum(p.collective_bytes.values())) for p in (plan, other)
     )
+    return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 
 
 def data_parallel_plan(
     blocks: StepBlocks, devices: int, rates: Rates, ratio: float
 ) -> ParallelPlan | None:
-    """The best plan that cuts no weight; None where the batch does not divide by the devices."""
+    """The best plan that cuts no weight; None if the batch does not divide by the devices."""
     prices = CutPrices(blocks, Mesh(devices, 1), rates, ratio)
     decisions = Decisions(prices) if devices == 1 else Decisions(prices, cuts_samples_alone)
     plan = best_plan(decisions)
@@ -162,16 +161,181 @@ def data_parallel_plan(
 
 
 def _nothing_fits(
-    blocks: StepBlocks, one: ParallelPlan, devices: int, ratio: float, bound: float, least: float
+    blocks: StepBlocks,
+    one_device: ParallelPlan,
+    devices: int,
+    ratio: float,
+    bound: float,
+    least: float,
 ) -> str:
     if math.isinf(least):
         return f"parallel.devices = {devices}: devices can not be joined to a mesh"
-    path, shape, nbytes = blocks.largest
-    held = blocks.parameter_bytes * (COPIES + ratio)
+    largest = blocks.largest
+    stored = blocks.parameter_bytes * (COPIES + ratio)
     return (
         f"parallel.devices = {devices}: no plan fits in {bound / GIB:.2f} GiB a device; the "
         f"leanest needs {least / GIB:.2f} GiB. On one device parameters, gradients and the "
-        f"optimizer's state take {held / GIB:.2f} GiB, activations "
-        f"{(one.memory_bytes - held) / GIB:.2f} GiB; the largest tensor is {path} {list(shape)}, "
-        f"{nbytes / GIB:.2f} GiB. Take more devices, or a smaller batch or model"
+        f"optimizer's state take {stored / GIB:.2f} GiB, activations "
+        f"{(one_device.memory_bytes - stored) / GIB:.2f} GiB; the largest tensor is "
+        f"{largest.path} {list(largest.shape)}, {largest.nbytes / GIB:.2f} GiB. Take more devices, "
+        "or a smaller batch or model"
     )
+
+
+def plan_table(plans: SearchedPlans) -> str:
+    """The plan, its price and memory, the runners-up, and what it cuts, as lines of text."""
+    return "\n".join(_lines(plans))
+
+
+def _lines(plans: SearchedPlans) -> Iterator[str]:
+    best = plans.best
+    bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
+    yield (
+        f"MODELLED, not measured: {plans.name} on {plans.devices} devices, {plans.blocks} blocks "
+        f"searched in {plans.seconds:.1f} s"
+    )
+    yield f"  plan       mesh {best.mesh} (data x model), {best.strategy}"
+    speed_up = plans.one_device.step_ms / best.step_ms
+    yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
+    yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
+    yield f"  collectives {moved_text(best)}"
+    yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
+    for plan, mark in _rows(plans):
+        moved = sum(plan.collective_bytes.values()) / MIB
+        yield (
+            f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
+            f"{moved:>10.1f}  {plan.strategy}{mark}"
+        )
+    rules = [(rule, "specs") for rule in best.specs]
+    rules += [(rule, "constraints") for rule in best.constraints]
+    for rule, key in rules[:MOST_RULES]:
+        yield f"  {key:<11} {rule.pattern} {axes_text(rule.axes)}"
+    if len(rules) > MOST_RULES:
+        yield f"  ... and {len(rules) - MOST_RULES} more rules"
+
+
+def _rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
+    yield plans.best, "  <- chosen"
+    for plan in plans.runners_up:
+        yield plan, ""
+    data = plans.data_parallel
+    if data is not None and data not in (plans.best, *plans.runners_up):
+        yield data, "" if data.memory_bytes <= plans.memory_bytes else "  does not fit"
+    if plans.devices > 1:
+        yield plans.one_device, ""
+
+
+def moved_text(plan: ParallelPlan) -> str:
+    """The bytes of a plan's collectives by kind."""
+    listed = [
+        f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB"
+        for kind, nbytes in plan.collective_bytes.items()
+    ]
+    return ", ".join(listed) or "none"
+
+
+@dataclass(frozen=True)
+class PricedCuts:
+    """The fastest plan that has the given cuts, and data parallelism beside it."""
+
+    plan: ParallelPlan
+    data_parallel: ParallelPlan | None
+    """None if the batch does not divide by the devices."""
+
+
+def price_cuts(
+    step: LossToPlan,
+    mesh: Mesh,
+    batch: tuple[str, ...],
+    specs: tuple[CutRule, ...],
+    constraints: tuple[CutRule, ...],
+    rates: Rates,
+) -> PricedCuts | None:
+    """Price a step whose batch is cut along some axes, and weights and layers' outputs by rules.
+
+    What is left open, as the layouts of other activations, is chosen as it costs least;
+    XLA may choose otherwise. Biases and scales are cut as what they are added to. Returns None if
+    the planner knows no computation with these cuts.
+    """
+    blocks = find_blocks(step)
+    ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
+    prices = CutPrices(blocks, mesh, rates, ratio)
+    # Constraints may have the network gather the batch at once.
+    for cut_along in (batch, ()):
+        fixed = _FixedCuts(blocks, mesh, cut_along, specs, constraints)
+        decisions = Decisions(prices, fixed.keeps_cut, fixed.keeps_region, fixed.keeps_weight)
+        if (plan := best_plan(decisions)) is not None:
+            return PricedCuts(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
+    return None
+
+
+@dataclass(frozen=True)
+class _FixedCuts:
+    """Which layouts agree with a recipe's cuts."""
+
+    blocks: StepBlocks
+    mesh: Mesh
+    batch: tuple[str, ...]
+    specs: tuple[CutRule, ...]
+    constraints: tuple[CutRule, ...]
+
+    def keeps_cut(self, use: OperatorUse, cut: Layout) -> bool:
+        """Whether a cut of an operator finds its weight as it lies, and cuts the batch.
+
+        Where a constraint says how its layer's output is cut, that is what counts. A weight with
+        several uses is brought to each.
+        """
+        weight = self.blocks.weights[use.weight]
+        samples = use.operator.samples
+        layout = tuple(None if d is None else use.operator.dims[d].weight for d in cut)
+        layer = weight.path.rpartition("/")[0]
+        constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
+        cuts_batch = all(
+            name not in self.batch or size == 1 or dim == samples or weight_dim is not None
+            for name, size, dim, weight_dim in zip(AXES, self.mesh.sizes, cut, layout, strict=True)
+        )
+        if not (samples is None or constrained or cuts_batch):
+            return False
+        return weight.uses > 1 or self.keeps_weight(use.weight, layout)
+
+    def keeps_weight(self, number: int, layout: Layout) -> bool:
+        """Whether a layout of a weight is as the last rule that covers it says."""
+        weight = self.blocks.weights[number]
+        path = tuple(weight.path.split("/"))
+        rank = len(weight.shape)
+        axes: Axes = ((),) * rank
+        for rule in self.specs:
+            if covers(rule.pattern, path):
+                axes = rule.axes
+        return axes_of(layout, rank) == self._used_axes(axes)
+
+    def keeps_region(self, number: int, layout: Layout) -> bool:
+        """Whether a layout of a region has the batch cut, and its layers' outputs as asked for.
+
+        The batch is cut as the samples of the largest region, as in a plan.
+        """
+        region = self.blocks.regions[number]
+        if number == largest_region(self.blocks) and region.samples is not None:
+            (used,) = self._used_axes((self.batch,))
+            if axes_of_samples(region, layout) != used:
+                return False
+        return all(
+            axes_of(seen_by(layout, output.groups), len(output.groups)) == axes
+            for output in self.blocks.outputs
+            if output.region == number and (axes := self._constraint_of(output)) is not None
+        )
+
+    def _constraint_of(self, output: LayerOutput) -> Axes | None:
+        fitting = [
+            rule.axes
+            for rule in self.constraints
+            if fnmatchcase(output.layer, rule.pattern) and len(rule.axes) == len(output.groups)
+        ]
+        return self._used_axes(fitting[-1]) if fitting else None
+
+    def _used_axes(self, axes: Axes) -> Axes:
+        """Axes of more than one device, in the order of the mesh; others cut nothing."""
+        sizes = dict(zip(AXES, self.mesh.sizes, strict=True))
+        return tuple(
+            tuple(axis for axis in AXES if axis in names and sizes[axis] > 1) for names in axes
+        )

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.graph.tracing import trace_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths
+from pipeline.training.losses import normalizer, reduce_losses, sample_losses
+from pipeline.training.state import StepConfig, TrainState
 
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
 )
-"""Operations whose result needs no memory of its own."""
+"""Operations whose result needs no further memory."""
+MOVES = frozenset({*VIEWS, *REDUCTIONS, "convert_element_type"})
+"""Operations whose result of the same size is a gradient's, if their operand is."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,9 @@ class LossToPlan:
     """A loss whose computation is to be cut: a pure function and the shapes of its arguments.
 
     `loss(params, batch)` is a scalar. `params` and `batch` are trees of `jax.ShapeDtypeStruct`; the
-    batch is the global one, of all devices. `state_bytes` are those of the optimizer's state, which
+    batch is the global one, of all devices. `state_bytes` are of the optimizer's state, which
     is cut as the parameters are. With `sync_batch_norm` sums over the batch inside the network are
-    those of the whole batch, as XLA computes them; without, each device makes its own.
+    over the whole batch, as XLA computes them; without, over each device's samples.
     """
 
     name: str
@@ -44,7 +49,7 @@ class TracedLoss:
 
     `params` and `batch` are paths by value. `moving` are the values that depend on the batch or are
     drawn, `made_of` the parameters that a value depends on. `forward` are the nodes of the forward
-    pass, `operators` those of them that multiply by a parameter or look up its rows, with operand
+    pass, `operators` the nodes that multiply by a parameter or look up its rows, with operand
     and weight.
     """
 
@@ -70,16 +75,16 @@ class TracedLoss:
         return self.graph.values[value].shape
 
     def nbytes(self, value: int) -> int:
-        """Bytes of a value in memory, where a mask takes a bit an element."""
+        """Bytes of a value in memory; a mask takes a bit an element."""
         stored = self.graph.values[value]
         return math.ceil(stored.size * stored_bytes(stored.dtype))
 
-    def saved(self) -> list[int]:
+    def saved_values(self) -> list[int]:
         """Values of the forward pass that the backward pass, or an operator, reads."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}
-        kept: set[int] = set()
+        saved: set[int] = set()
         for index, node in enumerate(nodes):
             if index in self.forward and index not in self.operators:
                 continue
@@ -87,22 +92,18 @@ class TracedLoss:
                 while value in maker and maker[value].primitive in VIEWS:
                     value = maker[value].inputs[0]
                 if value in self.moving and (value in produced or value in self.batch):
-                    kept.add(value)
-        return sorted(kept)
+                    saved.add(value)
+        return sorted(saved)
 
     def gradients(self) -> set[int]:
         """Results of the graph but the loss, and what they are views of."""
-        found = set(self.graph.outputs[1:])
+        gradients = set(self.graph.outputs[1:])
         for node in reversed(self.graph.nodes):
-            if self._is_view(node) and not found.isdisjoint(node.outputs):
-                found.update(node.inputs)
-        return found
-
-    def _is_view(self, node: Node) -> bool:
-        if node.primitive not in {*VIEWS, *REDUCTIONS, "convert_element_type"}:
-            return False
-        before, after = (self.graph.values[value] for value in (node.inputs[0], node.outputs[0]))
-        return before.size == after.size
+            if node.primitive in MOVES and not gradients.isdisjoint(node.outputs):
+                values = self.graph.values
+                if values[node.inputs[0]].size == values[node.outputs[0]].size:
+                    gradients.update(node.inputs)
+        return gradients
 
     def _follow_inputs(self) -> None:
         for node in self.graph.nodes:
@@ -120,7 +121,7 @@ class TracedLoss:
         """Nodes that the loss depends on, and those marked as of the forward pass."""
         nodes = self.graph.nodes
         maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
-        found = {index for index, node in enumerate(nodes) if node.mark == "forward"}
+        forward = {index for index, node in enumerate(nodes) if node.mark == "forward"}
         stack = [self.graph.outputs[0]]
         seen: set[int] = set()
         while stack:
@@ -128,9 +129,9 @@ class TracedLoss:
             if value in seen or value not in maker:
                 continue
             seen.add(value)
-            found.add(maker[value])
+            forward.add(maker[value])
             stack += nodes[maker[value]].inputs
-        return found
+        return forward
 
     def _operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Operands and weights of operators, by their nodes."""
@@ -157,3 +158,39 @@ class TracedLoss:
         rank = len(self.shape(node.outputs[0]))
         rows = tuple(numbers.start_index_map) == (0,) and tuple(numbers.offset_dims) == (rank - 1,)
         return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
+
+
+def loss_of_step(
+    name: str,
+    config: StepConfig,
+    state: TrainState,
+    batch: tuple[Any, Any],
+    *,
+    sync_batch_norm: bool = False,
+) -> LossToPlan:
+    """Make the loss of a step of its configuration, and of the shapes of state and global batch.
+
+    `batch` are images NHWC float32 and labels as the map ops leave them. Frozen parameters count as
+    trained ones, and microbatches as one batch.
+    """
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        images, labels = batch
+        count = images.shape[0]
+        mask = jnp.ones(count, bool)
+        stats = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.batch_stats)
+        logits, _ = config.network.apply(
+            {"params": params, "batch_stats": stats},
+            images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": jax.random.key(0)},
+        )
+        losses = sample_losses(config, logits, labels)
+        divisor = normalizer(config, labels, mask, count)
+        return reduce_losses(config, losses, labels, mask, divisor).minimised
+
+    leaves = jax.tree.leaves(state.opt_state)
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    lowered = config.lower(loss)
+    return LossToPlan(name, lowered, state.params, batch, state_bytes, sync_batch_norm)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from pipeline.backends.ascend.estimate import AscendEstimate
+from pipeline.backends.ascend.report.priced_step import layer_named
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.time_by_layer import layer_named
 from pipeline.backends.base import Estimate
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.iterations import IterationTimes

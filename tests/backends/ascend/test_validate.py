@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.calibration import load_calibration
+from pipeline.backends.ascend.cost.efficiency import load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.price_rows import load_left_out, price_row
 from pipeline.backends.ascend.published.workloads import (
     PUBLISHED,
     SPECIAL,
     image_step,
+    load_left_out,
     model_spec,
+    price_row,
     published_steps,
 )
 from pipeline.backends.ascend.validate import (

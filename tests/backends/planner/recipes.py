@@ -9,8 +9,7 @@ import optax
 from flax import linen as nn
 
 from pipeline import load_recipe
-from pipeline.backends.planner.step_loss import loss_of_step
-from pipeline.backends.planner.traced_loss import LossToPlan
+from pipeline.backends.planner.traced_loss import LossToPlan, loss_of_step
 from pipeline.data.columns import ColumnSpec
 from pipeline.training.state import StepConfig, TrainState
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.given_cuts import price_cuts
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import CutRule
-from pipeline.backends.planner.search import search
+from pipeline.backends.planner.search import price_cuts, search
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.blocks import OperatorUse, StepBlocks
-from pipeline.backends.planner.cut_prices import CutPrices
-from pipeline.backends.planner.decisions import Decisions, cuts_samples_alone
+from pipeline.backends.planner.decisions import CutPrices, Decisions, cuts_samples_alone
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of
 from pipeline.backends.planner.parallel_plan import ParallelPlan

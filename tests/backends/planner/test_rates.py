@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.ascend.cost.collectives import all_reduce_us
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates, all_reduce_us
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.rates import (

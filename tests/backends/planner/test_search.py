@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.backends.ascend.cost.rates_of_chip import AscendRates
+from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.cut_prices import CutPrices
-from pipeline.backends.planner.decisions import Decisions
+from pipeline.backends.planner.decisions import CutPrices, Decisions
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.plan_file import check_plan, plan_text
-from pipeline.backends.planner.plan_table import plan_table
-from pipeline.backends.planner.search import GIB, best_plan, search, search_blocks
+from pipeline.backends.planner.parallel_plan import check_plan, plan_text
+from pipeline.backends.planner.search import GIB, best_plan, plan_table, search, search_blocks
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.safe_yaml import parse_yaml
 from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
@@ -62,7 +60,7 @@ def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         states = {v: int(rng.integers(size)) for v, size in enumerate(decisions.sizes)}
-        parts = decisions.prices_of(decisions.decided(states))
+        parts = decisions.prices_of(states)
         total = sum(map(decisions.prices.us, parts))
         added = sum(
             factor.table.time[(*(states[v] for v in factor.scope), 0)]

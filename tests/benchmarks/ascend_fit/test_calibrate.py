@@ -19,7 +19,7 @@ from benchmarks.ascend_fit.calibrate import (
     split_by_group,
     unit_ms,
 )
-from pipeline.backends.ascend.cost.calibration import CALIBRATION_FILE, GROUPS, TRACED
+from pipeline.backends.ascend.cost.efficiency import CALIBRATION_FILE, GROUPS, TRACED
 from pipeline.backends.ascend.published.workloads import Quality, published_steps
 
 PRIOR = np.array([0.0] * len(GROUPS) + [TASK_US_PRIOR[0]])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ascend_fit.calibrate import Parts, fit, left_out_errors, quantile, spread_of
-from pipeline.backends.ascend.cost.calibration import GROUPS
+from pipeline.backends.ascend.cost.efficiency import GROUPS
 from pipeline.backends.ascend.published.workloads import published_steps
 
 ROW = published_steps()[0]

@@ -28,7 +28,7 @@ HEAD = "trace,kernel,type,cost_class,us,cores,reads,writes,cube,vector\n"
 
 def _casts(slowdown: float, outlier: float = 1.0) -> Trace:
     """Casts of many sizes that take `slowdown` times what the start of the fit has for them."""
-    start = replace(START.scaled({"cast": 1 / START.rate("cast")}), constants=PRIORS)
+    start = replace(START.scale_rates({"cast": 1 / START.classes["cast"].rate}), constants=PRIORS)
     buffers, tasks, kernels = [], [], []
     for at in range(8):
         shape = (10_000_000 * (at + 1),)

@@ -15,8 +15,7 @@ from benchmarks.ascend_fit.validate_trace import (
     compare_step,
     lines,
 )
-from pipeline.backends.ascend.cost.calibration import load_calibration
-from pipeline.backends.ascend.cost.efficiency import load_efficiency
+from pipeline.backends.ascend.cost.efficiency import load_calibration, load_efficiency
 from tests.backends.ascend.made_up import HW
 
 EFFICIENCY = load_efficiency()

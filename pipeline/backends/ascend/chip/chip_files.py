@@ -47,31 +47,27 @@ def load_chip(name_or_path: str | Path) -> Any:
         ChipError: there is no such chip or file, or its file has problems: all of them at once.
     """
     file = _find(name_or_path)
-    of_runs = _run_keys()
-    tree = {key: value for key, value in _read(file).items() if key not in of_runs}
+    # Keys of a device file that say how a run uses the chip.
+    run_keys = frozenset(parts("device")["ascend"].model_fields) - OWN_KEYS
+    tree = {key: value for key, value in _read(file).items() if key not in run_keys}
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:
-        lacking = [name for name in FIGURES if name not in tree]
-        known = [
+        unknown = [key for key in tree if key not in OWN_KEYS]
+        problems = [_unknown_key(key, tree[key]) for key in unknown[:MAX_PROBLEMS]]
+        problems += [f"{shown(key)}: there is no such key" for key in unknown[MAX_PROBLEMS:]]
+        missing = [name for name in FIGURES if name not in tree]
+        problems += [
             f"{name}: missing; a formula needs it, in {unit_of(name)}, with its source"
-            for name in lacking
+            for name in missing
         ]
-        skipped = ("no such key", *(f"{name}: missing" for name in lacking))
-        known += [
+        reported = ("no such key", *(f"{name}: missing" for name in missing))
+        problems += [
             problem
             for problem in describe(error, tree)
-            if not any(text in problem for text in skipped)
+            if not any(text in problem for text in reported)
         ]
-        others = [key for key in tree if key not in OWN_KEYS]
-        unknown = [_unknown_key(key, tree[key]) for key in others[:MAX_PROBLEMS]]
-        unknown += [f"{shown(key)}: there is no such key" for key in others[MAX_PROBLEMS:]]
-        raise ChipError(file, [*unknown, *known]) from error
-
-
-def _run_keys() -> frozenset[str]:
-    """Return the keys of a device file that say how a run uses the chip."""
-    return frozenset(parts("device")["ascend"].model_fields) - OWN_KEYS
+        raise ChipError(file, problems) from error
 
 
 def _unknown_key(key: str, value: Any) -> str:
@@ -90,14 +86,11 @@ def _find(name_or_path: str | Path) -> Path:
         if file.is_file():
             return file
         raise ChipError(f"hardware = {text}", ["there is no such file"])
-    if text in (chips := _shipped_chips()):
+    chips = [chip.stem for chip in sorted(DEVICES.glob("*.yaml")) if "chip" in _read(chip)]
+    if text in chips:
         return DEVICES / f"{text}.yaml"
     hint = no_such("chip", text, chips)
     raise ChipError(f"hardware = {text}", [f"{hint}; or name a YAML file"])
-
-
-def _shipped_chips() -> list[str]:
-    return [file.stem for file in sorted(DEVICES.glob("*.yaml")) if "chip" in _read(file)]
 
 
 def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -105,13 +98,13 @@ def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file in origins:
         chain = " -> ".join(origin.name for origin in (*origins, file))
         raise ChipError(file, [f"defaults: go in a circle, {chain}"])
-    own = _parse(file)
-    names = own.pop("defaults", [])
+    values = _parse(file)
+    names = values.pop("defaults", [])
     if not isinstance(names, list):
         raise ChipError(file, [f"defaults = {show(names)}: must be a list"])
     tree: dict[str, Any] = {}
     for name in names if "_self_" in names else [*names, "_self_"]:
-        layer = own if name == "_self_" else _read(_origin(name, file), (*origins, file))
+        layer = values if name == "_self_" else _read(_origin(name, file), (*origins, file))
         tree = _merge(tree, layer)
     return tree
 
@@ -142,5 +135,5 @@ def _origin(name: Any, file: Path) -> Path:
         named = isinstance(name, str) and _NAME.fullmatch(name)
         if named and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
-    known = (other.stem for other in DEVICES.glob("*.yaml"))
-    raise ChipError(file, [f"defaults: {show(name)}: {no_such('device file', str(name), known)}"])
+    names = (other.stem for other in DEVICES.glob("*.yaml"))
+    raise ChipError(file, [f"defaults: {show(name)}: {no_such('device file', str(name), names)}"])

@@ -63,7 +63,7 @@ class Hardware:
     sink_interval_distributed_us: float
 
     op_launch_us: float
-    """Host time of one op launched on its own by MindSpore's PyNative mode."""
+    """Host time of one op that MindSpore's PyNative mode launches."""
     pytorch_op_launch_us: float
     """Host time of one op that PyTorch's eager mode (torch_npu) launches."""
     graph_launch_us: float
@@ -114,22 +114,18 @@ class Figure(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_bare_number(cls, given: Any) -> Any:
-        if isinstance(given, (Mapping, Figure)):
-            return given
+    def _refuse_bare_number(cls, figure: Any) -> Any:
+        if isinstance(figure, (Mapping, Figure)):
+            return figure
         sure = " | ".join(get_args(Confidence))
-        wanted = f"{{value: NUMBER, source: where it is from, confidence: {sure}}}"
-        raise ValueError(f"must be {wanted}, not {show(given)}")
+        right = f"{{value: NUMBER, source: where it is from, confidence: {sure}}}"
+        raise ValueError(f"must be {right}, not {show(figure)}")
 
 
 class Overhead(Figure):
     """A cost that may be zero."""
 
     value: Annotated[float, Field(ge=0)]
-
-
-def _figure_type(name: str) -> type[Figure]:
-    return Overhead if name.endswith("_us") else Figure
 
 
 Dtype = Literal[
@@ -150,7 +146,8 @@ class ChipSpec(Spec):
 
 def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
     """Refuse figures that no chip has, which would divide by zero or overflow elsewhere."""
-    value, name = figure.value, str(info.field_name)
+    value = figure.value
+    name = str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")
     most = MOST_OF_A_COUNT if name.endswith("_count") else MOST
@@ -181,10 +178,16 @@ def unit_of(name: str) -> str:
     return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
 
 
-LEAST, MOST, MOST_OF_A_COUNT = 1e-6, 1e9, 4096
+LEAST = 1e-6
+MOST = 1e9
+MOST_OF_A_COUNT = 4096
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 _FIELDS: dict[str, Any] = {
-    name: (_figure_type(name), Field(json_schema_extra={"unit": unit_of(name)})) for name in FIGURES
+    name: (
+        Overhead if name.endswith("_us") else Figure,
+        Field(json_schema_extra={"unit": unit_of(name)}),
+    )
+    for name in FIGURES
 }
 Chip: Any = create_model(
     "Chip",

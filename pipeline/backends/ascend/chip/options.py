@@ -28,7 +28,7 @@ class OptionError(PipelineError):
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Options of a priced step; its defaults are those of `pipeline.backends.ascend.price`.
+    """Options of a priced step, with the defaults of `pipeline.backends.ascend.price`.
 
     `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
     traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
@@ -37,7 +37,7 @@ class ExecutionConfig:
     keeps the results, and gives them without a search. `strict` makes an
     unknown primitive an error. `without` names buffer fusions to skip. `software` is the stack
     whose launches and conversions are priced; None is MindSpore's, in the mode that is asked for.
-    `keep_batchnorm_fp32` is that of MindSpore's amp levels: the model zoo's scripts switch it off.
+    `keep_batchnorm_fp32` is MindSpore's option of amp levels, off in the model zoo's scripts.
     """
 
     precision: Precision | None = "O2"
@@ -58,9 +58,9 @@ class ExecutionConfig:
 
 @dataclass(frozen=True)
 class EmulatedDevice:
-    """A chip, and how it runs steps; sinks and devices are those of a run.
+    """A chip, and how it runs steps; a run sets sinks and devices.
 
-    `mode` is None if it depends on the sink of a run, else that of `config`.
+    `mode` is None if it depends on the sink of a run, else the mode of `config`.
     """
 
     chip: PricedChip
@@ -79,10 +79,10 @@ class StepOptions:
 
     `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
     all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
-    device. `host_images_per_s` is what the host prepares for one device (see
-    `feeding.device_images_per_s`); None means that data is always ready. `op_launch_us` replaces
-    the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in the msprof
-    trace of AlexNet (2023) both dropout masks follow one another on one.
+    device. `host_images_per_s` is what the host prepares for one device
+    (`launch_modes.device_images_per_s`); None means that data is always ready. `op_launch_us`
+    replaces the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in
+    the msprof trace of AlexNet (2023) both dropout masks follow one another on one.
 
     Raises:
         OptionError: a value is out of its range; the message names it.
@@ -112,7 +112,7 @@ class StepOptions:
             _check_range("host_images_per_s", self.host_images_per_s, least=1e-9)
 
     @property
-    def queued(self) -> bool:
+    def uses_queue(self) -> bool:
         """Whether batches come from the queue on the device."""
         return self.mode == "loop_sink" or (self.mode == "graph_sink" and self.data_sink)
 
@@ -128,10 +128,10 @@ def mode_of(software: Any, mode: Mode | None) -> Mode:
     Raises OptionError for an unknown stack, and a mode that the stack doesn't have.
     """
     if software is None:
-        return "loop_sink" if mode is None else mode
+        return mode or "loop_sink"
     if software not in get_args(Software):
-        known = ", ".join(get_args(Software))
-        raise OptionError(f"software: {software!r} is none of {known}; None is MindSpore's")
+        names = ", ".join(get_args(Software))
+        raise OptionError(f"software: {software!r} is none of {names}; None is MindSpore's")
     eager = software in EAGER
     if mode is None:
         return "op_by_op" if eager else "loop_sink"
@@ -161,5 +161,5 @@ def switch(name: str, value: Any) -> bool:
 
 def _check_range(name: str, value: float, *, least: float) -> None:
     if not (math.isfinite(value) and value >= least):
-        what = "zero or more" if least == 0 else "more than zero"
-        raise OptionError(f"{name}: {value} should be {what}, and finite")
+        limit = "zero or more" if least == 0 else "more than zero"
+        raise OptionError(f"{name}: {value} should be {limit}, and finite")

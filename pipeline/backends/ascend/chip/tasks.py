@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Layout = Literal["ND", "NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ"]
@@ -49,8 +49,7 @@ everything but its channels, `copy` is concat, slice and pad, `fill` is MemSet.
 """
 
 CHANNEL_BLOCK = 16
-"""C0: the channels that a block of NC1HWC0 and the edge of a fractal hold, for float16 as well as
-for float32 (ascend-910-hardware.md, section 5)."""
+"""C0: channels of a block of NC1HWC0, and the edge of a fractal, in float16 as well as float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,8 @@ class VectorWork:
     """Element-wise work: operations of the vector unit for each of `elements`.
 
     `simple` are adds, products, comparisons, selections, conversions; `heavy` are divisions,
-    exponentials, logarithms, roots and the like. `along_rows` are the operations of which every row
-    of the minor axis needs its own: reductions of it, and values of a row that are spread over it.
+    exponentials, logarithms, roots and the like. `along_rows` are the operations that run once
+    for every row of the minor axis: reductions of it, and values of a row that are spread over it.
     """
 
     elements: int
@@ -111,7 +110,7 @@ class VectorWork:
 class Permutation:
     """Order in which a transpose writes the axes of its source, in its shortest form.
 
-    `lengths` are those of the source's axes without axes of length 1; axes that stay neighbours are
+    `lengths` are of the source's axes without axes of length 1; axes that stay neighbours are
     one. Axis i of the result is axis `order[i]` of the source, as in `numpy.transpose`.
     """
 
@@ -131,12 +130,12 @@ class Permutation:
 
 def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
     """Return a transpose's permutation, the same however its axes are cut by reshapes."""
-    kept = [axis for axis in order if shape[axis] != 1]
     runs: list[list[int]] = []
-    for axis in kept:
-        between = range(runs[-1][-1] + 1, axis) if runs else ()
-        follows = bool(runs) and runs[-1][-1] < axis and all(shape[a] == 1 for a in between)
-        if follows:
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        last = runs[-1][-1] if runs else axis
+        if last < axis and all(shape[a] == 1 for a in range(last + 1, axis)):
             runs[-1].append(axis)
         else:
             runs.append([axis])
@@ -152,8 +151,8 @@ class Task:
 
     `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that JAX
     kept, `fused` the other primitives or ops that the kernel does. `reads` and `writes` are indices
-    of buffers; `reads` has every buffer once. `permutation` is that of a transpose. A conversion
-    that runs within another op is not `launched` on its own where the host launches every op.
+    of buffers; `reads` has every buffer once. `permutation` is of a transpose. A conversion
+    that runs within another op isn't `launched` apart if the host launches every op.
     """
 
     type: str
@@ -193,13 +192,20 @@ class TaskGraph:
     aliases: Mapping[int, int] = field(default_factory=dict)
     """Output buffer -> the state or parameter buffer that it updates in place."""
 
+    def with_tasks(
+        self, tasks: Sequence[Task], places: Mapping[int, int], buffers: Sequence[Buffer]
+    ) -> TaskGraph:
+        """Return the graph with other tasks; `places` maps tasks to their new places."""
+        gradients = tuple((name, size, places[writer]) for name, size, writer in self.gradients)
+        return replace(self, buffers=tuple(buffers), tasks=tuple(tasks), gradients=gradients)
+
 
 @dataclass(frozen=True, slots=True)
 class TaskTime:
     """Cost of one execution of a task.
 
     `us` is never below `roofline_us`, the time that the peak rates of engine and memory allow.
-    `bound` names the limit; `provenance` says how sure its class is: "measured" where kernels of
+    `bound` names the limit; `provenance` says how sure its class is: "measured" if kernels of
     that class were timed, "derived" by analogy, "assumed" otherwise.
     """
 

@@ -1,34 +1,35 @@
-"""Buffers of a step's values: layout, size, role and name of each."""
+"""Buffers of a step's values, and ops that the vendor's graph compiler inserts between them.
+
+A buffer has a layout, stored elements, a role and a name. Inserted ops are Cast, TransData, MemSet.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from pipeline.backends.ascend.chip.tasks import Buffer, Layout, Role
-from pipeline.backends.ascend.compiler.dataflow import Dataflow
-from pipeline.backends.ascend.compiler.device_formats import (
-    channel_axes,
-    padded_elements,
+from pipeline.backends.ascend.chip.options import Precision
+from pipeline.backends.ascend.chip.tasks import (
+    CHANNEL_BLOCK,
+    Buffer,
+    CostClass,
+    Layout,
+    Permutation,
+    Role,
+    Task,
+    VectorWork,
+    permutation_of,
 )
-from pipeline.backends.ascend.compiler.phases import Phases
+from pipeline.backends.ascend.compiler.dataflow import Dataflow
+from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
+from pipeline.backends.ascend.compiler.phases import Phases, Signature
 from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.graph.graph import Graph
+from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
 
-
-@dataclass(frozen=True)
-class Signature:
-    """Roles of a step's inputs, by the index of their values.
-
-    `updates` maps outputs to the inputs that they replace.
-    """
-
-    parameters: Mapping[int, str]
-    state: Mapping[int, str]
-    inputs: Mapping[int, str]
-    updates: Mapping[int, int]
+CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
+"""Kinds of nodes whose results keep the channels of their operands."""
 
 
 class Buffers:
@@ -42,8 +43,12 @@ class Buffers:
         dtypes: Sequence[str],
         dataflow: Dataflow,
     ) -> None:
-        self.graph, self.signature, self.phases = graph, signature, phases
-        self.dtypes, self.dataflow, self.alias = dtypes, dataflow, dataflow.alias
+        self.graph = graph
+        self.signature = signature
+        self.phases = phases
+        self.dtypes = dtypes
+        self.dataflow = dataflow
+        self.alias = dataflow.alias
         self.axes = channel_axes(graph, dataflow)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
@@ -57,8 +62,8 @@ class Buffers:
         """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
-        whole = self.within.get(value)
-        within = self.of(whole) if whole is not None and whole != value else None
+        owner = self.within.get(value)
+        within = self.of(owner) if owner is not None and owner != value else None
         added = self.add(value, self.dtypes[value], self._layout(value), within)
         self.index[value] = added
         return added
@@ -80,8 +85,14 @@ class Buffers:
         )
         return len(self.all) - 1
 
+    def add_copy(self, value: int, dtype: str, layout: Layout) -> int:
+        """Add a copy of a value, an activation."""
+        copy = self.add(value, dtype, layout)
+        self.change(copy, role="activation")
+        return copy
+
     def change(self, buffer: int, **fields: object) -> None:
-        """Give a buffer another role, name or size."""
+        """Change the role, name, size or layout of a buffer."""
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def aliases(self) -> dict[int, int]:
@@ -96,11 +107,12 @@ class Buffers:
 
     def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
         """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
-        shape, axis = self.graph.values[value].shape, self.axes.get(value)
+        shape = self.graph.values[value].shape
+        axis = self.axes.get(value)
         if layout != "ND" or axis is None or len(shape) != 4:
             return shape
-        rest = [size for place, size in enumerate(shape) if place not in (0, axis)]
-        return (shape[0], shape[axis], *rest)
+        positions = (size for place, size in enumerate(shape) if place not in (0, axis))
+        return (shape[0], shape[axis], *positions)
 
     def _layout(self, value: int) -> Layout:
         if value in self.signature.inputs:
@@ -113,12 +125,9 @@ class Buffers:
         kind = kind_of(self.graph.nodes[producer].primitive) if producer is not None else None
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
-        return "FRACTAL_Z" if self._is_kernel(value) else "ND"
-
-    def _is_kernel(self, value: int) -> bool:
-        """Return whether it is a convolution's weight or its moment, in the cube's layout."""
-        kept = value in self.signature.parameters or value in self.signature.state
-        return kept and len(self.graph.values[value].shape) >= 4
+        # A convolution's weight or its moment has the cube's layout.
+        lasts = value in self.signature.parameters or value in self.signature.state
+        return "FRACTAL_Z" if lasts and len(self.graph.values[value].shape) >= 4 else "ND"
 
     def _name(self, value: int) -> str:
         if value in self._names:
@@ -142,9 +151,258 @@ def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return the whole buffers that slices of a scan, read or stacked, lie within."""
     within: dict[int, int] = {}
     for node in graph.nodes:
-        source, out = dataflow.alias[node.inputs[0]] if node.inputs else 0, node.outputs[0]
         if node.primitive == "scan_stack":
-            within[source] = out
+            within[dataflow.alias[node.inputs[0]]] = node.outputs[0]
         elif node.primitive in ("scan_slice", "scan_carry"):
-            within[out] = source
+            within[node.outputs[0]] = dataflow.alias[node.inputs[0]]
     return within
+
+
+def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return which axis of each feature map holds its channels.
+
+    Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
+    them.
+    """
+    axes: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        inputs = [dataflow.alias[index] for index in node.inputs]
+        if node.primitive == "conv_general_dilated":
+            numbers = node.params["dimension_numbers"]
+            if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
+                axes.setdefault(inputs[0], numbers.lhs_spec[1])
+                axes[node.outputs[0]] = numbers.out_spec[1]
+        elif dataflow.kinds[position] in CARRIERS and node.primitive != "transpose":
+            rank = len(graph.values[node.outputs[0]].shape)
+            for index in inputs:
+                if index in axes and len(graph.values[index].shape) == rank:
+                    axes.update(dict.fromkeys(node.outputs, axes[index]))
+                    break
+    return axes
+
+
+def is_aligned(shape: Sequence[int]) -> bool:
+    """Return whether both edges of a matrix are whole sixteens, so that it fills its fractals."""
+    edges = shape[-2:]
+    return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
+
+
+def padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
+    """Return the elements that a layout stores.
+
+    Channels are padded to blocks of 16, in FRACTAL_NZ both minor axes of a matrix.
+    """
+    shape = list(value.shape)
+    if layout == "NC1HWC0" and channel_axis is not None:
+        shape[channel_axis] = pad_to_blocks(shape[channel_axis])
+    elif layout == "FRACTAL_NZ" and len(shape) > 1:
+        shape[-2:] = [pad_to_blocks(shape[-2]), pad_to_blocks(shape[-1])]
+    elif layout == "FRACTAL_Z" and len(shape) > 1:
+        # The two largest axes of a weight are its channels, the others are taps.
+        order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
+        for axis in order[-2:]:
+            shape[axis] = pad_to_blocks(shape[axis])
+    return math.prod(shape)
+
+
+def pad_to_blocks(size: int) -> int:
+    """Return a size padded to whole blocks of 16."""
+    return math.ceil(size / CHANNEL_BLOCK) * CHANNEL_BLOCK
+
+
+class InsertedOps:
+    """Tasks of a step so far, and values in the type and layout that a kernel needs.
+
+    Values that a loop's iterations share are prepared before the loop.
+    """
+
+    def __init__(self, buffers: Buffers, precision: Precision | None) -> None:
+        self.graph = buffers.graph
+        self.buffers = buffers
+        self.precision = precision
+        self.alias = buffers.alias
+        self.tasks: list[Task] = []
+        self.laid_out: dict[int, int] = {}
+        self._prepared: dict[tuple[int, Layout], int] = {}
+        self._permuted: dict[tuple[int, int, Permutation], int] = {}
+        self._channels_last: set[int] = set()
+        self._channels_first: dict[int, int] = {}
+        self._deferred: list[Task] = []
+
+    def add(
+        self,
+        kernel: Kernel,
+        type_: str,
+        cost_class: CostClass,
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        **details: object,
+    ) -> None:
+        """Add a task of the vector unit, or of another engine, for a kernel."""
+        fields = {"engine": "vector", "repeat": kernel.repeat, **details}
+        task = Task(
+            type=type_, scope=kernel.scope, phase=kernel.phase, cost_class=cost_class,
+            reads=reads, writes=writes, **fields,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.tasks.append(task)
+
+    def flush(self) -> None:
+        """Convert gradients to another layout once all of them are there."""
+        self.tasks += self._deferred
+        self._deferred = []
+
+    def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
+        """Add the MemSet of a value that a kernel accumulates into, a part of its op's launch."""
+        self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
+
+    def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
+        """Return a value as a product reads it: float16, in the cube's layout; once a step."""
+        value = self.alias[value]
+        key = (value, layout)
+        if key not in self._prepared:
+            before = len(self.tasks)
+            ready = self.buffers.of(value)
+            dtype = self.buffers.dtypes[value]
+            plain = self.buffers.all[ready].layout == "ND"
+            if dtype == "float32" and self.precision is not None:
+                copy = self.buffers.add_copy(value, "float16", self.buffers.all[ready].layout)
+                self.buffers.change(copy, name="float16 copy")
+                work = VectorWork(self.graph.values[value].size, "float32")
+                self.add(kernel, "Cast", "cast", (ready,), (copy,), vector=work)
+                ready = copy
+                dtype = "float16"
+            # Feature maps have the cube's layout, but weights of products and images are plain.
+            is_weight = value in self.buffers.phases.weights
+            converts = is_weight or value in self.buffers.signature.inputs
+            if layout != "ND" and plain and converts:
+                ready = self.convert(value, ready, layout, kernel, dtype)
+            producer = self.buffers.dataflow.producer.get(value)
+            repeat = 1 if producer is None else self.graph.nodes[producer].repeat
+            self._hoist_out_of_loops(before, repeat)
+            self._prepared[key] = ready
+        return self._prepared[key]
+
+    def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
+        """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""
+        copy = self.buffers.add_copy(value, dtype, layout)
+        work = VectorWork(self.graph.values[value].size, dtype)
+        self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
+        return copy
+
+    def permute(self, value: int, source: int, moved: Permutation, kernel: Kernel) -> int:
+        """Return an operand's copy in another order, made once for all products that read it."""
+        key = (value, source, moved)
+        if key not in self._permuted:
+            dtype = self.buffers.all[source].dtype
+            copy = self.buffers.add_copy(value, dtype, "ND")
+            work = VectorWork(self.graph.values[value].size, dtype)
+            self.add(
+                kernel, "TransposeD", "transpose", (source,), (copy,), vector=work,
+                fused=("transpose",), permutation=moved,
+            )  # fmt: skip
+            self._permuted[key] = copy
+        return self._permuted[key]
+
+    def prepare_plain(self, value: int, kernel: Kernel) -> int:
+        """Return a feature map in the plain layout, converted once for all its readers."""
+        key: tuple[int, Layout] = (value, "ND")
+        if key not in self._prepared:
+            source = self.buffers.of(value)
+            if self.buffers.all[source].layout == "NC1HWC0":
+                source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
+            self._prepared[key] = source
+        return self._prepared[key]
+
+    def channels_last(self, value: int, kernel: Kernel) -> int:
+        """Return a feature map in the plain layout with its channels last."""
+        plain = self.prepare_plain(value, kernel)
+        images, positions, channels = self._sides(value)
+        return self.permute(
+            value, plain, permutation_of((images, channels, positions), (0, 2, 1)), kernel
+        )
+
+    def channels_first(self, value: int, kernel: Kernel) -> int:
+        """Return a map whose channels are last in blocks, as convolutions and their like read it.
+
+        That is a Transpose and a TransData, made once for all readers.
+        """
+        if value not in self._channels_first:
+            source = self.buffers.of(value)
+            images, positions, channels = self._sides(value)
+            moved = permutation_of((images, positions, channels), (0, 2, 1))
+            plain = self.permute(value, source, moved, kernel)
+            dtype = self.buffers.all[source].dtype
+            copy = self.convert(value, plain, "NC1HWC0", kernel, dtype)
+            self._channels_first[value] = copy
+        return self._channels_first[value]
+
+    def plain_result(self, value: int) -> int:
+        """Return the buffer of a map that is written with its channels last."""
+        buffer = self.buffers.of(value)
+        blocked = self.buffers.all[buffer].layout == "NC1HWC0"
+        if blocked and value in self.buffers.axes and value not in self._channels_last:
+            self.buffers.change(buffer, layout="ND")
+            self._channels_last.add(value)
+        return buffer
+
+    def is_channels_last(self, value: int) -> bool:
+        """Return whether a map was written with its channels last."""
+        return value in self._channels_last
+
+    def _sides(self, value: int) -> tuple[int, int, int]:
+        """Return a map's images, positions and channels."""
+        shape = self.graph.values[value].shape
+        channels = shape[self.buffers.axes.get(value, len(shape) - 1)]
+        return shape[0], math.prod(shape) // (shape[0] * channels), channels
+
+    def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
+        """Put tasks from `first` on before the loop whose iterations share their results."""
+        added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
+        place = first
+        if any(task.repeat > repeat for task in self.tasks[first:]):
+            while place and self.tasks[place - 1].repeat > repeat:
+                place -= 1
+        self.tasks[first:] = []
+        self.tasks[place:place] = added
+
+    def convert_gradient(self, value: int, kernel: Kernel) -> None:
+        """Convert a weight's gradient to the plain layout for its update.
+
+        That is after the all-reduce; in a loop at once if gradients are stacked, and not at all
+        if iterations add to a sum.
+        """
+        stacked = value in self.buffers.within
+        if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
+            return
+        if kernel.loop and not stacked:
+            return
+        source = self.buffers.index[value]
+        copy = self.convert(value, source, "ND", kernel, "float32")
+        self.buffers.change(copy, role="gradient", within=self.buffers.all[source].within)
+        self.buffers.change(source, within=None)
+        self.buffers.index[value] = copy
+        if not kernel.loop:
+            self._deferred.append(replace(self.tasks.pop(), phase="optimizer"))
+            self.laid_out[copy] = source
+
+    def cast_biases(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Cast a float32 bias before it is added to a float16 feature map."""
+        if self.precision not in ("O2", "O3") or kernel.elements <= 1:
+            return reads
+        weights = self.buffers.phases.weights
+        dtypes = self.buffers.dtypes
+        return tuple(
+            self.prepare(index, "ND", kernel)
+            if index in weights and dtypes[index] == "float32" and self.graph.values[index].size > 1
+            else buffer
+            for index, buffer in zip(kernel.sources, reads, strict=True)
+        )
+
+    def plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
+        return tuple(
+            self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])
+            if index in self.buffers.axes and self.buffers.all[buffer].layout == "NC1HWC0"
+            else buffer
+            for index, buffer in zip(kernel.sources, reads, strict=True)
+        )

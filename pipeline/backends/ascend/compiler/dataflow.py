@@ -1,4 +1,4 @@
-"""Kinds of nodes on the device, given their shapes, and where values come from and go to."""
+"""Kinds of nodes on the device by their shapes, and the producers and readers of values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.backends.ascend.compiler.phases import Phases
+from pipeline.backends.ascend.compiler.matmul_work import absorbed_transposes
+from pipeline.backends.ascend.compiler.phases import Phases, Signature
 from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.ascend.compiler.product_operands import absorbed_transposes
 from pipeline.backends.graph.graph import Graph, Node
 
 ROW_ELEMENTS = 32768
@@ -40,7 +40,9 @@ def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
         kind = _kind_here(graph, node)
         if kind == "view" or position in rearranged:
             kind = "view"
-            alias[node.outputs[0]] = alias[viewed(node)]
+            # A scatter that fills all of its result is a view of the scattered value.
+            base = node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
+            alias[node.outputs[0]] = alias[base]
         kinds.append(kind)
     producer: dict[int, int] = {}
     consumers: dict[int, list[int]] = defaultdict(list)
@@ -53,42 +55,43 @@ def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
     return Dataflow(tuple(alias), producer, dict(consumers), tuple(kinds))
 
 
-def viewed(node: Node) -> int:
-    """Return the base of a view; for a scatter that fills all of it, the scattered value."""
-    return node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
-
-
 def _kind_here(graph: Graph, node: Node) -> str:
     """Return the kind of a node, given its shapes."""
     kind = kind_of(node.primitive)
     if kind == "random":
         return "elementwise"
     if kind == "reduce":
-        return _kind_of_reduction(graph, node)
+        value = graph.values[node.inputs[0]]
+        if value.size == graph.values[node.outputs[0]].size:
+            return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
+        return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
     if kind in ("gather", "scatter"):
-        return _kind_of_picking(graph, node)
+        return _kind_of_indexing(graph, node)
+    shape = graph.values[node.inputs[0]].shape if node.inputs else ()
     if node.primitive == "broadcast_in_dim" and _keeps_size(graph, node):
         return "view"
-    if node.primitive == "transpose" and _keeps_order(graph, node):
-        return "view"
-    if kind in ("move", "unsupported") and _is_tiny(graph, node):
-        return "elementwise"
+    if node.primitive == "transpose":
+        order = [axis for axis in node.params["permutation"] if shape[axis] > 1]
+        if order == sorted(order):
+            return "view"
+    if kind in ("move", "unsupported"):
+        values = (*node.inputs, *node.outputs)
+        if max(graph.values[index].size for index in values) <= TINY_ELEMENTS:
+            return "elementwise"
     if node.primitive == "pad" and not any(map(any, node.params["padding_config"])):
         return "view"
     return kind
 
 
-def _kind_of_picking(graph: Graph, node: Node) -> str:
-    """Return the kind of a gather: rows of one element each are done by the reader, a full one is a
-    view.
-    """
-    known = node.inputs[1] in graph.constants
-    if node.primitive == "gather":
-        if known and math.prod(node.params["slice_sizes"]) == graph.values[node.outputs[0]].size:
-            return "view" if _keeps_size(graph, node) else "move"
-    elif known and node.inputs[0] in graph.constants:
-        all_of_it = graph.values[node.inputs[2]].size == graph.values[node.outputs[0]].size
-        return "view" if all_of_it else "move"
+def _kind_of_indexing(graph: Graph, node: Node) -> str:
+    """Return the kind: readers do rows of one element each, known full indices make a view."""
+    size = graph.values[node.outputs[0]].size
+    if node.inputs[1] in graph.constants:
+        if node.primitive == "gather":
+            if math.prod(node.params["slice_sizes"]) == size:
+                return "view" if _keeps_size(graph, node) else "move"
+        elif node.inputs[0] in graph.constants:
+            return "view" if graph.values[node.inputs[2]].size == size else "move"
     return "rows" if _is_one_per_row(graph, node) else kind_of(node.primitive)
 
 
@@ -96,21 +99,14 @@ def _keeps_size(graph: Graph, node: Node) -> bool:
     return graph.values[node.inputs[0]].size == graph.values[node.outputs[0]].size
 
 
-def _kind_of_reduction(graph: Graph, node: Node) -> str:
-    value = graph.values[node.inputs[0]]
-    if value.size == graph.values[node.outputs[0]].size:
-        return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
-    return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
-
-
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
     """Return random numbers and values computed from them alone, such as a dropout's mask."""
     random: set[int] = set()
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]
-        others = [index for index in inputs if index not in random]
-        drawn = kind_of(node.primitive) == "random" or len(others) < len(inputs)
-        if drawn and all(graph.values[index].size <= 16 for index in others):
+        computed = [index for index in inputs if index not in random]
+        from_random = kind_of(node.primitive) == "random" or len(computed) < len(inputs)
+        if from_random and all(graph.values[index].size <= 16 for index in computed):
             random.update(node.outputs)
     return random
 
@@ -125,15 +121,11 @@ def _is_one_per_row(graph: Graph, node: Node) -> bool:
         return False
     rows = table.size // table.shape[-1]
     if node.primitive == "gather":
-        one = math.prod(node.params["slice_sizes"]) == 1
-        return one and graph.values[node.outputs[0]].size == rows
+        single = math.prod(node.params["slice_sizes"]) == 1
+        return single and graph.values[node.outputs[0]].size == rows
     if node.inputs[0] not in graph.constants:
         return False
     return graph.values[node.inputs[2]].size == rows
-
-
-def _is_tiny(graph: Graph, node: Node) -> bool:
-    return max(graph.values[index].size for index in (*node.inputs, *node.outputs)) <= TINY_ELEMENTS
 
 
 def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
@@ -141,20 +133,13 @@ def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
     sized = [axis for axis, size in enumerate(shape) if size > 1]
     reduced = [axis for axis in sized if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
-    kept = len(sized) - len(reduced)
-    return sized[kept:] == reduced and row <= ROW_ELEMENTS and (kept > 0 or row <= TINY_ELEMENTS)
-
-
-def _keeps_order(graph: Graph, node: Node) -> bool:
-    shape = graph.values[node.inputs[0]].shape
-    order = [axis for axis in node.params["permutation"] if shape[axis] > 1]
-    return order == sorted(order)
+    num_left = len(sized) - len(reduced)
+    is_minor = sized[num_left:] == reduced
+    return is_minor and row <= (ROW_ELEMENTS if num_left else TINY_ELEMENTS)
 
 
 def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
-    """Return transposes and reversals of weights and their gradients, which the cube reads in any
-    order, and transposes that products absorb.
-    """
+    """Return transposes and reversals that products do on their way, of weights and gradients."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
@@ -171,3 +156,51 @@ def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
         if (node.inputs[0] in phases.weights and into_product) or out in phases.gradients:
             rearranged.add(position)
     return rearranged
+
+
+def find_gradients(
+    graph: Graph, signature: Signature, phases: Phases, dataflow: Dataflow
+) -> dict[int, int]:
+    """Return parameter -> the value of the backward pass that its update starts from.
+
+    The search from the update goes through values of the parameter's size, so that a norm over
+    all gradients leads to none; only without a result does it go through all.
+    """
+    gradients = {}
+    for out, into in signature.updates.items():
+        if into in signature.parameters:
+            sources = (
+                _last_of_backward(graph, phases, dataflow, out, size)
+                for size in (graph.values[into].size, None)
+            )
+            gradient = next((source for source in sources if source is not None), None)
+            if gradient is not None:
+                gradients[into] = gradient
+    return gradients
+
+
+def _last_of_backward(
+    graph: Graph, phases: Phases, dataflow: Dataflow, out: int, size: int | None
+) -> int | None:
+    """Return the last value of the backward pass from which an update is computed.
+
+    The search goes through values of one size, or of any.
+    """
+    candidates: set[int] = set()
+    stack = [dataflow.alias[out]]
+    seen = set(stack)
+    while stack:
+        index = stack.pop()
+        position = dataflow.producer.get(index)
+        phase = "forward" if position is None else phases.of_node[position]
+        if position is None or phase == "forward":
+            continue
+        if phase == "backward":
+            candidates.add(index)
+            continue
+        for before in (dataflow.alias[i] for i in graph.nodes[position].inputs):
+            fits = size is None or graph.values[before].size == size
+            if fits and before not in seen:
+                seen.add(before)
+                stack.append(before)
+    return max(candidates, default=None)

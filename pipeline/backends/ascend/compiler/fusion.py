@@ -10,32 +10,48 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.compiler.device_formats import is_aligned
-from pipeline.backends.ascend.compiler.op_patterns import FusionPattern, Patterns
+from pipeline.backends.ascend.compiler.buffers import is_aligned
+from pipeline.backends.ascend.compiler.primitives import FusionPattern, Patterns
 
 
 def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
     """Return the graph with every fusion that the patterns allow, each product fused once."""
     for pattern in patterns.fusions:
-        graph = _computed_on_the_way(graph, pattern)
-    uses = _uses(graph)
+        graph = _fuse_operands(graph, pattern)
+    readers: dict[int, list[int]] = defaultdict(list)
+    for place, task in enumerate(graph.tasks):
+        for buffer in task.reads:
+            readers[buffer].append(place)
     into: dict[int, tuple[int, FusionPattern]] = {}
     for place, task in enumerate(graph.tasks):
-        if task.cube is None:
+        if task.cube is not None:
+            partner = _find_partner(graph, readers, task, patterns)
+            if partner is not None and partner[0] not in into:
+                into[partner[0]] = (place, partner[1])
+    products = {product for product, _ in into.values()}
+    tasks: list[Task] = []
+    places: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        if place in products:
             continue
-        partner = _partner(graph, uses, place, patterns)
-        if partner is not None and partner[0] not in into:
-            into[partner[0]] = (place, partner[1])
-    return _rewritten(graph, into)
+        places[place] = len(tasks)
+        if place in into:
+            # Partners run at the vector kernel's place, after all inputs of both.
+            product, pattern = into[place]
+            places[product] = len(tasks)
+            task = _join(graph.tasks[product], task, pattern)
+        tasks.append(task)
+    return graph.with_tasks(tasks, places, graph.buffers)
 
 
-def _computed_on_the_way(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
+def _fuse_operands(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
     """Return the graph with products that compute an operand by the kernel of the vector unit.
 
-    The joined task runs where that kernel ran, after the MemSet of what the product adds up.
+    The joined task runs at that kernel's place, after the MemSet of what the product adds up.
     """
     taken, clears = _operand_makers(graph, pattern)
     moved = {*taken.values(), *clears.values()}
@@ -50,11 +66,20 @@ def _computed_on_the_way(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
                 places[clears[product]] = len(tasks)
                 tasks.append(graph.tasks[clears[product]])
             places[product] = len(tasks)
-            task = _absorbed(graph.tasks[product], task, pattern)
+            # The operand is written all the same.
+            absorbed = graph.tasks[product]
+            inputs = (index for index in absorbed.reads if index not in task.writes)
+            task = replace(
+                absorbed,
+                type="FusedDbnDw",
+                reads=tuple(dict.fromkeys([*task.reads, *inputs])),
+                writes=(*absorbed.writes, *task.writes),
+                vector=task.vector,
+                fused=(*task.fused, *absorbed.fused, pattern.name),
+            )
         places[place] = len(tasks)
         tasks.append(task)
-    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
-    return replace(graph, tasks=tuple(tasks), gradients=gradients)
+    return graph.with_tasks(tasks, places, graph.buffers)
 
 
 def _operand_makers(
@@ -86,66 +111,38 @@ def _may_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
     )
 
 
-def _absorbed(product: Task, other: Task, pattern: FusionPattern) -> Task:
-    """Return a product that computes its operand; the operand is written all the same."""
-    reads = [*other.reads, *(index for index in product.reads if index not in other.writes)]
-    return replace(
-        product,
-        type="FusedDbnDw",
-        reads=tuple(dict.fromkeys(reads)),
-        writes=(*product.writes, *other.writes),
-        vector=other.vector,
-        fused=(*other.fused, *product.fused, pattern.name),
-    )
-
-
-@dataclass(frozen=True)
-class _Uses:
-    """Readers of each buffer in program order, and the graph's outputs."""
-
-    readers: dict[int, list[int]]
-    outputs: frozenset[int]
-
-
-def _uses(graph: TaskGraph) -> _Uses:
-    readers: dict[int, list[int]] = defaultdict(list)
-    for place, task in enumerate(graph.tasks):
-        for buffer in task.reads:
-            readers[buffer].append(place)
-    return _Uses(dict(readers), frozenset(graph.outputs))
-
-
-def _partner(
-    graph: TaskGraph, uses: _Uses, place: int, patterns: Patterns
+def _find_partner(
+    graph: TaskGraph, readers: Mapping[int, Sequence[int]], task: Task, patterns: Patterns
 ) -> tuple[int, FusionPattern] | None:
     """Return the first reader of a product, which may fuse with it: no other may run before it."""
-    task = graph.tasks[place]
     output = task.writes[0]
-    readers = uses.readers.get(output, [])
+    places = readers.get(output, [])
+    single = len(places) == 1 and output not in graph.outputs
     for pattern in patterns.fusions:
         if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
             continue
-        single = len(readers) == 1 and output not in uses.outputs
-        if not readers or not (pattern.keep or single):
-            continue
-        first = graph.tasks[readers[0]]
-        if _takes(pattern, task, first) and not _reshaped_before(graph, task, first):
-            return readers[0], pattern
+        if places and (pattern.keep or single):
+            first = graph.tasks[places[0]]
+            if _takes(pattern, task, first) and not _reshaped_before(graph, task, first):
+                return places[0], pattern
     return None
 
 
 def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
     """Return whether a product's result must leave its blocks before a kernel reads it.
 
-    MindSpore's Dense works on the rows of all samples and reshapes after its bias. Tokens that are
-    no whole sixteens make that a conversion, so that what reads other tokens, too, can't fuse.
+    MindSpore's Dense works on the rows of all samples and reshapes after its bias. If the number of
+    tokens isn't a multiple of 16, that is a conversion, so a kernel with other maps can't fuse.
     """
     output = graph.buffers[task.writes[0]]
     if task.cost_class != "matmul" or len(output.shape) < 3 or is_aligned(output.shape):
         return False
     size = math.prod(output.shape)
-    others = (index for index in other.reads if index not in task.writes)
-    return any(math.prod(graph.buffers[index].shape) == size for index in others)
+    return any(
+        math.prod(graph.buffers[index].shape) == size
+        for index in other.reads
+        if index not in task.writes
+    )
 
 
 def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
@@ -159,25 +156,7 @@ def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
     )
 
 
-def _rewritten(graph: TaskGraph, into: dict[int, tuple[int, FusionPattern]]) -> TaskGraph:
-    """Return the tasks with partners at the vector kernel's place, after all inputs of both."""
-    products = {producer for producer, _ in into.values()}
-    tasks: list[Task] = []
-    places: dict[int, int] = {}
-    for place, task in enumerate(graph.tasks):
-        if place in products:
-            continue
-        places[place] = len(tasks)
-        if place in into:
-            producer, pattern = into[place]
-            places[producer] = len(tasks)
-            task = _joined(graph.tasks[producer], task, pattern)
-        tasks.append(task)
-    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
-    return replace(graph, tasks=tuple(tasks), gradients=gradients)
-
-
-def _joined(product: Task, other: Task, pattern: FusionPattern) -> Task:
+def _join(product: Task, other: Task, pattern: FusionPattern) -> Task:
     output = product.writes[0]
     reads = [*product.reads, *(buffer for buffer in other.reads if buffer != output)]
     writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)

@@ -1,7 +1,7 @@
 """Join kernels that read the same values, and order all kernels.
 
 A kernel's level is one above the highest level of its producers. A join puts two kernels on one
-level, and is allowed only where every other kernel may keep its own, so that none waits for itself.
+level, and is allowed only if every other kernel may keep its level, so that none waits for itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Form = Literal["elementwise", "rows", "reduce", "single"]
 class Kernel:
     """Nodes that run together; `roots` are the values that it leaves in memory.
 
-    `form` is "single" for a node that is a kernel of its own. `elements` is the size of the
+    `form` is "single" for a node that is a kernel by itself. `elements` is the size of the
     iteration. `sources` are the values that it reads, in the order of first use.
     """
 
@@ -48,20 +48,19 @@ class Kernel:
 
 
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Return kernels joined where the device would join them, in the order in which they run."""
-    _set_levels(kernels)
-    return _ordered(_Joins(_merged(kernels, is_large)).joined())
-
-
-def _set_levels(kernels: list[Kernel]) -> None:
+    """Return kernels joined as the device would join them, in the order in which they run."""
     levels: dict[int, int] = {}
     for kernel in kernels:
         kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
         levels.update(dict.fromkeys(kernel.roots, kernel.level))
+    joins = _Joins(_merge_equal(kernels, is_large))
+    joins.join_statistics()
+    joins.join_updates()
+    return _order(joins.kernels)
 
 
-def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Join kernels of the same size where one reads all that the other reads."""
+def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
+    """Join kernels of the same size if one reads all that the other reads."""
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
@@ -87,15 +86,13 @@ def _merged(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kern
     return merged
 
 
-def _reads_as_much(one: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
+def _reads_as_much(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
     """Return whether either kernel's large sources are all among the other's.
 
-    Two normalisations that share a gradient stay apart: each reads its own feature map too.
+    Two normalisations that share a gradient stay apart: each reads another feature map too.
     """
-    first, second = (
-        {index for index in kernel.sources if is_large(index)} for kernel in (one, other)
-    )
-    return first <= second or second <= first
+    large, other_large = (set(filter(is_large, k.sources)) for k in (kernel, other))
+    return large <= other_large or other_large <= large
 
 
 def _join(host: Kernel, guest: Kernel) -> None:
@@ -118,14 +115,8 @@ class _Joins:
             for index in kernel.sources:
                 self.readers[index].append(kernel)
 
-    def joined(self) -> list[Kernel]:
-        """Join statistics and updates, and return the remaining kernels."""
-        self._join_statistics()
-        self._join_updates()
-        return self.kernels
-
     def _may_join(self, host: Kernel, guest: Kernel) -> bool:
-        """Return whether the guest can take the host's level while all others keep their own."""
+        """Return whether the guest can take the host's level while all others keep theirs."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
         if guest.level < host.level:
@@ -141,7 +132,7 @@ class _Joins:
             self.readers[index].append(host)
         _join(host, guest)
 
-    def _join_statistics(self) -> None:
+    def join_statistics(self) -> None:
         """Join statistics with the kernel that normalises by them.
 
         Statistics are computed from sums alone, such as running means and the gradient of a scale.
@@ -164,14 +155,17 @@ class _Joins:
                 left.append(kernel)
         self.kernels = left
 
-    def _join_updates(self) -> None:
+    def join_updates(self) -> None:
         """Join an optimizer's kernels of one parameter, moments first: ApplyAdam writes all."""
         gone: set[int] = set()
         for kernel in self.kernels:
             if kernel.phase != "optimizer" or kernel.form != "elementwise":
                 continue
             hosts = self._moments(kernel)
-            if hosts and self._may_join_all(hosts, kernel):
+            if not hosts or any(host.loop != kernel.loop for host in hosts):
+                continue
+            makers = (self.maker[index] for index in kernel.sources if index in self.maker)
+            if all(maker in hosts or maker.level < hosts[0].level for maker in makers):
                 for guest in (*hosts[1:], kernel):
                     self._join(hosts[0], guest)
                     gone.add(id(guest))
@@ -190,18 +184,12 @@ class _Joins:
         hosts = list(makers.values())
         return [host for host in hosts if host.level == hosts[-1].level]
 
-    def _may_join_all(self, hosts: list[Kernel], kernel: Kernel) -> bool:
-        level = hosts[0].level
-        makers = (self.maker[index] for index in kernel.sources if index in self.maker)
-        apart = all(maker in hosts or maker.level < level for maker in makers)
-        return apart and all(host.loop == kernel.loop for host in hosts)
-
 
 def _normalises(kernel: Kernel) -> bool:
     return kernel.form in FUSABLE and kernel.phase in ("forward", "backward")
 
 
-def _ordered(kernels: list[Kernel]) -> list[Kernel]:
+def _order(kernels: list[Kernel]) -> list[Kernel]:
     """Return the kernels in program order, but none before the producers of its inputs."""
     maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
     waits = [0] * len(kernels)

@@ -9,9 +9,10 @@ and layer norm, softmax, GELU and an optimizer one each, however they were writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from pipeline.backends.ascend.chip.tasks import VectorWork
 from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
 from pipeline.backends.ascend.compiler.horizontal_fusion import (
     FUSABLE,
@@ -21,13 +22,13 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
     join_kernels,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.ascend.compiler.primitives import VIRTUAL
+from pipeline.backends.ascend.compiler.primitives import VIRTUAL, kind_of, passes_of
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.models.modules.name_stack import layer_of
 
 RECOMPUTE_RATIO = 1.3
-"""A value used by several kernels is kept in memory where computing it again would read more than
-this factor times its own bytes."""
+"""A value used by several kernels is kept in memory if computing it again would read more than this
+factor times its bytes."""
 
 LONGEST_CHAIN = 100
 """Operations on the way to a value within one kernel. The vendor's fusion passes stop far earlier;
@@ -48,7 +49,10 @@ class Kernels:
         *,
         by_op: bool = False,
     ) -> None:
-        self.graph, self.phases, self.nbytes, self.by_op = graph, phases, nbytes, by_op
+        self.graph = graph
+        self.phases = phases
+        self.nbytes = nbytes
+        self.by_op = by_op
         self.dataflow = find_dataflow(graph, phases)
         self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
         self.random = find_random_values(graph, self.dataflow)
@@ -59,7 +63,12 @@ class Kernels:
         self._break_long_chains()
         self._keep_masked_gradients()
         self._keep_expensive_values()
-        kernels = [self._kernel(position) for position in self._roots()]
+        kernels = [
+            self._kernel(position)
+            for position, node in enumerate(self.graph.nodes)
+            if self._kind(position) not in ("view", "loop_view")
+            and any(self._is_written(out) for out in node.outputs)
+        ]
         return join_kernels(kernels, self._is_large)
 
     def _kind(self, position: int) -> str:
@@ -70,44 +79,35 @@ class Kernels:
 
     def _must_keep(self) -> set[int]:
         """Keep fusable values that something outside their kernels reads."""
-        kept = set()
+        in_memory = set()
         for index, position in self.dataflow.producer.items():
-            if self._kind(position) not in FUSABLE:
-                continue
-            users = self.dataflow.consumers.get(index, [])
-            if index in self.outputs or any(self._needs_memory(position, user) for user in users):
-                kept.add(index)
-        return kept
+            if self._kind(position) in FUSABLE:
+                users = self.dataflow.consumers.get(index, [])
+                outside = any(self._needs_memory(position, user) for user in users)
+                if index in self.outputs or outside:
+                    in_memory.add(index)
+        return in_memory
 
     def _needs_memory(self, producer: int, user: int) -> bool:
-        source, used = self.graph.nodes[producer], self.graph.nodes[user]
+        source = self.graph.nodes[producer]
+        reader = self.graph.nodes[user]
+        out = source.outputs[0]
+        phases = (self.phases.of_node[producer], self.phases.of_node[user])
         if self._kind(user) not in (*FUSABLE, "reduce"):
             return source.primitive not in VIRTUAL or self._kind(user) != "loop_view"
-        if self._is_final_gradient(producer, user):
-            return True
-        if source.primitive in VIRTUAL and source.loop == used.loop:
+        if phases == ("backward", "optimizer") and out in self.phases.gradients:
+            return True  # a final gradient is ready at its all-reduce, before any update
+        if source.primitive in VIRTUAL and source.loop == reader.loop:
             return False
-        if source.loop != used.loop or self._is_saved_mask(producer, user):
-            return True
-        if source.outputs[0] in self.random and used.outputs[0] not in self.random:
-            return self._is_large(source.outputs[0])
-        same_phase = self.phases.of_node[producer] == self.phases.of_node[user]
-        alone = self.by_op and same_phase and _another_op(source, used)
-        return alone and self._is_large(source.outputs[0])
-
-    def _is_final_gradient(self, producer: int, user: int) -> bool:
-        """Return whether a value is a final gradient, which is ready at its all-reduce, before any
-        update.
-        """
-        phases = self.phases.of_node[producer], self.phases.of_node[user]
-        out = self.graph.nodes[producer].outputs[0]
-        return phases == ("backward", "optimizer") and out in self.phases.gradients
-
-    def _is_saved_mask(self, producer: int, user: int) -> bool:
-        """Return whether a value is a mask for the backward pass, one bit an element."""
-        out = self.graph.nodes[producer].outputs[0]
-        differ = self.phases.of_node[producer] != self.phases.of_node[user]
-        return differ and self.graph.values[out].dtype == "bool" and self._is_large(out)
+        large = self._is_large(out)
+        is_mask = large and self.graph.values[out].dtype == "bool"
+        if source.loop != reader.loop or (is_mask and phases[0] != phases[1]):
+            return True  # masks for the backward pass take a bit an element
+        if out in self.random and reader.outputs[0] not in self.random:
+            return large
+        # Another module or another function is another op of the framework.
+        another = (source.scope, source.calls) != (reader.scope, reader.calls)
+        return self.by_op and phases[0] == phases[1] and another and large
 
     def _is_interior(self, index: int) -> bool:
         """Return whether every kernel that needs a value computes it itself."""
@@ -141,8 +141,7 @@ class Kernels:
                     self.kept.add(out)
 
     def _keep_expensive_values(self) -> None:
-        """Keep large values of several kernels that end an op of the framework, and others where
-        reading them is cheaper than their sources.
+        """Keep large values that several kernels need: results of ops, and what is cheaper to read.
 
         Sources that the kernels read anyhow count nothing.
         """
@@ -166,16 +165,16 @@ class Kernels:
                     self.kept.add(out)
 
     def _ends_an_op(self, position: int) -> bool:
-        """Return whether another layer or function reads what a node gives.
+        """Return whether another layer or function reads the result of a node.
 
         The vendor's fusion passes join ops whose result has one reader (eltwise_fusion_pass), so
-        that no kernel computes again what another op gave: batch normalisation's result before a
-        squeeze-and-excitation is written once, and read by the mean and by the product. Within an
-        op, which JAX takes to pieces, kernels are the vendor's own and compute what they need.
+        that no kernel computes the result of another op again: batch normalisation's result before
+        a squeeze-and-excitation is written once, and read by the mean and by the product. Within an
+        op, which JAX takes to pieces, kernels compute what they need.
         """
-        node = self.graph.nodes[position]
         if self.phases.of_node[position] == "optimizer":
             return False
+        node = self.graph.nodes[position]
         users = self.dataflow.consumers.get(node.outputs[0], ())
         return any(_op_of(self.graph.nodes[user]) != _op_of(node) for user in users)
 
@@ -194,11 +193,10 @@ class Kernels:
         return False
 
     def _ends(self, value: int) -> list[int] | None:
-        """Return the nodes that end the kernels which would compute a value; None where they are
-        many.
-        """
+        """Return the nodes that end the kernels which would compute a value; None if many."""
         ends: dict[int, None] = {}
-        stack, seen = [value], {value}
+        stack = [value]
+        seen = {value}
         while stack:
             for user in self.dataflow.consumers.get(stack.pop(), ()):
                 outputs = self.graph.nodes[user].outputs
@@ -212,11 +210,10 @@ class Kernels:
         return list(ends)
 
     def _read_besides(self, value: int, end: int) -> set[int] | None:
-        """Return the inputs of the kernel that ends in a node, were a value in memory; None if too
-        many.
-        """
+        """Return what the kernel that ends in a node would read beside a value; None if many."""
         inputs: set[int] = set()
-        stack, seen = [end], {end}
+        stack = [end]
+        seen = {end}
         while stack and len(seen) <= WELL_CONNECTED:
             node = self.graph.nodes[stack.pop()]
             for index in {self.dataflow.alias[index] for index in node.inputs} - {value}:
@@ -239,13 +236,12 @@ class Kernels:
         return levels
 
     def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
-        """Return, for each value, the kernels that would compute it, where they can be
-        distinguished.
-        """
+        """Return the kernels that would compute each value, as far as they can be told apart."""
         levels = self._levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
-            node, kind = self.graph.nodes[position], self._kind(position)
+            node = self.graph.nodes[position]
+            kind = self._kind(position)
             if kind not in (*FUSABLE, "reduce"):
                 continue
             for out in node.outputs:
@@ -253,35 +249,30 @@ class Kernels:
                     phase = self.phases.of_node[position]
                     keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
                 else:
-                    keys[out] = frozenset().union(
-                        *(keys.get(reader, ()) for reader in self._results_of(out))
+                    users = self.dataflow.consumers.get(out, ())
+                    results = (
+                        result for user in users for result in self.graph.nodes[user].outputs
                     )
+                    keys[out] = frozenset().union(*(keys.get(result, ()) for result in results))
         return keys
-
-    def _results_of(self, value: int) -> Iterator[int]:
-        """Return the nodes that are computed from a value."""
-        for user in self.dataflow.consumers.get(value, ()):
-            yield from self.graph.nodes[user].outputs
-
-    def _roots(self) -> list[int]:
-        """Return the nodes that end a kernel."""
-        return [
-            position
-            for position, node in enumerate(self.graph.nodes)
-            if self._kind(position) not in ("view", "loop_view")
-            and any(self._is_written(out) for out in node.outputs)
-        ]
 
     def _kernel(self, position: int) -> Kernel:
         """Return the kernel that ends in a node: everything back to values in memory."""
-        node, kind = self.graph.nodes[position], self._kind(position)
+        node = self.graph.nodes[position]
+        kind = self._kind(position)
         fused = kind in (*FUSABLE, "reduce")
         nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
         outputs = (index for member in nodes for index in self.graph.nodes[member].outputs)
         elements = max(self.graph.values[index].size for index in (*node.inputs, *outputs))
         form: Form = "reduce" if kind == "reduce" else "single"
         if kind in FUSABLE:
-            form = "rows" if self._works_along_rows(nodes, elements) else "elementwise"
+            # A reduction along rows is a large part of the kernel.
+            along_rows = any(
+                self._kind(member) == "rows"
+                and 2 * self.graph.values[self.graph.nodes[member].inputs[0]].size >= elements
+                for member in nodes
+            )
+            form = "rows" if along_rows else "elementwise"
         return Kernel(
             form,
             self.phases.of_node[position],
@@ -301,27 +292,20 @@ class Kernels:
 
     def _gather(self, end: int) -> tuple[list[int], list[int]]:
         """Return the nodes of the kernel that ends in one, and its inputs in memory."""
-        nodes, sources = {end: None}, dict[int, None]()
+        nodes = {end: None}
+        sources: dict[int, None] = {}
         updates = self.phases.of_node[end] == "optimizer"
         stack = [end]
         while stack:
             for index in self._inputs(stack.pop()):
                 producer = self.dataflow.producer.get(index)
-                is_given = updates and index in self.phases.shared_gradients
-                if producer is None or is_given or not self._is_interior(index):
+                is_gradient = updates and index in self.phases.shared_gradients
+                if producer is None or is_gradient or not self._is_interior(index):
                     sources[index] = None
                 elif producer not in nodes:
                     nodes[producer] = None
                     stack.append(producer)
         return list(nodes), list(sources)
-
-    def _works_along_rows(self, nodes: Iterable[int], elements: int) -> bool:
-        """Return whether a reduction along rows is a large part of a kernel."""
-        return any(
-            self._kind(position) == "rows"
-            and 2 * self.graph.values[self.graph.nodes[position].inputs[0]].size >= elements
-            for position in nodes
-        )
 
 
 def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
@@ -332,9 +316,46 @@ def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
 _layer_of = lru_cache(maxsize=4096)(layer_of)
 
 
-def _another_op(source: Node, used: Node) -> bool:
-    """Return whether a framework would run two nodes as separate ops.
+def kernel_work(
+    kernel: Kernel, graph: Graph, kinds: Sequence[str], dtypes: Sequence[str]
+) -> VectorWork:
+    """Return the work of a kernel of the vector unit, from the kinds of nodes and types of values.
 
-    It does for another module or another function.
+    Reductions, and their results that are spread over the row again, run once for every row.
     """
-    return (source.scope, source.calls) != (used.scope, used.calls)
+    simple = 0.0
+    heavy = 0.0
+    reductions = 0
+    for position in kernel.nodes:
+        node = graph.nodes[position]
+        size = max(graph.values[index].size for index in (*node.inputs, *node.outputs))
+        share = min(1.0, size / max(1, kernel.elements))
+        simple_ops, heavy_ops = _operations(graph, node)
+        simple += simple_ops * share
+        heavy += heavy_ops * share
+        large = 2 * graph.values[node.inputs[0]].size >= kernel.elements if node.inputs else False
+        reductions += kinds[position] == "rows" and large
+    along_rows = 1
+    if kernel.form == "rows":
+        spread = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
+        along_rows = max(2 * reductions - (not spread), 1)
+    wide = any(
+        dtypes[index] == "float32" and graph.values[index].size * 2 > kernel.elements
+        for index in (*kernel.sources, *kernel.roots)
+    )
+    dtype = "float32" if wide else "float16"
+    return VectorWork(kernel.elements, dtype, simple, heavy, along_rows)
+
+
+def _operations(graph: Graph, node: Node) -> tuple[float, float]:
+    """Return simple and heavy operations per element of a node.
+
+    A division by a known number is a product with another.
+    """
+    if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
+        return 1.0, 0.0
+    if node.primitive == "div" and node.inputs[1] in graph.constants:
+        return 1.0, 0.0
+    if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
+        return float(node.params["y"] - 1), 0.0
+    return passes_of(node.primitive)

@@ -1,9 +1,9 @@
-"""Conversions between the plain format ND and the cube's FRACTAL_NZ around matrix products.
+"""Conversions of formats around matrix products, and of types around batch normalisation.
 
 A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16; the trace of AlexNet (2023) has a TransData
 after the product of its 10 classes and before its gradient, and none between products of 4,096
 features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax and layer norm
-take FRACTAL_NZ where both edges of a matrix are whole sixteens (`op_select_format` of softmax_v2,
+take FRACTAL_NZ if both edges of a matrix are multiples of 16 (`op_select_format` of softmax_v2,
 layer_norm), and so does a Reshape between tokens and rows; other matrices are converted after a
 product and before the next one. Eager frameworks run one op at a time between plain tensors, so
 that every product converts.
@@ -22,20 +22,21 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     VectorWork,
 )
-from pipeline.backends.ascend.compiler.device_formats import is_aligned
+from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
 from pipeline.core.host.item_sizes import stored_bytes
 
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""
+NORMS = ("bn_reduce", "bn_update")
+PRODUCTS = ("conv", "depthwise")
+FLOAT32_BYTES_PER_FLOAT16 = 2
 
 
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
-    """Return the graph with a TransData wherever a product meets a matrix in the plain format."""
+    """Return the graph with a TransData between products and matrices in the plain format."""
     conversion = _Conversion(graph, op_by_op)
-    places = [conversion.add(task) for task in graph.tasks]
-    gradients = tuple((name, size, places[maker]) for name, size, maker in graph.gradients)
-    buffers, tasks = tuple(conversion.buffers), tuple(conversion.tasks)
-    return replace(graph, buffers=buffers, tasks=tasks, gradients=gradients)
+    places = {place: conversion.add(task) for place, task in enumerate(graph.tasks)}
+    return graph.with_tasks(conversion.tasks, places, conversion.buffers)
 
 
 @dataclass
@@ -48,7 +49,7 @@ class _Conversion:
     tasks: list[Task] = field(init=False, default_factory=list)
     blocked: dict[int, int] = field(init=False, default_factory=dict)
     """Buffer -> its copy in FRACTAL_NZ."""
-    written: dict[int, Task] = field(init=False, default_factory=dict)
+    writers: dict[int, Task] = field(init=False, default_factory=dict)
     readers: dict[int, list[Task]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,28 +63,31 @@ class _Conversion:
         """Add a task between its conversions. Return its place."""
         if not multiplies_matrices(task):
             self.tasks.append(task)
-            self.written.update(dict.fromkeys(task.writes, task))
+            self.writers.update(dict.fromkeys(task.writes, task))
             return len(self.tasks) - 1
         assert task.cube is not None
-        operands = self._operands(task)
-        reads = tuple(self._in_blocks(index, task, operands) for index in task.reads)
-        plain = [index for index in task.writes if self._leaves_blocks(index)]
+        matrices = self._operand_matrices(task)
+        reads = tuple(self._to_blocks(index, task, matrices.get(index)) for index in task.reads)
         result = (task.cube.batch, task.cube.m, task.cube.n)
-        copies = {index: self._copy(index, result) for index in plain}
-        for index in plain:
+        copies = {
+            index: self._add_copy(index, result)
+            for index in task.writes
+            if self._leaves_blocks(index)
+        }
+        for index in copies:
             self.buffers[index] = replace(self.buffers[index], layout="ND")
         writes = tuple(copies.get(index, index) for index in task.writes)
         self.tasks.append(replace(task, reads=tuple(dict.fromkeys(reads)), writes=writes))
         place = len(self.tasks) - 1
-        self.written.update(dict.fromkeys(task.writes, task))
+        self.writers.update(dict.fromkeys(task.writes, task))
         for index, copy in copies.items():
-            self.tasks.append(self._conversion(task, copy, index))
+            self._convert(task, copy, index)
             if not self.op_by_op:
                 self.blocked[index] = copy
         return place
 
-    def _operands(self, task: Task) -> dict[int, Matrices]:
-        """Return a product's operands as matrices; what a fused kernel reads besides is none."""
+    def _operand_matrices(self, task: Task) -> dict[int, Matrices]:
+        """Return a product's operands as matrices; other inputs of a fused kernel are left out."""
         work = task.cube
         assert work is not None
         shapes = {
@@ -93,14 +97,14 @@ class _Conversion:
         sizes = {index: math.prod(self.buffers[index].shape) for index in task.reads}
         return {index: shapes[size] for index, size in sizes.items() if size in shapes}
 
-    def _in_blocks(self, index: int, task: Task, operands: dict[int, Matrices]) -> int:
+    def _to_blocks(self, index: int, task: Task, matrices: Matrices | None) -> int:
         """Return an operand in FRACTAL_NZ, converted once for all products of a graph."""
         if index in self.blocked:
             return self.blocked[index]
-        if index not in operands or not self._is_plain(index):
+        if matrices is None or not self._is_plain(index):
             return index
-        copy = self._copy(index, operands[index])
-        self.tasks.append(self._conversion(task, index, copy))
+        copy = self._add_copy(index, matrices)
+        self._convert(task, index, copy)
         if not self.op_by_op:
             self.blocked[index] = copy
         return copy
@@ -108,9 +112,10 @@ class _Conversion:
     def _is_plain(self, index: int) -> bool:
         """Return whether a product's operand is not in blocks.
 
-        Parameters, their copies and a batch's images are laid out where they are prepared.
+        Parameters, their copies and a batch's images are laid out when they are prepared.
         """
-        maker, buffer = self.written.get(index), self.buffers[index]
+        maker = self.writers.get(index)
+        buffer = self.buffers[index]
         if maker is None or maker.type in ("TransData", "Cast") or buffer.role == "parameter":
             return False
         if multiplies_matrices(maker) and not self.op_by_op:
@@ -125,17 +130,18 @@ class _Conversion:
         readers = self.readers[index]
         return not readers or any(not multiplies_matrices(reader) for reader in readers)
 
-    def _copy(self, index: int, matrices: Matrices) -> int:
+    def _add_copy(self, index: int, matrices: Matrices) -> int:
         """Add the copy of a buffer as matrices in FRACTAL_NZ: a shape (batch, rows, columns).
 
-        The cube takes either order; a matrix with one edge of whole sixteens has it as its rows'
-        length, as attention's heads have their features.
+        The cube takes either order. If one edge is a multiple of 16 it is the rows' length, as the
+        features of attention's heads are.
         """
-        buffer, place = self.buffers[index], len(self.buffers)
+        buffer = self.buffers[index]
         batch, rows, columns = matrices
         if columns % CHANNEL_BLOCK and not rows % CHANNEL_BLOCK:
             rows, columns = columns, rows
-        elements = batch * _blocks(rows) * _blocks(columns)
+        elements = batch * pad_to_blocks(rows) * pad_to_blocks(columns)
+        place = len(self.buffers)
         self.buffers.append(
             replace(
                 buffer,
@@ -149,13 +155,14 @@ class _Conversion:
         )
         return place
 
-    def _conversion(self, task: Task, source: int, copy: int) -> Task:
+    def _convert(self, task: Task, source: int, copy: int) -> None:
         plain = self.buffers[min(source, copy)]
         work = VectorWork(math.prod(plain.shape), plain.dtype)
-        return Task(
+        conversion = Task(
             "TransData", task.scope, "vector", task.phase, "trans_data", (source,), (copy,),
             vector=work, repeat=task.repeat, launched=False,
         )  # fmt: skip
+        self.tasks.append(conversion)
 
 
 def multiplies_matrices(task: Task) -> bool:
@@ -163,5 +170,82 @@ def multiplies_matrices(task: Task) -> bool:
     return task.cube is not None and task.cost_class == "matmul" and task.cube.dtype == "float16"
 
 
-def _blocks(length: int) -> int:
-    return math.ceil(length / CHANNEL_BLOCK) * CHANNEL_BLOCK
+def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
+    """Return the graph with batch normalisation's kernels on float32 copies of their maps.
+
+    `mindspore.amp` wraps each BatchNorm of O2 in a Cast on the way in and out, unless a training
+    script says `keep_batchnorm_fp32=False`, as the model zoo's do; MindCV's don't (mindcv 0.3.0,
+    utils/amp.py and trainer_factory.py). A convolution writes float32 itself, as under O0 (hardware
+    notes, 1.6), and the Cast after the forward pass joins BNTrainingUpdate; others are kernels, so
+    that the weight's gradient no longer computes the gradient of the map.
+    """
+    buffers = list(graph.buffers)
+    for index in _maps_of_norms_alone(graph):
+        buffers[index] = _widen(buffers[index])
+    tasks: list[Task] = []
+    places: dict[int, int] = {}
+    copies: dict[int, int] = {}
+    for place, task in enumerate(graph.tasks):
+        if task.cost_class not in NORMS or task.vector is None:
+            places[place] = len(tasks)
+            tasks.append(task)
+            continue
+        update = task.cost_class == "bn_update"
+        for index in task.reads:
+            half = _is_half_map(buffers[index], task.vector)
+            if half and index not in copies and not (update and task.phase == "forward"):
+                copies[index] = _add_copy(buffers, index)
+                tasks.append(_cast(task, index, copies[index], task.vector))
+        result = task.writes[0]
+        widened = update and task.phase == "backward" and _is_half_map(buffers[result], task.vector)
+        output = _add_copy(buffers, result) if widened else result
+        places[place] = len(tasks)
+        tasks.append(
+            replace(
+                task,
+                reads=tuple(copies.get(index, index) for index in task.reads),
+                writes=(output, *task.writes[1:]),
+                vector=replace(task.vector, dtype="float32"),
+            )
+        )
+        if widened:
+            tasks.append(_cast(task, output, result, task.vector))
+    return graph.with_tasks(tasks, places, buffers)
+
+
+def _maps_of_norms_alone(graph: TaskGraph) -> list[int]:
+    """Return the results of convolutions that nothing but normalisation reads."""
+    read_by_norms = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
+    read_by_others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
+    alone = read_by_norms - read_by_others - set(graph.outputs)
+    return [
+        task.writes[0]
+        for task in graph.tasks
+        if task.cost_class in PRODUCTS
+        and task.phase == "forward"
+        and task.writes[0] in alone
+        and graph.buffers[task.writes[0]].dtype == "float16"
+    ]
+
+
+def _widen(buffer: Buffer) -> Buffer:
+    return replace(buffer, dtype="float32", nbytes=FLOAT32_BYTES_PER_FLOAT16 * buffer.nbytes)
+
+
+def _is_half_map(buffer: Buffer, work: VectorWork) -> bool:
+    return buffer.dtype == "float16" and math.prod(buffer.shape) == work.elements
+
+
+def _add_copy(buffers: list[Buffer], index: int) -> int:
+    """Add a float32 copy of a buffer."""
+    copy = _widen(buffers[index])
+    place = len(buffers)
+    buffers.append(replace(copy, index=place, role="activation", name="float32 copy", within=None))
+    return place
+
+
+def _cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
+    return Task(
+        "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
+        vector=VectorWork(work.elements, "float32"), repeat=task.repeat,
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.options import Precision
@@ -13,14 +13,30 @@ from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """Kinds of nodes that a gradient passes through on its way to the optimizer."""
 
+REFORMS = ("convert_element_type", "transpose", "rev")
+"""Primitives that make another form of a weight."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Roles of a step's inputs, by the index of their values.
+
+    `updates` maps outputs to the inputs that they replace.
+    """
+
+    parameters: Mapping[int, str]
+    state: Mapping[int, str]
+    inputs: Mapping[int, str]
+    updates: Mapping[int, int]
+
 
 @dataclass(frozen=True)
 class Phases:
-    """Phases of a step's nodes and roles of its values. Indices are those of the graph.
+    """Phases of a step's nodes and roles of its values, by their indices in the graph.
 
     `weights` are the parameters and other forms of them; `gradients` are values that lead only to
-    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as that of
-    batch norm's scale is.
+    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as the
+    gradient of batch norm's scale is.
     """
 
     of_node: tuple[Phase, ...]
@@ -30,11 +46,28 @@ class Phases:
 
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
-    """Find phases from JAX's marks, and from dependencies where JAX leaves none."""
+    """Find phases from JAX's marks, and from dependencies if JAX leaves none."""
     of_node = _phases_of_nodes(graph)
     gradients = _gradients(graph, of_node)
-    shared = _handed_over(graph, of_node) - gradients
-    return Phases(of_node, _weights(graph, parameters, of_node), gradients, shared)
+    made = _outputs_in(graph, of_node, "backward")
+    read = {
+        index
+        for node, phase in zip(graph.nodes, of_node, strict=True)
+        if phase == "optimizer"
+        for index in node.inputs
+    }
+    shared = frozenset(made & read) - gradients
+    weights = set(parameters)
+    for node, phase in zip(graph.nodes, of_node, strict=True):
+        same = kind_of(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
+        if phase != "optimizer" and same and node.inputs[0] in weights:
+            weights.update(node.outputs)
+    return Phases(of_node, frozenset(weights), gradients, shared)
+
+
+def _outputs_in(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
+    pairs = zip(graph.nodes, of_node, strict=True)
+    return {index for node, of in pairs if of == phase for index in node.outputs}
 
 
 def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
@@ -46,12 +79,15 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     """
     if all(node.mark != "backward" for node in graph.nodes):
         return tuple("forward" for _ in graph.nodes)
-    needed = _needed_by_marked(graph)
+    read_by_marked: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.mark != "unmarked" or not read_by_marked.isdisjoint(node.outputs):
+            read_by_marked.update(node.inputs)
     summing = _accumulating_loops(graph)
     of_value: dict[int, Phase] = {}
     phases: list[Phase] = []
     for node in graph.nodes:
-        phase = _phase_of(node, {of_value.get(index) for index in node.inputs}, needed)
+        phase = _phase_of(node, {of_value.get(index) for index in node.inputs}, read_by_marked)
         if phase == "optimizer" and node.loop in summing:
             phase = "backward"
         phases.append(phase)
@@ -59,83 +95,43 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _phase_of(node: Node, before: set[Phase | None], needed: frozenset[int]) -> Phase:
-    """Return the phase of a node, given those of its inputs' producers."""
+def _phase_of(node: Node, before: set[Phase | None], read_by_marked: set[int]) -> Phase:
+    """Return the phase of a node, from the phases of its inputs' producers."""
     if node.mark != "unmarked":
         return node.mark
     if before == {"backward"} and node.primitive in VIEWS_OF_SCAN:
         return "backward"
     if before & {"backward", "optimizer"}:
         return "optimizer"
-    early = "forward" in before or any(index in needed for index in node.outputs)
+    early = "forward" in before or any(index in read_by_marked for index in node.outputs)
     return "forward" if early else "optimizer"
-
-
-def _needed_by_marked(graph: Graph) -> frozenset[int]:
-    """Return the values that marked nodes depend on."""
-    needed: set[int] = set()
-    for node in reversed(graph.nodes):
-        if node.mark != "unmarked" or any(index in needed for index in node.outputs):
-            needed.update(node.inputs)
-    return frozenset(needed)
 
 
 def _accumulating_loops(graph: Graph) -> frozenset[int]:
     """Return loops with a backward pass whose iterations don't train what the next one reads."""
     late: set[int] = set()
     for node in graph.nodes:
-        if node.mark == "backward" or any(index in late for index in node.inputs):
+        if node.mark == "backward" or not late.isdisjoint(node.inputs):
             late.update(node.outputs)
     trained = {before for before, after in graph.carried if after in late}
     backward = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
     training = {
         node.loop
         for node in graph.nodes
-        if node.mark == "forward" and any(index in trained for index in node.inputs)
+        if node.mark == "forward" and not trained.isdisjoint(node.inputs)
     }
     return frozenset(backward - training)
-
-
-def _weights(graph: Graph, parameters: Collection[int], of_node: Sequence[Phase]) -> frozenset[int]:
-    weights = set(parameters)
-    for node, phase in zip(graph.nodes, of_node, strict=True):
-        if phase != "optimizer" and _only_reforms(node) and node.inputs[0] in weights:
-            weights.update(node.outputs)
-    return frozenset(weights)
-
-
-def _only_reforms(node: Node) -> bool:
-    kind = kind_of(node.primitive)
-    return kind in ("view", "loop_view") or node.primitive in (
-        "convert_element_type", "transpose", "rev",
-    )  # fmt: skip
 
 
 def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
     """Return values of the backward pass that only the optimizer, or an output, uses in the end."""
     elsewhere: set[int] = set()
-    written: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
-        if phase == "backward":
-            written.update(node.outputs)
-        if phase == "optimizer":
-            continue
-        carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
-        if not carries or any(index in elsewhere for index in node.outputs):
-            elsewhere.update(node.inputs)
-    return frozenset(written - elsewhere)
-
-
-def _handed_over(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
-    """Return values of the backward pass that the optimizer reads."""
-    written: set[int] = set()
-    read: set[int] = set()
-    for node, phase in zip(graph.nodes, of_node, strict=True):
-        if phase == "backward":
-            written.update(node.outputs)
-        elif phase == "optimizer":
-            read.update(node.inputs)
-    return frozenset(written & read)
+        if phase != "optimizer":
+            carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
+            if not carries or not elsewhere.isdisjoint(node.outputs):
+                elsewhere.update(node.inputs)
+    return frozenset(_outputs_in(graph, of_node, "backward") - elsewhere)
 
 
 def device_dtypes(
@@ -150,13 +146,11 @@ def device_dtypes(
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
         return tuple(traced)
-    kept = set(phases.weights) | set(phases.gradients) | set(inputs) | _loss_values(graph, phases)
-    for node, phase in zip(graph.nodes, phases.of_node, strict=True):
-        if phase == "optimizer":
-            kept.update(node.outputs)
+    wide = {*phases.weights, *phases.gradients, *inputs, *_loss_values(graph, phases)}
+    wide |= _outputs_in(graph, phases.of_node, "optimizer")
     return tuple(
         "float16"
-        if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in kept
+        if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in wide
         else dtype
         for index, dtype in enumerate(traced)
     )

@@ -1,135 +1,146 @@
-"""Units and work of JAX's primitives on the device."""
+"""Kinds and work of JAX's primitives on the device, and the vendor's names of kernels.
+
+primitives.yaml lists the primitives, patterns.yaml the names, an ordered list of patterns.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pipeline.backends.ascend.chip.tasks import CostClass, Phase
+from pipeline.core.files.safe_yaml import parse_written_yaml
+from pipeline.core.registry import Seq, Spec
 
 Kind = Literal[
     "view", "elementwise", "reduce", "conv", "matmul", "window", "move", "gather", "scatter",
     "sort", "random", "cumulative", "loop_view", "collective", "unsupported",
 ]  # fmt: skip
 
-VIEWS = frozenset(
-    {
-        "reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p", "name",
-        "sharding_constraint", "pvary", "pbroadcast", "layout_constraint",
-        "bitcast_convert_type", "real", "reduce_precision", "reshard", "reduced_vary_cast_p",
-        "vary_unreduced_cast_p", "with_memory_space_constraint", "from_edtype", "to_edtype",
-        "random_wrap", "random_unwrap",
-    }
-)  # fmt: skip
-"""No data moves: another shape for the same memory."""
-
-SIMPLE = frozenset(
-    {
-        "add", "add_any", "sub", "mul", "neg", "max", "min", "abs", "sign", "square", "eq", "ne",
-        "lt", "le", "gt", "ge", "and", "or", "xor", "not", "select_n", "clamp", "floor", "ceil",
-        "round", "convert_element_type", "is_finite", "shift_left", "shift_right_logical",
-        "shift_right_arithmetic", "population_count", "clz", "nextafter", "conj", "imag",
-    }
-)  # fmt: skip
-"""One pass of the vector unit over its operands."""
-
-HEAVY = frozenset(
-    {
-        "div", "rem", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "tanh",
-        "logistic", "pow", "integer_pow", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
-        "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv", "lgamma", "digamma",
-        "bessel_i0e", "bessel_i1e", "igamma", "igammac", "igamma_grad_a", "polygamma", "zeta",
-        "regularized_incomplete_beta",
-    }
-)  # fmt: skip
-"""Several passes: the vector unit iterates or interpolates."""
-
-VIRTUAL = frozenset({"broadcast_in_dim", "iota", "tile", "axis_index", "empty", "zeros_like"})
-"""Computed by every kernel that reads them."""
-
-REDUCTIONS = frozenset(
-    {
-        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
-        "reduce_xor", "argmax", "argmin", "reduce",
-    }
-)  # fmt: skip
-
-WINDOWS = frozenset(
-    {
-        "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window",
-        "select_and_scatter_add", "select_and_scatter", "select_and_gather_add", "max_pool",
-    }
-)  # fmt: skip
-
-CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
-
-MOVES = frozenset(
-    {
-        "transpose", "concatenate", "slice", "pad", "rev", "dynamic_slice",
-        "dynamic_update_slice", "split",
-    }
-)  # fmt: skip
-
-SCATTERS = frozenset(
-    {
-        "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
-        "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub",
-    }
-)  # fmt: skip
-
-GENERATORS = ("threefry", "philox", "rng_")
-
-LOOP_VIEWS = frozenset({"scan_slice", "scan_stack", "scan_carry"})
-
-COLLECTIVES = frozenset(
-    {
-        "psum", "psum2", "psum_invariant", "unreduced_psum", "all_gather", "all_gather_invariant",
-        "all_gather_reduced", "reduce_scatter", "unreduced_reduce_scatter", "pmax", "pmin",
-        "all_to_all", "ppermute",
-    }
-)  # fmt: skip
-
-_SETS: tuple[tuple[frozenset[str], Kind], ...] = (
-    (VIEWS, "view"),
-    (SIMPLE | HEAVY | VIRTUAL, "elementwise"),
-    (REDUCTIONS, "reduce"),
-    (WINDOWS, "window"),
-    (CUMULATIVE, "cumulative"),
-    (MOVES, "move"),
-    (SCATTERS, "scatter"),
-    (LOOP_VIEWS, "loop_view"),
-    (COLLECTIVES, "collective"),
-    (frozenset({"conv_general_dilated"}), "conv"),
-    (frozenset({"dot_general"}), "matmul"),
-    (frozenset({"gather"}), "gather"),
-    (frozenset({"sort", "top_k", "approx_top_k"}), "sort"),
+_TABLE: Any = parse_written_yaml(
+    Path(__file__).with_name("primitives.yaml").read_text(encoding="utf-8")
 )
-_KINDS: dict[str, Kind] = {name: kind for names, kind in _SETS for name in names}
-
-OPS: dict[str, str] = {
-    "add": "Add", "add_any": "AddN", "sub": "Sub", "mul": "Mul", "div": "RealDiv", "neg": "Neg",
-    "max": "Maximum", "min": "Minimum", "exp": "Exp", "log": "Log", "log1p": "Log1p",
-    "tanh": "Tanh", "logistic": "Sigmoid", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "pow": "Pow",
-    "integer_pow": "Pow", "square": "Square", "abs": "Abs", "select_n": "SelectV2",
-    "convert_element_type": "Cast", "eq": "Equal", "ne": "NotEqual", "gt": "Greater",
-    "ge": "GreaterEqual", "lt": "Less", "le": "LessEqual", "broadcast_in_dim": "Tile",
-    "erf": "Erf", "sign": "Sign", "clamp": "ClipByValue", "is_finite": "IsFinite",
-    "transpose": "TransposeD", "concatenate": "ConcatD", "slice": "StridedSliceD", "pad": "PadD",
-    "rev": "ReverseV2", "dynamic_slice": "Slice", "dynamic_update_slice": "StridedSliceAssign",
-    "split": "SplitD", "gather": "GatherV2", "sort": "Sort", "top_k": "TopKD",
-    "reduce_sum": "ReduceSumD", "reduce_max": "ReduceMaxD", "reduce_min": "ReduceMinD",
-    "reduce_prod": "ReduceProdD", "argmax": "ArgMaxD", "argmin": "ArgMinD", "cumsum": "CumsumD",
-    "cumprod": "CumprodD",
-}  # fmt: skip
-"""The vendor's names, for the ones that have one; others keep JAX's."""
+_ELEMENTWISE = ("simple", "heavy", "virtual")
+_KINDS: dict[str, Kind] = {
+    name: "elementwise" if kind in _ELEMENTWISE else kind
+    for kind, names in _TABLE["kinds"].items()
+    for name in names
+}
+SIMPLE, HEAVY, VIRTUAL = (frozenset(_TABLE["kinds"][kind]) for kind in _ELEMENTWISE)
+OPS: dict[str, str] = _TABLE["ops"]
+"""The vendor's names of primitives."""
+GENERATORS = ("random_", "threefry", "philox", "rng_")
+PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 
 def kind_of(primitive: str) -> Kind:
     """Return the kind of a primitive on the device."""
     if primitive in _KINDS:
         return _KINDS[primitive]
-    return "random" if primitive.startswith(("random_", *GENERATORS)) else "unsupported"
+    return "random" if primitive.startswith(GENERATORS) else "unsupported"
 
 
 def passes_of(primitive: str) -> tuple[float, float]:
     """Return simple and heavy operations per output element of a primitive."""
-    if primitive in HEAVY:
-        return 0.0, 1.0
-    return (1.0, 0.0) if primitive in SIMPLE else (0.0, 0.0)
+    return float(primitive in SIMPLE), float(primitive in HEAVY)
+
+
+class KernelPattern(Spec):
+    """Conditions of a kernel that is called `type` and priced as `class`."""
+
+    type: str
+    cost_class: Annotated[CostClass, Field(alias="class")]
+    form: Literal["elementwise", "rows", "reduce"] | None = None
+    phase: Literal["forward", "backward", "optimizer"] | None = None
+    all: Seq[str] = ()
+    any: Seq[str] = ()
+    none: Seq[str] = ()
+    only: Seq[str] = ()
+    calls: Seq[str] = ()
+    after: CostClass | None = None
+    channels: bool = False
+    maps: bool = False
+    updates: bool = False
+    results: int = 1
+    masked_by: Literal["random"] | None = None
+
+
+class FusionPattern(Spec):
+    """A vector kernel that a product's kernel fuses with."""
+
+    name: str
+    producer: Seq[CostClass]
+    consumer: Seq[CostClass]
+    phase: Literal["forward", "backward"] | None = None
+    max_operations: int | None = None
+    keep: bool = False
+
+
+class Patterns(Spec):
+    """Both lists of patterns, in the order in which they are tried."""
+
+    kernels: Seq[KernelPattern]
+    fusions: Seq[FusionPattern]
+
+    def without(self, names: Collection[str]) -> Patterns:
+        """Return the patterns without some fusions."""
+        return self.model_copy(
+            update={"fusions": tuple(f for f in self.fusions if f.name not in names)}
+        )
+
+
+@cache
+def vendor_patterns() -> Patterns:
+    """Return the patterns that come with the package."""
+    return Patterns.model_validate(parse_written_yaml(PATTERNS.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Features:
+    """Properties of a kernel that patterns look at."""
+
+    form: str
+    phase: Phase
+    primitives: tuple[str, ...]
+    calls: frozenset[str]
+    after: frozenset[str]
+    channels: bool
+    maps: bool
+    updates: bool
+    results: int
+    random_mask: bool
+
+
+def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
+    """Return the vendor's op type and the cost class of a kernel."""
+    for pattern in patterns.kernels:
+        if _fits(pattern, features):
+            return pattern.type, pattern.cost_class
+    ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
+    name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
+    classes: dict[str, CostClass] = {"rows": "rows", "reduce": "reduce"}
+    return name, classes.get(features.form, "elementwise")
+
+
+def _fits(pattern: KernelPattern, features: Features) -> bool:
+    inside = set(features.primitives)
+    return (
+        pattern.form in (None, features.form)
+        and pattern.phase in (None, features.phase)
+        and inside.issuperset(pattern.all)
+        and (not pattern.any or not inside.isdisjoint(pattern.any))
+        and inside.isdisjoint(pattern.none)
+        and (not pattern.only or inside.issubset(pattern.only))
+        and (not pattern.calls or not features.calls.isdisjoint(pattern.calls))
+        and (pattern.after is None or pattern.after in features.after)
+        and (features.channels or not pattern.channels)
+        and (features.maps or not pattern.maps)
+        and (features.updates or not pattern.updates)
+        and features.results >= pattern.results
+        and (pattern.masked_by is None or features.random_mask)
+    )

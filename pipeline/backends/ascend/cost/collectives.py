@@ -1,6 +1,6 @@
 """Times of collectives over the links of a cluster, and the grouping of gradients into all-reduces.
 
-Times are those of the links alone: a collective also takes `Hardware.collective_launch_us`, which
+Times are of the links alone: a collective also takes `Hardware.collective_launch_us`, which
 its caller adds.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from typing import Literal, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.rates import CollectiveKind, DeviceGroup, GroupError
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-Algorithm = Literal["none", "pair", "ring", "doubling", "hierarchical"]
 Gradient = tuple[str, int, int]
 
 
@@ -24,7 +25,7 @@ class Group:
     """Devices that communicate with one another, as those along one axis of a mesh.
 
     `size` devices, `per_server` of them in each server that has any; neighbours in the group are
-    `stride` devices apart. Every device has links of its own, so groups that communicate at the
+    `stride` devices apart. No two devices share a link, so groups that communicate at the
     same time do not slow one another.
 
     Raises:
@@ -52,20 +53,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce:
-    """Time of one all-reduce: `in_server_us` over HCCS, `between_us` over RoCE."""
-
-    algorithm: Algorithm
-    in_server_us: float = 0.0
-    between_us: float = 0.0
-
-    @property
-    def us(self) -> float:
-        """Microseconds over both kinds of link."""
-        return self.in_server_us + self.between_us
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """Gradients that are all-reduced together, as indices in the order in which they are ready."""
 
@@ -88,12 +75,11 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
     Raises:
         OptionError: as `check_devices`; or groups of an axis that lie differently on servers.
     """
-    devices = 1
-    for size in sizes.values():
-        devices *= size
+    devices = prod(sizes.values())
     check_devices(devices, hw)
     in_server = min(devices, int(hw.devices_per_server_count))
-    groups, stride = {}, 1
+    groups = {}
+    stride = 1
     for axis, size in reversed(list(sizes.items())):
         # A server holds whole groups, whole parts of a group, or one member of each.
         per_server = min(size, max(1, in_server // stride))
@@ -111,7 +97,7 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
 def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> float:
     """Return the time of one collective over a group; 0 for a group of one device.
 
-    `nbytes` is the size of the whole array of one device, also where members hold parts of it:
+    `nbytes` is the size of the whole array of one device, also if members hold parts of it:
 
     * all_reduce: the array that each device starts and ends with;
     * all_gather: the gathered array, that each device ends with; it starts with 1 / size of it;
@@ -124,7 +110,7 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     ring, log2 of the servers' number in hops between servers. For short messages this halves the
     hops of doubling, an all-gather of which takes up to log2(n) / 2 hops more. All-to-all is
     pairwise: (n - 1) rounds, each with one partner and 1 / n of the bytes, over HCCS with partners
-    in the server, over the device's own RoCE port with others. A send takes one hop; where any
+    in the server, over the device's RoCE port with others. A send takes one hop; if any
     neighbours are in different servers, the one over RoCE is waited for.
 
     Raises:
@@ -138,9 +124,11 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     if kind == "all_to_all":
         return _all_to_all_us(nbytes, group, hw)
     if kind == "send":
-        return _send_us(nbytes, group, hw)
-    whole_us = _all_reduce(nbytes, group, hw).us
-    return whole_us if kind == "all_reduce" else whole_us / 2
+        if group.servers > 1:
+            return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
+        return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
+    reduce_us = sum(_all_reduce(nbytes, group, hw))
+    return reduce_us if kind == "all_reduce" else reduce_us / 2
 
 
 def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
@@ -149,17 +137,17 @@ def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
     Raises:
         OptionError: devices below 1, or more than a server and no whole number of servers.
     """
-    return all_reduce(nbytes, devices, hw).us
+    return sum(all_reduce(nbytes, devices, hw))
 
 
-def all_reduce(nbytes: int, devices: int, hw: Hardware) -> AllReduce:
-    """Return the time of one all-reduce over all devices, by the kind of link.
+def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
+    """Return the microseconds of one all-reduce over all devices: over HCCS, and over RoCE.
 
-    The formulas are those of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops
-    and carries 2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n)
-    hops with all the data. Over several servers: reduce-scatter in each server, an all-reduce of
-    each device's share between servers (halving and doubling, NHR if their number is no power of
-    two), all-gather in each server.
+    Formulas of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops and carries
+    2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n) hops with all
+    the data. Over several servers: reduce-scatter in each server, an all-reduce of each device's
+    share between servers (halving and doubling, NHR if their number is not a power of two),
+    all-gather in each server.
 
     Raises:
         OptionError: as `all_reduce_us`; or nbytes below 0.
@@ -194,35 +182,30 @@ def _check(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> None:
         )
 
 
-def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> AllReduce:
+def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
     if group.servers == 1:
-        return _in_server(nbytes, group.size, hw)
+        return _one_server_us(nbytes, group.size, hw), 0.0
     in_server_us = 0.0
     if group.per_server == 2:
         in_server_us = _pair_us(nbytes, hw)
     elif group.per_server > 2:
         in_server_us = _ring_us(nbytes, group.per_server, hw)
-    between_us = _between_servers_us(nbytes / group.per_server, group.servers, hw)
+    hops = 2 * (group.servers - 1).bit_length()
+    carried = 2 * (group.servers - 1) / group.servers * (nbytes / group.per_server)
+    between_us = hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
     if group.size <= hw.devices_per_server_count:
         # Few hops between servers may seem to beat the many of a ring in one, whose figure is a
         # fit; the same devices in one server are the bound.
-        least_us = _in_server(nbytes, group.size, hw).us
+        least_us = _one_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
-    return AllReduce("hierarchical", in_server_us, between_us)
+    return in_server_us, between_us
 
 
-def _in_server(nbytes: float, devices: int, hw: Hardware) -> AllReduce:
-    if devices == 1:
-        return AllReduce("none")
-    if devices == 2:
-        return AllReduce("pair", _pair_us(nbytes, hw))
-    ring = _ring_us(nbytes, devices, hw)
-    doubling = (devices - 1).bit_length() * (
-        hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    )
-    if doubling < ring:
-        return AllReduce("doubling", doubling)
-    return AllReduce("ring", ring)
+def _one_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
+    if devices <= 2:
+        return _pair_us(nbytes, hw) if devices == 2 else 0.0
+    doubling_us = hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
+    return min(_ring_us(nbytes, devices, hw), (devices - 1).bit_length() * doubling_us)
 
 
 def _pair_us(nbytes: float, hw: Hardware) -> float:
@@ -234,24 +217,13 @@ def _ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
     return steps * hw.hccs_hop_us + nbytes * steps / devices / (hw.hccs_bus_gb_per_s * 1e3)
 
 
-def _between_servers_us(nbytes: float, servers: int, hw: Hardware) -> float:
-    hops = 2 * (servers - 1).bit_length()
-    carried = 2 * (servers - 1) / servers * nbytes
-    return hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
-
-
 def _all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    near, far = group.per_server - 1, group.size - group.per_server
+    near = group.per_server - 1
+    far = group.size - group.per_server
     hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us
     part = nbytes / group.size
     near_us = near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
     return near_us + far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
-
-
-def _send_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    if group.servers == 1:
-        return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
 
 
 def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
@@ -263,12 +235,18 @@ def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tupl
     last segment is ready first. None is one all-reduce.
 
     Raises:
-        OptionError: indices that don't grow, or are no parameter's.
+        OptionError: indices that don't grow, or that no parameter has.
     """
     count = len(gradients)
     if not count:
         return ()
-    ends = list(_check_fusion(fusion, count)) if fusion else []
+    ends = list(fusion or ())
+    for before, index in zip((-1, *ends), ends, strict=False):
+        if index <= before or index >= count:
+            raise OptionError(
+                f"all_reduce_fusion: {ends} should grow and stay below {count}, the number of "
+                f"parameters; {index} does not"
+            )
     if not ends or ends[-1] != count - 1:
         ends.append(count - 1)
     begins = [0, *(end + 1 for end in ends[:-1])]
@@ -293,11 +271,46 @@ def split_rounds(
     return tuple(_bucket(gradients, tuple(members)) for _, members in groups)
 
 
-def _check_fusion(fusion: Sequence[int], count: int) -> Sequence[int]:
-    for before, index in zip((-1, *fusion), fusion, strict=False):
-        if index <= before or index >= count:
-            raise OptionError(
-                f"all_reduce_fusion: {list(fusion)} should grow and stay below {count}, the "
-                f"number of parameters; {index} does not"
-            )
-    return fusion
+@dataclass(frozen=True, slots=True)
+class AscendRates:
+    """Rates of an Ascend chip: its cubes and memory, and HCCL's formulas for its links.
+
+    Sizes are of float32 arrays, of which the chip computes and moves halves; gradients are
+    all-reduced in float32.
+    """
+
+    hardware: Hardware
+    cube_share: float = 0.5
+    """Share of the cubes' peak in products of a training step; assumed."""
+    exposed_share: float = 1.0
+    """1 for one all-reduce after the backward pass; 0.63 with MindSpore's [85, 160] on ResNet-50,
+    by its published 23.61 and 22.00 ms, of which 4.40 are the all-reduce."""
+    scatters_sums: bool = True
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of memory for parameters and activations."""
+        hw = self.hardware
+        return (hw.parameter_memory_gib + hw.feature_map_memory_gib) * 2**30
+
+    def slowdown(self, devices: int) -> float:
+        """Return 1: no two devices share a chip."""
+        return 1.0
+
+    def compute_us(self, flops: float, nbytes: float) -> float:
+        """Microseconds of one kernel in float16 on the cubes."""
+        hw = self.hardware
+        cube = flops / 2 / (hw.peak_fp16_macs_per_us * self.cube_share)
+        return max(cube, nbytes / 2 / hw.hbm_bytes_per_us)
+
+    def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
+        """Microseconds of a collective. Raises GroupError for a group that servers can't hold."""
+        hw = self.hardware
+        if group.size == 1:
+            return 0.0
+        in_server = max(1, int(hw.devices_per_server_count) // group.stride)
+        try:
+            linked = Group(group.size, min(group.size, in_server), group.stride)
+        except OptionError as error:
+            raise GroupError(str(error)) from error
+        return hw.collective_launch_us + collective_us(kind, nbytes, linked, hw)

@@ -12,12 +12,25 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import CostClass
 from pipeline.core.errors import RunError
 
 Provenance = Literal["measured", "derived", "assumed"]
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
 RATE_BOUNDS = (0.05, 4.0)
+CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
+GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
+    {
+        "products": ("conv", "conv_input_grad", "conv_kernel_grad", "matmul"),
+        "windows": ("max_pool", "max_pool_grad", "avg_pool"),
+        "normalisation": ("bn_reduce", "bn_update"),
+        "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
+    }
+)
+"""Classes that share a multiplier; those in no group keep the rates fitted to kernels."""
+TRACED = ("products", "windows")
+"""Groups whose kernels were timed, in more than one network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,7 @@ class Constants:
     scatter_row_cycles: float
     minor_row_cycles: float
     pad_row_cycles: float
-    """One row that is no whole block, padded on its way to FRACTAL_NZ."""
+    """One row that isn't whole blocks, padded on its way to FRACTAL_NZ."""
     slice_row_cycles: float
     """One row of a matrix whose columns are sliced."""
     transpose_element_cycles: float
@@ -79,12 +92,8 @@ class Efficiency:
     constants: Constants
     classes: Mapping[str, ClassEfficiency]
 
-    def rate(self, cost_class: str) -> float:
-        """Return the class's work per time, relative to the hardware's rates."""
-        return self.classes[cost_class].rate
-
-    def scaled(self, multipliers: Mapping[str, float]) -> Efficiency:
-        """Return the model with the rates of some classes multiplied, kept within the bounds.
+    def scale_rates(self, multipliers: Mapping[str, float]) -> Efficiency:
+        """Return the model with the rates of some classes multiplied, within the bounds.
 
         Raises RunError for an unknown class or a multiplier that is not positive.
         """
@@ -105,27 +114,71 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
     """Return fitted constants from YAML. Raises RunError for an invalid file."""
     try:
         document = yaml.safe_load(path.read_text())
-        constants = Constants(**{f.name: float(document["constants"][f.name]) for f in _CONSTANTS})
-        classes = {name: _class_of(document["classes"][name]) for name in get_args(CostClass)}
+        constants = Constants(
+            **{f.name: float(document["constants"][f.name]) for f in fields(Constants)}
+        )
+        classes = {}
+        for name in get_args(CostClass):
+            entry = document["classes"][name]
+            rate = float(entry["rate"])
+            spread = float(entry["log_sd"])
+            classes[name] = ClassEfficiency(rate, spread, entry["provenance"], str(entry["source"]))
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path}: not a file of efficiencies: {error!r}") from error
-    _check(path, classes)
-    return Efficiency(constants, MappingProxyType(classes))
-
-
-_CONSTANTS = fields(Constants)
-
-
-def _class_of(entry: Mapping[str, Any]) -> ClassEfficiency:
-    return ClassEfficiency(
-        float(entry["rate"]), float(entry["log_sd"]), entry["provenance"], str(entry["source"])
-    )
-
-
-def _check(path: Path, classes: Mapping[str, ClassEfficiency]) -> None:
     low, high = RATE_BOUNDS
     for name, entry in classes.items():
         if not low <= entry.rate <= high:
             raise RunError(f"{path}: classes.{name}.rate is {entry.rate}; right is {low} to {high}")
         if entry.provenance not in get_args(Provenance):
             raise RunError(f"{path}: classes.{name}.provenance is {entry.provenance!r}")
+    return Efficiency(constants, MappingProxyType(classes))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Parameters fitted to published steps, on top of those fitted to kernels.
+
+    `multipliers` are of the rates of groups. `task_us` is the time of every task of a graph beyond
+    the time of single kernels. `log_sd` is the spread of log(published / modelled) over held-out
+    families, `interval_scale` the factor that makes an 80 % interval cover 80 % of them.
+    """
+
+    efficiency: Efficiency
+    multipliers: Mapping[str, float]
+    task_us: float
+    log_sd: float
+    interval_scale: float
+
+    def with_task_time(self, hardware: Hardware) -> Hardware:
+        """Return the chip with the fitted time between tasks."""
+        return replace(hardware, task_gap_us=hardware.task_gap_us + self.task_us)
+
+
+def calibrate_with(
+    multipliers: Mapping[str, float],
+    task_us: float,
+    log_sd: float = 0.2,
+    interval_scale: float = 1.0,
+    kernels: Efficiency | None = None,
+) -> Calibration:
+    """Return a calibration from its parameters, by default with the package's kernel constants."""
+    by_class: dict[str, float] = {
+        name: multipliers[group] for group in GROUPS for name in GROUPS[group]
+    }
+    efficiency = (kernels or load_efficiency()).scale_rates(by_class)
+    return Calibration(efficiency, dict(multipliers), task_us, log_sd, interval_scale)
+
+
+@cache
+def load_calibration(path: Path = CALIBRATION_FILE) -> Calibration:
+    """Return the calibration that comes with the package. Raises RunError for an invalid file."""
+    try:
+        fitted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return calibrate_with(
+            {group: float(fitted["multipliers"][group]) for group in GROUPS},
+            float(fitted["task_us"]),
+            float(fitted["log_sd"]),
+            float(fitted["interval_scale"]),
+        )
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path}: not a calibration: {error!r}") from error

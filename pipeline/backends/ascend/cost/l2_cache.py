@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 
+LONG_RUN_BYTES = 512
+"""Sixteen blocks of 32 bytes, the width of a transfer's burst."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -21,10 +24,6 @@ class Traffic:
     def read_bytes(self) -> float:
         """Bytes read from the L2 and from device memory."""
         return self.l2_bytes + self.hbm_bytes
-
-
-LONG_RUN_BYTES = 512
-"""Sixteen blocks of 32 bytes, the width of a transfer's burst."""
 
 
 def measure_traffic(
@@ -41,47 +40,40 @@ def measure_traffic(
     for task in graph.tasks:
         reads = [(index, read_bytes(task, graph.buffers, index)) for index in task.reads]
         write_bytes = float(sum(graph.buffers[index].nbytes for index in task.writes))
-        moved_bytes = sum(size for _, size in reads) + write_bytes
+        total = sum(size for _, size in reads)
+        moved_bytes = total + write_bytes
         hit_bytes = 0.0
         for index, size in reads:
             if index in touched_at and size:
                 since = clock_bytes - touched_at[index]
-                distance = since + size + 0.5 * (moved_bytes - size)
-                hit_bytes += size * _resident(distance / l2_bytes, full, none)
-        total = sum(size for _, size in reads)
+                distance = (since + size + 0.5 * (moved_bytes - size)) / l2_bytes
+                hit_bytes += size * min(max((none - distance) / (none - full), 0.0), 1.0)
         traffic.append(Traffic(hit_bytes, total - hit_bytes, write_bytes))
         clock_bytes += moved_bytes
-        for index in (*task.reads, *task.writes):
-            touched_at[index] = clock_bytes
+        touched_at.update(dict.fromkeys((*task.reads, *task.writes), clock_bytes))
     return tuple(traffic)
 
 
-def _resident(distance: float, full: float, none: float) -> float:
-    return min(max((none - distance) / (none - full), 0.0), 1.0)
-
-
 def read_bytes(task: Task, buffers: Sequence[Buffer], index: int) -> float:
-    """Return the bytes of a buffer that the task reads: rows of a table, the part that a slice
-    takes.
-    """
+    """Return the bytes of a buffer that a task reads: rows of a table, the part of a slice."""
     buffer = buffers[index]
-    written = sum(buffers[write].nbytes for write in task.writes)
-    if task.cost_class == "gather" or (task.cost_class == "copy" and _leading(task, buffers)):
-        return float(min(buffer.nbytes, written))
+    if task.cost_class == "gather" or (task.cost_class == "copy" and _is_long_runs(task, buffers)):
+        return float(min(buffer.nbytes, sum(buffers[output].nbytes for output in task.writes)))
     return float(buffer.nbytes)
 
 
-def _leading(task: Task, buffers: Sequence[Buffer]) -> bool:
+def _is_long_runs(task: Task, buffers: Sequence[Buffer]) -> bool:
     """Return whether a copy takes long runs of its input, so that it reads no more than it takes.
 
     In the Wide & Deep trace (2020) slices of 32 bytes a row cost as much as the whole.
     """
     if len(task.reads) != 1 or len(task.writes) != 1:
         return False
-    source, part = buffers[task.reads[0]], buffers[task.writes[0]]
+    source = buffers[task.reads[0]]
+    part = buffers[task.writes[0]]
     if len(source.shape) != len(part.shape) or not part.shape:
         return False
     pairs = enumerate(zip(source.shape, part.shape, strict=True))
-    cut = max((axis for axis, (whole, taken) in pairs if whole != taken), default=0)
-    run = math.prod(part.shape[cut:])
+    axis = max((axis for axis, (size, taken) in pairs if size != taken), default=0)
+    run = math.prod(part.shape[axis:])
     return run * part.nbytes / max(1, math.prod(part.shape)) >= LONG_RUN_BYTES

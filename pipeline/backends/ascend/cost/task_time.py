@@ -2,7 +2,7 @@
 
     us = floor + work        never below the roofline
 
-The work is that of the class's bound: the stages of a product, a streaming kernel's traffic and
+The work depends on the class's bound: the stages of a product, a streaming kernel's traffic and
 lanes, the segments that a pooling or a bias gradient walks, the rows that a gather picks. The form
 and its constants follow the kernels of public traces (`fit_kernels.py`).
 """
@@ -20,16 +20,16 @@ from pipeline.backends.ascend.chip.tasks import (
     TaskGraph,
     TaskTime,
 )
-from pipeline.backends.ascend.cost.efficiency import Constants, Efficiency, load_efficiency
+from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.l2_cache import Traffic, measure_traffic
 from pipeline.backends.ascend.cost.tiling import (
     Product,
     TileChoice,
     Tiling,
     default_choice,
-    given_choice,
     image_parts,
     product_of,
+    single_choice,
 )
 from pipeline.backends.ascend.cost.vector_work import (
     Bound,
@@ -54,7 +54,7 @@ def price_tasks(
     """Return the time of one execution of every task, in their order.
 
     `tiles` are tilings by index of the task, as AutoTune finds them; the others get the vendor's
-    rule of thumb. An `all_reduce` takes no time here: links are priced by their own model.
+    rule of thumb. An `all_reduce` takes no time here: links have another model.
     """
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
@@ -69,12 +69,23 @@ def price_tasks(
 def _price(
     index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
 ) -> TaskTime:
-    hw, entry = context.hw, efficiency.classes[task.cost_class]
+    hw = context.hw
+    entry = efficiency.classes[task.cost_class]
     if task.cost_class == "all_reduce" or task.engine == "hccl":
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
-    work = _work_of(index, task, traffic, context, entry.rate)
+    # The rate counts for a cube product's compute alone, else for all of the work.
+    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
+        work = _cube_work(index, task, task.cube, traffic, context, entry.rate)
+    elif task.cube and runs_on_vector(task):
+        work = vector_product(task.cube, hw)
+    else:
+        if task.cube and task.cost_class in DEPTHWISE_CLASSES:
+            work = depthwise_work(task.cube, traffic, context)
+        else:
+            work = vector_work(task, traffic, context)
+        work = Work(work.us / entry.rate, work.bound, work.cores)
     floor_us = floor_us_of(work.cores, hw)
     roofline_us = roofline_us_of(task, traffic, hw)
     bound: Bound = "floor" if floor_us > work.us else work.bound
@@ -98,24 +109,9 @@ def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
 
 
 def floor_us_of(cores: float, hw: Hardware) -> float:
-    """Return the floor on a straight line from the shortest kernel on one core to that on all
-    cores.
-    """
+    """Return the floor, linear from the shortest kernel on one core to the one on all cores."""
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
-
-
-def _work_of(index: int, task: Task, traffic: Traffic, context: CostContext, rate: float) -> Work:
-    """Return a task's work; the rate counts for a cube product's compute alone."""
-    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
-        return _cube_work(index, task, task.cube, traffic, context, rate)
-    if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-        work = depthwise_work(task.cube, traffic, context)
-    elif task.cube and runs_on_vector(task):
-        return vector_product(task.cube, context.hw)
-    else:
-        work = vector_work(task, traffic, context)
-    return Work(work.us / rate, work.bound, work.cores)
 
 
 def runs_on_vector(task: Task) -> bool:
@@ -130,12 +126,15 @@ def _cube_work(
 ) -> Work:
     """Return the work of the fastest tiling that the vendor's rule, or AutoTune, may choose.
 
-    Equal parts of a weight gradient's images, one after the other, are taken where they are faster.
+    Equal parts of a weight gradient's images, one after the other, are taken if they are faster.
     """
     product = task_product(task, work, context.buffers)
-    rate *= _channel_rate(task, work, context.constants)
+    if task.cost_class == "conv_kernel_grad" and work.batch == 1:
+        # The first layer's weight gradient is slower than its padding explains.
+        few_channels = work.m // work.taps < CHANNEL_BLOCK
+        rate *= context.constants.few_channels if few_channels else 1.0
     if index in context.tiles:
-        choice = given_choice(context.tiles[index], product, context.hw)
+        choice = single_choice(context.tiles[index], product, context.hw)
         return _chosen_work(choice, traffic, context, rate)
     best = _chosen_work(default_choice(product, context.hw), traffic, context, rate)
     for count, choice in image_parts(product, context.hw):
@@ -148,7 +147,8 @@ def _cube_work(
 
 def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rate: float) -> Work:
     """Return the stages of the fastest tiling, with traffic as slow as device memory makes it."""
-    hw, constants = context.hw, context.constants
+    hw = context.hw
+    constants = context.constants
     clock = hw.ai_core_clock_mhz
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
@@ -160,13 +160,6 @@ def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rat
         (max(read_us, write_us), "memory"),
     )
     return Work(cycles / clock, max(stages)[1], float(choice.rows[at, :4].prod()))
-
-
-def _channel_rate(task: Task, work: CubeWork, constants: Constants) -> float:
-    """Return the rate of the first layer's weight gradient, slower than its padding explains."""
-    whole = task.cost_class == "conv_kernel_grad" and work.batch == 1
-    few = whole and work.m // work.taps < CHANNEL_BLOCK
-    return constants.few_channels if few else 1.0
 
 
 def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:

@@ -1,7 +1,7 @@
 """A matrix product on the cube units: its split over cores and its tiles.
 
 All sizes are in fractals, blocks of 16 x 16 float16 (512 bytes): the cube multiplies two in a
-cycle. Rates and sizes are those of CANN's platform file (AICoreSpec, AICoreMemoryRates).
+cycle. Rates and sizes are from CANN's platform file (AICoreSpec, AICoreMemoryRates).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ BUFFERS_COUNT = 2
 """Double buffering: one tile is loaded while another is used."""
 MAD_HEAD_CYCLES = 6
 """Cycles to start a multiply-add instruction (pto-isa's public cost model of `mad`)."""
+DEFAULT_BLOCK_COLUMNS = 16
+BUSY_CORES = 0.75
+"""Share of the cores under which the rule of thumb looks for another cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Product:
     """A cube task in fractals: `batch` times (m x k) by (k x n).
 
     `expansion` is the factor by which im2col makes the left operand larger than it is in memory;
-    `out_bytes` are those of an element of the output. `images` is the number of parts into which
+    `out_bytes` are of an element of the output. `images` is the number of parts into which
     the vendor cuts the depth of a weight gradient, adding them up in memory; 0 elsewhere.
     """
 
@@ -54,36 +57,14 @@ class Tiling:
     block_m: int
     block_n: int
 
-    @property
-    def cores_count(self) -> int:
-        """Cores in use, the vendor's block_dim."""
-        return self.cores_batch * self.cores_m * self.cores_k * self.cores_n
-
-
-@dataclass(frozen=True, slots=True)
-class TilePlan:
-    """A tiling and the cycles of each stage on the busiest core.
-
-    `cycles_load` are L1 -> L0A and L0B, overlapped with the cube by double buffering; `cycles_l2`
-    are L2 -> L1 with repeated reads; `cycles_out` L0C -> UB -> L2. `us` sums them by the exponent
-    that the search was given.
-    """
-
-    tiling: Tiling
-    cycles_cube: float
-    cycles_load: float
-    cycles_l2: float
-    cycles_out: float
-    us: float
-
 
 def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
     """Return padded fractals of a task: the channels of each convolution tap are padded apart.
 
     A 1 x 1 input gradient skips the zeros that a stride puts between rows; others multiply them.
-    `images` are those of the batch, which a weight gradient sums over.
+    `images` counts the batch, which a weight gradient sums over.
     """
-    m, k, n = _blocks(work.m), _blocks(work.k), _blocks(work.n)
+    m, k, n = map(_blocks, (work.m, work.k, work.n))
     reuse = max(work.taps / work.stride, 1.0)
     if cost_class == "conv_kernel_grad":
         m = work.taps * _blocks(work.m // work.taps)
@@ -91,27 +72,17 @@ def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int 
     if cost_class in ("conv", "conv_input_grad"):
         k = work.taps * _blocks(work.k // work.taps)
     if cost_class == "conv_input_grad":
-        rows = _rows_that_matter(work)
-        m, reuse = _blocks(rows), max(rows * work.taps * work.stride / work.m, 1.0)
+        # A strided 1 x 1 convolution reads only some of the rows.
+        share = work.macs / (work.batch * work.m * work.k * work.n)
+        strided = work.taps == 1 and share < 1
+        rows = max(math.ceil(work.m * share), 1) if strided else work.m
+        m = _blocks(rows)
+        reuse = max(rows * work.taps * work.stride / work.m, 1.0)
     return Product(work.batch, m, k, n, reuse, out_bytes)
-
-
-def _rows_that_matter(work: CubeWork) -> int:
-    """Return the rows of an input gradient that a strided 1 x 1 convolution reads."""
-    share = work.macs / (work.batch * work.m * work.k * work.n)
-    return max(math.ceil(work.m * share), 1) if work.taps == 1 and share < 1 else work.m
 
 
 def _blocks(length: int) -> int:
     return max(-(-length // EDGE), 1)
-
-
-@cache
-def default_tiling(product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """Return the vendor's rule of thumb: images first where the depth can be cut, then the best
-    area.
-    """
-    return _best(product, hw, overlap, _default_candidates(product, hw))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +108,17 @@ def default_choice(product: Product, hw: Hardware) -> TileChoice:
     return TileChoice(rows, stage_cycles(product, hw, rows))
 
 
-def given_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
+@cache
+def default_tiling(product: Product, hw: Hardware, overlap: float) -> Tiling:
+    """Return the vendor's rule of thumb: images first if the depth can be cut, then the best area.
+
+    `overlap` is the exponent by which the stages are summed.
+    """
+    choice = default_choice(product, hw)
+    return tiling_of(choice.rows[int(total_cycles(choice.stages, overlap).argmin())])
+
+
+def single_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
     """Return a choice of one tiling."""
     rows = row_of(tiling)
     return TileChoice(rows, stage_cycles(product, hw, rows))
@@ -149,32 +130,29 @@ def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice],
 
     Each is the number of parts, a power of two, and the tilings of one. The rule of thumb may suit
     a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
-    which no stage is shorter than that of some tiling of the whole are left out.
+    which no stage is shorter than in some tiling of the whole are left out.
     """
-    whole = _compared(default_choice(product, hw))
-    parts, count = [], 2
+    stages = _parallel_stages(default_choice(product, hw))
+    parts = []
+    count = 2
     while product.images and product.images % count == 0:
         images = product.images // count
         part = replace(product, k=math.ceil(product.k / count), images=images)
         choice = default_choice(part, hw)
-        slower = np.all(whole[:, None, :] <= count * _compared(choice)[:, :, None], axis=0)
-        kept = np.logical_not(np.any(slower, axis=1))
-        if kept.any():
-            stages = tuple(stage[kept] for stage in choice.stages)
-            parts.append((count, TileChoice(choice.rows[kept], stages)))
+        part_stages = count * _parallel_stages(choice)
+        slower = np.all(stages[:, None, :] <= part_stages[:, :, None], axis=0)
+        useful = np.logical_not(np.any(slower, axis=1))
+        if useful.any():
+            cycles = tuple(stage[useful] for stage in choice.stages)
+            parts.append((count, TileChoice(choice.rows[useful], cycles)))
         count *= 2
     return tuple(parts)
 
 
-def _compared(choice: TileChoice) -> NDArray[np.float64]:
+def _parallel_stages(choice: TileChoice) -> NDArray[np.float64]:
     """Return the stages that run side by side, one a row: (3, tilings)."""
     cube, load, l2, out = choice.stages
     return np.stack([np.maximum(cube, load), l2, out])
-
-
-def plan_of(tiling: Tiling, product: Product, hw: Hardware, overlap: float) -> TilePlan:
-    """Return the cycles of one given tiling."""
-    return _best(product, hw, overlap, row_of(tiling))
 
 
 def row_of(tiling: Tiling) -> NDArray[np.float64]:
@@ -182,14 +160,9 @@ def row_of(tiling: Tiling) -> NDArray[np.float64]:
     return np.array([astuple(tiling)], dtype=np.float64)
 
 
-def _best(product: Product, hw: Hardware, overlap: float, rows: NDArray[np.float64]) -> TilePlan:
-    stages = stage_cycles(product, hw, rows)
-    totals = total_cycles(stages, overlap)
-    at = int(np.argmin(totals))
-    tiling = Tiling(*(int(value) for value in rows[at]))
-    us = float(totals[at]) / hw.ai_core_clock_mhz
-    cube, load, l2, out = (float(stage[at]) for stage in stages)
-    return TilePlan(tiling, cube, load, l2, out, us)
+def tiling_of(row: NDArray[np.float64]) -> Tiling:
+    """Return the tiling of a row of candidates."""
+    return Tiling(*(int(value) for value in row))
 
 
 def total_cycles(
@@ -205,8 +178,9 @@ def total_cycles(
     cube is slower than its peak by `rate`.
     """
     cube, load, l2, out = stages
-    reads, writes = np.maximum(l2, read_cycles), np.maximum(out, write_cycles)
-    parts = np.stack([np.maximum(cube, load) / rate, reads, writes])
+    parts = np.stack(
+        [np.maximum(cube, load) / rate, np.maximum(l2, read_cycles), np.maximum(out, write_cycles)]
+    )
     return np.asarray((parts**overlap).sum(axis=0) ** (1 / overlap))
 
 
@@ -216,13 +190,16 @@ def stage_cycles(
     """Return cycles (cube, load, l2, out) of the busiest core, for each candidate row."""
     cores_batch, cores_m, cores_k, cores_n, block_m, block_n = rows.T
     times = np.ceil(product.batch / cores_batch)
-    m, k = np.ceil(product.m / cores_m), np.ceil(product.k / cores_k)
+    m = np.ceil(product.m / cores_m)
+    k = np.ceil(product.k / cores_k)
     n = np.ceil(product.n / cores_n)
-    passes_m, passes_n = np.ceil(m / block_m), np.ceil(n / block_n)
+    passes_m = np.ceil(m / block_m)
+    passes_n = np.ceil(n / block_n)
     depth = _tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
     heads = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
     cube = m * k * n * 4096 / hw.cube_fp16_macs_per_cycle + heads
-    a_bytes, b_bytes = m * k * FRACTAL_BYTES, k * n * FRACTAL_BYTES
+    a_bytes = m * k * FRACTAL_BYTES
+    b_bytes = k * n * FRACTAL_BYTES
     load = (
         a_bytes * passes_n / hw.l1_to_l0a_bytes_per_cycle
         + b_bytes * passes_m / hw.l1_to_l0b_bytes_per_cycle
@@ -233,14 +210,8 @@ def stage_cycles(
     again_b = np.where(b_bytes <= l1_bytes, 1, passes_m)
     l2_bytes = a_bytes / product.expansion * again_a + b_bytes * again_b
     element_bytes = np.where(cores_k > 1, 4, product.out_bytes)
-    out = (
-        m
-        * n
-        * np.maximum(
-            EDGE * EDGE * element_bytes / hw.ub_to_l2_bytes_per_cycle,
-            ACCUMULATOR_BYTES / hw.l0c_to_ub_bytes_per_cycle,
-        )
-    )
+    out_cycles = EDGE * EDGE * element_bytes / hw.ub_to_l2_bytes_per_cycle
+    out = m * n * np.maximum(out_cycles, ACCUMULATOR_BYTES / hw.l0c_to_ub_bytes_per_cycle)
     l2 = l2_bytes / hw.l2_read_bytes_per_cycle
     return cube * times, load * times, l2 * times, out * times
 
@@ -254,25 +225,17 @@ def _tile_depth(
     return np.maximum(np.minimum(a, b), 1)
 
 
-def _largest_block(hw: Hardware) -> tuple[int, int, int]:
-    """Return the largest output block in fractals: area by L0C, rows by L0A, columns by L0B."""
-    return (
-        max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1),
-        max(int(hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
-        max(int(hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1),
-    )
-
-
 def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
-    """Return output blocks (rows, columns) that fit: columns are powers of two, rows the rest."""
-    area, most_m, most_n = _largest_block(hw)
+    """Return output blocks (rows, columns) that fit: columns are powers of two, rows the rest.
+
+    The area is bounded by the L0C, rows by the L0A and columns by the L0B.
+    """
+    area = max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1)
+    most_m, most_n = (
+        max(int(kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1) for kib in (hw.l0a_kib, hw.l0b_kib)
+    )
     columns = [2**power for power in range(int(np.log2(min(area, most_n))) + 1)]
     return tuple((min(area // n, most_m), n) for n in columns)
-
-
-DEFAULT_BLOCK_COLUMNS = 16
-BUSY_CORES = 0.75
-"""Share of the cores under which the rule of thumb looks for another cut."""
 
 
 def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
@@ -281,9 +244,9 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
     left = cores // shared
     block = max((b for b in blocks_of(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
     rows = [
-        (shared, m, k, n, *block)
+        (shared, m, k, min(left // k // m, product.n), *block)
         for k in _depth_cuts(left, min(left, product.k, max(product.images, 1)))
-        for m, n in _pairs(left // k, product.m, product.n)
+        for m in range(1, min(left // k, product.m) + 1)
     ]
     return np.array(rows, dtype=np.float64)
 
@@ -291,17 +254,12 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
 def _depth_cuts(cores: int, images: int) -> list[int]:
     """Return the parts into which the depth may be cut: the images, or halves of their number.
 
-    Halves are tried while cores stay idle, as 14 of 32 do where each of 18 has an image.
+    Halves are tried while cores stay idle, as 14 of 32 do if each of 18 has an image.
     """
     cuts = [images]
     while cuts[-1] > 1 and cuts[-1] * (cores // cuts[-1]) < BUSY_CORES * cores:
         cuts.append(cuts[-1] // 2)
     return cuts
-
-
-def _pairs(cores: int, most_m: int, most_n: int) -> list[tuple[int, int]]:
-    """Return splits of the area that are part of no split with more cores."""
-    return [(m, min(cores // m, most_n)) for m in range(1, min(cores, most_m) + 1)]
 
 
 @cache

@@ -1,8 +1,12 @@
-"""Device memory of a step: the place and purpose of every buffer, and whether all fit."""
+"""Device memory of a step: the place and purpose of every buffer, and whether all fit.
+
+For a step that doesn't fit, a message names the failing kernel, the largest tensors, and a batch
+that fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,8 +14,14 @@ import numpy as np
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.memory.lifetimes import Lifetime, lifetimes, owners
-from pipeline.backends.ascend.memory.placement import Block, find_overlap, live_bytes, pack
+from pipeline.backends.ascend.memory.placement import (
+    Block,
+    find_overlap,
+    lifetimes,
+    live_bytes,
+    owners,
+    pack,
+)
 
 GIB = 2**30
 TIGHT = 0.1
@@ -19,10 +29,7 @@ TIGHT = 0.1
 
 Pool = Literal["parameters", "feature maps", "communication"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
-Budget = Literal["split", "pooled_30", "pooled_31"]
-"""split: GE's pools of 5, 26 and 1 of 32 GiB (CANN `variable_memory_max_size`,
-`graph_memory_max_size`); pooled_30: all but 2 GiB in one pool, MindSpore r1.5's default;
-pooled_31: all but a 16th and at most 1 GiB, later MindSpore (ascend_memory_adapter.cc)."""
+"""GE's pools of 5, 26 and 1 GiB (CANN `variable_memory_max_size`, `graph_memory_max_size`)."""
 Verdict = Literal["fits", "tight", "out of memory"]
 Component = Literal[
     "parameters",
@@ -35,13 +42,15 @@ Component = Literal[
     "constants",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+MIB = 2**20
+BATCHED = ("activation", "input", "output")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Place of a buffer in its pool, and its tasks: `birth` .. `death - 1`.
 
-    `nbytes` are aligned. Gradients that are all-reduced together have the lifetime of them all.
+    `nbytes` are aligned. Gradients on several devices have the lifetime of all of them.
     """
 
     buffer: int
@@ -55,18 +64,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Bytes that a plan takes of a pool; `lower_bound_bytes` are the most that live at once."""
+    """Bytes that a plan takes of a pool, and the limit of the pool.
 
+    `lower_bound_bytes` are the most that live at once.
+    """
+
+    what: Pool
     used_bytes: int
     lower_bound_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Used and available bytes of one pool, or of all together."""
-
-    what: str
-    used_bytes: int
     limit_bytes: int
 
 
@@ -74,13 +79,12 @@ class Limit:
 class MemoryPlan:
     """Device memory of one step on one device.
 
-    `live_bytes` has the bytes live during each task, all pools together, `peak_task` where they are
-    most; `components` divide them by purpose.
+    `live_bytes` has the bytes live during each task, all pools together; `peak_task` is the task
+    with the most; `components` divide them by purpose.
     """
 
     placements: tuple[Placement, ...]
     pools: Mapping[Pool, PoolUse]
-    limits: tuple[Limit, ...]
     live_bytes: tuple[int, ...]
     peak_task: int
     components: Mapping[Component, int]
@@ -96,12 +100,12 @@ class MemoryPlan:
         return sum(pool.lower_bound_bytes for pool in self.pools.values())
 
     @property
-    def fragmentation(self) -> float:
-        """Excess of the plan over its lower bound, as a share."""
-        return self.used_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
+    def limits(self) -> tuple[PoolUse, ...]:
+        """The pools with their limits."""
+        return tuple(self.pools.values())
 
     @property
-    def tightest(self) -> Limit:
+    def tightest(self) -> PoolUse:
         """The limit that is nearest to full, or furthest exceeded."""
         return max(self.limits, key=lambda limit: limit.used_bytes / limit.limit_bytes)
 
@@ -123,8 +127,8 @@ class MemoryPlan:
             blocks = tuple(Block(p.nbytes, p.birth, p.death) for p in inside)
             pair = find_overlap(blocks, tuple(p.offset_bytes for p in inside))
             if pair is not None:
-                one, other = (inside[index] for index in pair)
-                raise AssertionError(f"{pool}: {one} and {other} are live together and overlap")
+                first, second = (inside[index] for index in pair)
+                raise AssertionError(f"{pool}: {first} and {second} are live together and overlap")
 
 
 @dataclass(frozen=True)
@@ -138,118 +142,86 @@ class _Chunk:
     component: Component
 
 
-def plan_memory(
-    graph: TaskGraph,
-    hw: Hardware,
-    devices: int = 1,
-    *,
-    budget: Budget = "split",
-    buckets: Sequence[Sequence[int]] | None = None,
-) -> MemoryPlan:
-    """Place every buffer of a step: parameters and state permanently, the rest by lifetime.
+def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
+    """Place every buffer of a step: parameters and state permanently, the others by lifetime.
 
-    On several devices, gradients that are all-reduced together lie side by side, with a guard of
-    one alignment at both ends (as MindSpore allocates communication memory); `buckets` has the
-    positions in `graph.gradients` of each all-reduce, None: all in one. A bucket lies in the
-    communication pool, or with the feature maps where that has no room left for it.
+    On several devices, all gradients lie side by side, with a guard of one alignment at both ends,
+    as MindSpore allocates communication memory. They lie in the communication pool, or with the
+    feature maps if that pool has no room for them.
     """
     unit = int(hw.memory_alignment_bytes)
     lives = {i: life for i, life in lifetimes(graph).items() if graph.buffers[i].nbytes}
     sizes = {index: -(-graph.buffers[index].nbytes // unit) * unit for index in lives}
-    groups = _buckets(graph, lives, buckets) if devices > 1 else []
-    room = _pool_limits(hw)["communication"]
-    chunks = [*_fused(groups, lives, sizes, unit, room)]
-    chunks += _single(graph, lives, sizes, {index for group in groups for index in group})
-    plan = _lay_out(chunks, sizes, max(len(graph.tasks), 1), hw, budget)
+    chunks: list[_Chunk] = []
+    owner = owners(graph)
+    reduced: list[int] = []
+    if devices > 1:
+        # The gradients among the outputs of the tasks that compute them.
+        writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
+        outputs = (
+            [i for i in indices if graph.buffers[i].role == "gradient"] or indices
+            for indices in writes
+        )
+        buffers = (owner[i] for indices in outputs for i in indices)
+        reduced = [i for i in dict.fromkeys(buffers) if i in lives]
+    if reduced:
+        nbytes = sum(sizes[index] for index in reduced) + 2 * unit
+        birth = min(lives[index][0] for index in reduced)
+        death = max(lives[index][1] for index in reduced)
+        fits = nbytes <= _pool_limits(hw)["communication"]
+        pool: Pool = "communication" if fits else "feature maps"
+        block = Block(nbytes, birth, death)
+        chunks.append(_Chunk(tuple(reduced), block, unit, pool, "communication"))
+    # The forward pass writes these buffers and the backward pass reads them.
+    saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
+    saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    for index, (birth, death) in lives.items():
+        if index not in reduced:
+            component = _component(graph, index, saved)
+            pool = "parameters" if component in ("parameters", "state") else "feature maps"
+            block = Block(sizes[index], birth, death)
+            chunks.append(_Chunk((index,), block, 0, pool, component))
+    plan = _lay_out(chunks, sizes, max(len(graph.tasks), 1), hw)
     plan.verify()
     return plan
 
 
 def _lay_out(
-    chunks: Sequence[_Chunk], sizes: Mapping[int, int], tasks: int, hw: Hardware, budget: Budget
+    chunks: Sequence[_Chunk], sizes: Mapping[int, int], tasks: int, hw: Hardware
 ) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
+    limits = _pool_limits(hw)
     live = np.zeros(tasks, np.int64)
     for pool in POOLS:
         inside = [chunk for chunk in chunks if chunk.pool == pool]
         blocks = tuple(chunk.block for chunk in inside)
-        held = live_bytes(blocks, tasks)
-        packing = pack(blocks, int(held.max()))
-        uses[pool] = PoolUse(packing.extent_bytes, int(held.max()))
-        live += held
+        pool_bytes = live_bytes(blocks, tasks)
+        lower_bound = int(pool_bytes.max())
+        packing = pack(blocks, lower_bound)
+        uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
+        live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
-            placements += _placements(chunk, offset, sizes)
+            start = offset + chunk.guard_bytes
+            for index in chunk.members:
+                birth = chunk.block.birth
+                death = chunk.block.death
+                placements.append(
+                    Placement(index, pool, chunk.component, start, sizes[index], birth, death)
+                )
+                start += sizes[index]
     peak = int(live.argmax())
+    components = dict.fromkeys(COMPONENTS, 0)
+    for chunk in chunks:
+        if chunk.block.birth <= peak < chunk.block.death:
+            components[chunk.component] += chunk.block.nbytes
     return MemoryPlan(
         placements=tuple(sorted(placements, key=lambda placed: placed.buffer)),
         pools=uses,
-        limits=_limits(hw, uses, budget),
         live_bytes=tuple(live.tolist()),
         peak_task=peak,
-        components=_components(chunks, peak),
+        components=components,
     )
-
-
-def _buckets(
-    graph: TaskGraph, lives: Collection[int], buckets: Sequence[Sequence[int]] | None
-) -> list[tuple[int, ...]]:
-    """Return the buffers of each all-reduce, in the order in which the gradients are computed."""
-    positions = [range(len(graph.gradients))] if buckets is None else buckets
-    owner = owners(graph)
-    taken: set[int] = set()
-    groups = []
-    for bucket in positions:
-        written = (owner[i] for at in bucket for i in _gradient_buffers(graph, at))
-        group = [i for i in dict.fromkeys(written) if i in lives and i not in taken]
-        taken.update(group)
-        groups += [tuple(group)] if group else []
-    return groups
-
-
-def _gradient_buffers(graph: TaskGraph, position: int) -> Sequence[int]:
-    """Return the gradient's own buffers among the outputs of the task that computes it."""
-    task = graph.tasks[graph.gradients[position][2]]
-    return [i for i in task.writes if graph.buffers[i].role == "gradient"] or task.writes
-
-
-def _fused(
-    groups: Iterable[tuple[int, ...]],
-    lives: Mapping[int, Lifetime],
-    sizes: Mapping[int, int],
-    guard: int,
-    room: int,
-) -> Iterator[_Chunk]:
-    for group in groups:
-        nbytes = sum(sizes[index] for index in group) + 2 * guard
-        birth = min(lives[index][0] for index in group)
-        death = max(lives[index][1] for index in group)
-        pool: Pool = "communication" if nbytes <= room else "feature maps"
-        room -= nbytes if pool == "communication" else 0
-        yield _Chunk(group, Block(nbytes, birth, death), guard, pool, "communication")
-
-
-def _single(
-    graph: TaskGraph,
-    lives: Mapping[int, Lifetime],
-    sizes: Mapping[int, int],
-    fused: Collection[int],
-) -> Iterator[_Chunk]:
-    saved = _saved(graph)
-    for index, (birth, death) in lives.items():
-        if index in fused:
-            continue
-        component = _component(graph, index, saved)
-        pool: Pool = "parameters" if component in ("parameters", "state") else "feature maps"
-        yield _Chunk((index,), Block(sizes[index], birth, death), 0, pool, component)
-
-
-def _saved(graph: TaskGraph) -> set[int]:
-    """Return buffers that the forward pass writes and the backward pass reads."""
-    owner = owners(graph)
-    written = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
-    used = {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
-    return written & used
 
 
 def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
@@ -265,34 +237,134 @@ def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Componen
     return "saved activations" if index in saved else "workspace and casts"
 
 
-def _placements(chunk: _Chunk, offset: int, sizes: Mapping[int, int]) -> Iterator[Placement]:
-    offset += chunk.guard_bytes
-    birth, death = chunk.block.birth, chunk.block.death
-    for index in chunk.members:
-        yield Placement(index, chunk.pool, chunk.component, offset, sizes[index], birth, death)
-        offset += sizes[index]
-
-
-def _components(chunks: Iterable[_Chunk], peak: int) -> dict[Component, int]:
-    """Return the bytes live at the peak, by purpose."""
-    total = dict.fromkeys(COMPONENTS, 0)
-    for chunk in chunks:
-        if chunk.block.birth <= peak < chunk.block.death:
-            total[chunk.component] += chunk.block.nbytes
-    return total
-
-
 def _pool_limits(hw: Hardware) -> dict[Pool, int]:
-    """Return the chip's split; scaled down where its memory is smaller than the three pools."""
+    """Return the chip's split; scaled down if its memory is smaller than the three pools."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
 
 
-def _limits(hw: Hardware, uses: Mapping[Pool, PoolUse], budget: Budget) -> tuple[Limit, ...]:
-    if budget == "split":
-        limits = _pool_limits(hw)
-        return tuple(Limit(pool, uses[pool].used_bytes, limits[pool]) for pool in POOLS)
-    kept_gib = hw.hbm_gib / 16 if budget == "pooled_30" else min(hw.hbm_gib / 16, 1.0)
-    used = sum(use.used_bytes for use in uses.values())
-    return (Limit("device memory", used, int((hw.hbm_gib - kept_gib) * GIB)),)
+def out_of_memory_message(
+    plan: MemoryPlan,
+    graph: TaskGraph,
+    *,
+    batch: int | None = None,
+    devices: int = 1,
+) -> str:
+    """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
+
+    It names the first kernel that gets no memory and the size of its request, then the ten largest
+    tensors that are live at the peak and, for a known batch size, the largest that should fit;
+    `batch` is of each of the `devices`.
+    """
+    limit = plan.tightest
+    victim = _first_beyond(plan, limit)
+    lines = [
+        f"Device(id:0) memory isn't enough: kernel name: {_maker(graph, victim)}, "
+        f"alloc size: {victim.nbytes}B.",
+        f"The step takes {_gib(limit.used_bytes)} of {_gib(limit.limit_bytes)} ({limit.what}). "
+        f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
+        + ", ".join(f"{name} {_gib(size)}" for name, size in plan.components.items() if size)
+        + ".",
+        "The largest tensors there:",
+    ]
+    for placed in largest_tensors(plan):
+        buffer = graph.buffers[placed.buffer]
+        shape = "x".join(map(str, buffer.shape)) or "scalar"
+        size = f"{placed.nbytes / MIB:.1f} MiB"
+        lines.append(f"  {size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}")
+    if batch is not None:
+        lines.append(_advise(batch, largest_batch(plan, graph, batch), devices))
+    return "\n".join(lines)
+
+
+def largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
+    """Return the largest buffers that are live at the peak, by size, then index."""
+    live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
+    return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
+
+
+def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+    """Return the largest batch size that fits, estimated from a plan for `batch`; 0 for none.
+
+    A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
+    floor(batch * (1 + (limit - used) / growing)), and `growing` has its share of the pool's
+    fragmentation. The estimate is good if the peak stays in the same task.
+    """
+    limits = {limit.what: limit for limit in plan.limits}
+    limit = limits.pop("feature maps")
+    if any(fixed.used_bytes > fixed.limit_bytes for fixed in limits.values()):
+        return 0
+    growing = _growing_bytes(plan, graph, batch)
+    if not growing:
+        return batch if limit.used_bytes <= limit.limit_bytes else 0
+    pool = plan.pools["feature maps"]
+    growing = growing * pool.used_bytes // pool.lower_bound_bytes
+    return max(batch + batch * (limit.limit_bytes - limit.used_bytes) // growing, 0)
+
+
+def _growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+    """Return the bytes live at the peak that depend on the inputs and have the batch as first axis.
+
+    In a scan's stacked outputs the batch is the second axis.
+    """
+    batched = _reached_by_inputs(graph)
+    stacked = {buffer.within for buffer in graph.buffers}
+    nbytes = 0
+    for placed in plan.placements:
+        buffer = graph.buffers[placed.buffer]
+        axes = buffer.shape[: 2 if placed.buffer in stacked else 1]
+        leads = any(size % batch == 0 for size in axes)
+        live = placed.birth <= plan.peak_task < placed.death
+        if live and leads and buffer.role in BATCHED and placed.buffer in batched:
+            nbytes += placed.nbytes
+    return nbytes
+
+
+def _reached_by_inputs(graph: TaskGraph) -> set[int]:
+    """Return values of the forward and backward passes that depend on the batch.
+
+    No cast of a weight and no update is among them.
+    """
+    owner = owners(graph)
+    reached = {owner[index] for index in graph.inputs}
+    for task in graph.tasks:
+        of_network = task.phase in ("forward", "backward")
+        if task.phase == "data" or (of_network and any(owner[i] in reached for i in task.reads)):
+            reached.update(owner[index] for index in task.writes)
+    return reached
+
+
+def _first_beyond(plan: MemoryPlan, limit: PoolUse) -> Placement:
+    """Return the largest buffer of the first task during which more is live than the limit allows.
+
+    If only gaps are too much, the largest buffer that ends above the limit.
+    """
+    inside = [placed for placed in plan.placements if placed.pool == limit.what]
+    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
+    over = (live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
+    asking = [placed for placed in inside if over.size and placed.birth == over[0]]
+    beyond = [p for p in inside if p.offset_bytes + p.nbytes > limit.limit_bytes]
+    return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
+
+
+def _maker(graph: TaskGraph, placed: Placement) -> str:
+    """Return the task that writes a buffer as `scope/Type-op3`; an input by its name."""
+    owner = owners(graph)
+    for position, task in enumerate(graph.tasks):
+        if placed.buffer in (owner[index] for index in task.writes):
+            return f"{task.scope or 'Default'}/{task.type}-op{position}"
+    return graph.buffers[placed.buffer].name
+
+
+def _advise(batch: int, fits: int, devices: int) -> str:
+    per_device = f" on each of {devices} devices" if devices > 1 else ""
+    request = f"(asked for: {batch}{per_device})"
+    if fits < 1:
+        return f"No batch size fits {request}: what doesn't grow with it is too large."
+    override = f", train.batch_size={fits * devices}," if devices > 1 else ""
+    return f"A batch of {fits}{per_device}{override} should fit {request}."
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB"

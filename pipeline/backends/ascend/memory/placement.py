@@ -1,20 +1,24 @@
-"""Best-fit offsets for blocks of memory with known lifetimes."""
+"""Lifetimes of a step's buffers, and best-fit offsets for blocks of memory with known lifetimes."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 import numpy as np
 
+from pipeline.backends.ascend.chip.tasks import TaskGraph
+
 Fit = Literal["best", "lowest"]
 FITS: tuple[Fit, ...] = ("best", "lowest")
 ORDERS = ("size", "area")
 CLOSE = 0.005
 """Other heuristics are tried only to save more than this share of memory."""
+Lifetime = tuple[int, int]
+"""First task during which a buffer is live, and the first one after its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +53,23 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
 
     Blocks are placed from the largest down, each in the tightest gap between the placed ones that
     it conflicts with, as MindSpore's SOMAS does. Other orders and the lowest gap are tried while
-    the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the best is
-    kept.
+    the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the best
+    is returned.
     """
     table = np.array([(b.nbytes, b.birth, b.death) for b in blocks], np.int64).reshape(-1, 3)
     best: Packing | None = None
+    nbytes, birth, death = table.T
     for order, fit in product(ORDERS, FITS):
         limit = None if best is None else best.extent_bytes
-        offsets = _place(table, _ordered(table, order), fit, limit)
+        weight = nbytes if order == "size" else nbytes * (death - birth)
+        offsets = _place(table, np.argsort(-weight, kind="stable"), fit, limit)
         if offsets is not None:
-            extent = int((offsets + table[:, 0]).max(initial=0))
+            extent = int((offsets + nbytes).max(initial=0))
             best = Packing(tuple(offsets.tolist()), extent, f"{order}, {fit} fit")
         if best is not None and best.extent_bytes <= bound_bytes * (1 + CLOSE):
             break
     assert best is not None, "the first heuristic has no limit to fail at"
     return best
-
-
-def _ordered(table: np.ndarray, order: str) -> np.ndarray:
-    """Return indices of blocks by size, or size times lifetime, descending; then by index."""
-    nbytes, birth, death = table.T
-    weight = nbytes if order == "size" else nbytes * (death - birth)
-    return np.argsort(-weight, kind="stable")
 
 
 def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) -> np.ndarray | None:
@@ -83,9 +82,9 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
     placed = np.zeros((4, len(table) + 1), np.int64)
     placed[3, 0] = np.iinfo(np.int64).max
     placed[2, 0] = -1
-    sizes, first, last = table.T.tolist()
+    rows = table.tolist()
     for count, index in enumerate(order.tolist(), start=1):
-        nbytes, birth, death = sizes[index], first[index], last[index]
+        nbytes, birth, death = rows[index]
         starts, ends, births, deaths = placed[:, :count]
         rivals = ((births < death) & (deaths > birth)).nonzero()[0]
         offset = _fit(starts.take(rivals), ends.take(rivals), nbytes, fit)
@@ -94,8 +93,7 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
         offsets[index] = offset
         at = int(starts.searchsorted(offset, side="right"))
         placed[:, at + 1 : count + 1] = placed[:, at:count]
-        placed[0, at], placed[1, at] = offset, offset + nbytes
-        placed[2, at], placed[3, at] = birth, death
+        placed[:, at] = (offset, offset + nbytes, birth, death)
     return offsets
 
 
@@ -129,3 +127,84 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
                 return min(index, other), max(index, other)
         insort(live, span)
     return None
+
+
+def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
+    """Return buffer -> lifetime, for buffers that share no other's memory, by ascending index.
+
+    A task's inputs live until the task ends. Parameters, state and constants live always. Inputs
+    live from the start of a step, outputs to its end. A value that crosses the border of a loop
+    lives through all of it, as the loop's tasks are in the graph once and run many times. A buffer
+    that no task touches has no lifetime; one with another owner (see `owners`) adds to its.
+    """
+    end = max(len(graph.tasks), 1)
+    owner = owners(graph)
+    first, last = _task_spans(graph, owner)
+    for index in graph.inputs:
+        first[owner[index]] = 0
+        last[owner[index]] = max(last[owner[index]], 0)
+    for index in graph.outputs:
+        first[owner[index]] = max(first[owner[index]], 0)
+        last[owner[index]] = end - 1
+    for start, stop in _loops(graph):
+        made_inside = (first >= start) & (first < stop) & (last >= stop)
+        used_inside = (first >= 0) & (first < start) & (last >= start) & (last < stop)
+        first[made_inside] = start
+        last[used_inside] = stop - 1
+    named = {*graph.parameters, *graph.state}
+    for buffer in graph.buffers:
+        if buffer.role in ("parameter", "state", "constant") or buffer.index in named:
+            first[owner[buffer.index]] = 0
+            last[owner[buffer.index]] = end - 1
+    spans = enumerate(zip(first.tolist(), last.tolist(), strict=True))
+    return {index: (begin, final + 1) for index, (begin, final) in spans if begin >= 0}
+
+
+def owners(graph: TaskGraph) -> list[int]:
+    """Return the buffer whose memory each buffer uses.
+
+    That is the buffer itself, or the one that it updates in place or is a part of. Raises
+    ValueError for buffers that are parts of each other in a circle.
+    """
+    above = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
+    owner_of = []
+    for index in range(len(above)):
+        owner = index
+        for _ in range(len(above) + 1):
+            parent = above[owner]
+            if parent is None or parent == owner:
+                break
+            owner = parent
+        else:
+            raise ValueError(f"buffer {index} ({graph.buffers[index].name}) is within itself")
+        owner_of.append(owner)
+    return owner_of
+
+
+def _task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and last task that touch each buffer, -1 for none.
+
+    A buffer that is read before it is written was there from the start.
+    """
+    first = np.full(len(owner), -1, np.int64)
+    last = np.full(len(owner), -1, np.int64)
+    for position, task in enumerate(graph.tasks):
+        for touched, since in ((task.reads, 0), (task.writes, position)):
+            for index in (owner[part] for part in touched):
+                last[index] = position
+                if first[index] < 0:
+                    first[index] = since
+    return first, last
+
+
+def _loops(graph: TaskGraph) -> Iterator[Lifetime]:
+    """Return runs of tasks that are repeated: a scan, with the scans in it."""
+    start = None
+    for position, task in enumerate(graph.tasks):
+        if task.repeat > 1 and start is None:
+            start = position
+        elif task.repeat == 1 and start is not None:
+            yield start, position
+            start = None
+    if start is not None:
+        yield start, len(graph.tasks)

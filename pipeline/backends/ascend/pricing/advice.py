@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.report.recommendation import Recommendation
+from pipeline.backends.ascend.report.text import Recommendation
 
 LONG_SINK = 1000
 BUCKETS = (2, 3, 4)
 FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
-"""Shares of the gradients in an all-reduce of their own at the network's input: the last to be
+"""Shares of the gradients in a separate all-reduce at the network's input: the last to be
 ready is the one that no backward pass overlaps."""
 
 Retrace = Callable[[int], Pricing]
 """Traces the same step with another batch size."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A change before it is priced."""
-
-    kind: str
-    what: str
-    override: str
-    pricing: Pricing
-    config: ExecutionConfig
+Candidate = tuple[str, str, str, Pricing, ExecutionConfig]
+"""Kind, description and override of a change, and what to price."""
+Variant = tuple[str, str, str, dict[str, Any]]
 
 
 def advise(
@@ -41,60 +33,63 @@ def advise(
     `retrace(batch_size)` traces the step with another batch; without it no batch is tried. Changes
     that don't fit the device's memory, or that it doesn't support, are skipped.
     """
-    before = _samples_per_s(pricing, config)
+    before = _samples_per_s(pricing, config, pricing.timeline(config).step_us)
     best: dict[str, Recommendation] = {}
-    for candidate in _candidates(pricing, config, retrace):
-        change = _priced(candidate, before)
-        if change and (candidate.kind not in best or change.gain > best[candidate.kind].gain):
-            best[candidate.kind] = change
+    for kind, what, override, changed, options in _candidates(pricing, config, retrace):
+        step_us = _step_us(kind, changed, options)
+        if step_us is None:
+            continue
+        after = _samples_per_s(changed, options, step_us)
+        gain = after / before - 1
+        if kind not in best or gain > best[kind].gain:
+            best[kind] = Recommendation(kind, what, override, step_us / 1e3, after, gain)
     return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
 
 
-def _priced(candidate: _Candidate, before: float) -> Recommendation | None:
+def _step_us(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
+    """Return the time of a changed step; None if the device can't run it."""
     try:
-        if candidate.kind in ("batch", "precision") and not _fits(candidate):
+        grows = kind in ("batch", "precision")
+        if grows and pricing.memory(config).verdict == "out of memory":
             return None
-        step_us = candidate.pricing.timeline(candidate.config).step_us
+        return pricing.timeline(config).step_us
     except OptionError:
         return None
-    after = _rate(candidate.pricing, candidate.config, step_us)
-    return Recommendation(
-        candidate.kind, candidate.what, candidate.override, step_us / 1e3, after, after / before - 1
-    )
 
 
-def _fits(candidate: _Candidate) -> bool:
-    return candidate.pricing.memory(candidate.config).verdict != "out of memory"
-
-
-def _samples_per_s(pricing: Pricing, config: ExecutionConfig) -> float:
-    return _rate(pricing, config, pricing.timeline(config).step_us)
-
-
-def _rate(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
+def _samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * config.devices / step_us * 1e6
 
 
 def _candidates(
     pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     for kind, what, override, changes in _variants(pricing, config):
-        yield _Candidate(kind, what, override, pricing, replace(config, **changes))
+        yield kind, what, override, pricing, replace(config, **changes)
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
         whose = "batch" if config.devices == 1 else "device"
         what = f"{size} samples a {whose} instead of {size // 2}"
         override = f"train.batch_size={size * config.devices}"
-        yield _Candidate("batch", what, override, retrace(size), config)
-
-
-Variant = tuple[str, str, str, dict[str, Any]]
+        yield "batch", what, override, retrace(size), config
 
 
 def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     """Return kind, description, override and changed options of changes that keep the batch."""
-    yield from _precisions(config)
-    yield from _sinks(config)
+    if config.precision in ("O0", None):
+        what = "float16 but for batch normalisation and the loss"
+        yield "precision", what, "device.precision=O2", {"precision": "O2"}
+    if config.precision in ("O0", "O2"):
+        what = "float16 throughout, batch normalisation included"
+        yield "precision", what, "device.precision=O3", {"precision": "O3"}
+    if config.mode == "op_by_op":
+        graph = {"mode": "graph_sink", "data_sink": False}
+        yield "sink", "one launch a step", "device.mode=graph_sink", graph
+    if config.mode != "loop_sink" or config.sink_size < LONG_SINK:
+        override = f"train.sink=true train.sink_size={LONG_SINK}"
+        override += "" if config.mode == "loop_sink" else " device.mode=loop_sink"
+        changes = {"mode": "loop_sink", "sink_size": LONG_SINK, "data_sink": True}
+        yield "sink", f"a loop of {LONG_SINK:,} steps a launch", override, changes
     if config.devices > 1:
         yield from _buckets(pricing, config)
     if config.host_workers is not None:
@@ -104,27 +99,6 @@ def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     if not config.auto_tune:
         what = "tiles searched by AutoTune"
         yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
-
-
-def _precisions(config: ExecutionConfig) -> Iterator[Variant]:
-    if config.precision in ("O0", None):
-        what = "float16 but for batch normalisation and the loss"
-        yield "precision", what, "device.precision=O2", {"precision": "O2"}
-    if config.precision in ("O0", "O2"):
-        what = "float16 throughout, batch normalisation included"
-        yield "precision", what, "device.precision=O3", {"precision": "O3"}
-
-
-def _sinks(config: ExecutionConfig) -> Iterator[Variant]:
-    if config.mode == "op_by_op":
-        graph = {"mode": "graph_sink", "data_sink": False}
-        yield "sink", "one launch a step", "device.mode=graph_sink", graph
-    if config.mode != "loop_sink" or config.sink_size < LONG_SINK:
-        what = f"a loop of {LONG_SINK:,} steps a launch"
-        override = f"train.sink=true train.sink_size={LONG_SINK}"
-        override += "" if config.mode == "loop_sink" else " device.mode=loop_sink"
-        changes = {"mode": "loop_sink", "sink_size": LONG_SINK, "data_sink": True}
-        yield "sink", what, override, changes
 
 
 def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
@@ -147,13 +121,13 @@ def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     shares += [(share,) for share in FIRST_SHARES]
     running = list(accumulate(sizes))
     variants = []
-    for wanted in shares:
-        ends = {_nearest(running, share * running[-1]) for share in wanted} if running else set()
+
+    def nearest(nbytes: float) -> int:
+        return min(range(len(running)), key=lambda index: abs(running[index] - nbytes))
+
+    for parts in shares:
+        ends = {nearest(share * running[-1]) for share in parts} if running else set()
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
         if points and points not in variants:
             variants.append(points)
     return tuple(variants)
-
-
-def _nearest(running: list[int], wanted: float) -> int:
-    return min(range(len(running)), key=lambda index: abs(running[index] - wanted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
@@ -26,7 +26,7 @@ from pipeline.backends.ascend.chip.options import (
     whole,
 )
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.cost.calibration import Calibration, load_calibration
+from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
 from pipeline.backends.ascend.pricing.traced_step import (
@@ -37,18 +37,22 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.simulate.feeding import device_images_per_s
-from pipeline.backends.ascend.simulate.launch_modes import schedule
+from pipeline.backends.ascend.simulate.launch_modes import device_images_per_s, schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
-from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneResult, TuneSettings, tune
-from pipeline.backends.ascend.tune.bank_path import custom_bank
+from pipeline.backends.ascend.tune.autotune import (
+    BUILT_IN,
+    TuneResult,
+    TuneSettings,
+    custom_bank,
+    tune,
+)
 
 DEFAULTS = ExecutionConfig()
 SWITCHES = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
 
 
 class PriceOptions(TypedDict, total=False):
-    """Options of `price`; those of `ExecutionConfig` that are left out have its defaults."""
+    """Options of `price`; the defaults are in `ExecutionConfig`."""
 
     precision: Precision | None
     keep_batchnorm_fp32: bool
@@ -101,7 +105,8 @@ def _config_of(options: PriceOptions) -> ExecutionConfig:
     for name in options:
         if name not in PriceOptions.__annotations__:
             raise TypeError(f"price() got an unexpected keyword argument {name!r}")
-    software, workers = options.get("software"), options.get("host_workers")
+    software = options.get("software")
+    workers = options.get("host_workers")
     switches = {name: switch(name, value) for name, value in options.items() if name in SWITCHES}
     return replace(
         DEFAULTS,
@@ -110,18 +115,15 @@ def _config_of(options: PriceOptions) -> ExecutionConfig:
         software=software,
         sink_size=whole("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
         devices=whole("devices", options.get("devices", DEFAULTS.devices), most=MAX_DEVICES),
-        fusion=_points(options.get("all_reduce_fusion")),
+        fusion=_fusion_points(options.get("all_reduce_fusion")),
         host_workers=None if workers is None else whole("host_workers", workers),
-        auto_tune=_mode_of_tuning(options.get("auto_tune")),
+        auto_tune=_tune_mode(options.get("auto_tune")),
         tune_bank=custom_bank(options.get("tune_bank")),
-        keep_batchnorm_fp32=switches.get("keep_batchnorm_fp32", DEFAULTS.keep_batchnorm_fp32),
-        data_sink=switches.get("data_sink", DEFAULTS.data_sink),
-        repeat_tune=switches.get("repeat_tune", DEFAULTS.repeat_tune),
-        strict=switches.get("strict", DEFAULTS.strict),
+        **switches,  # type: ignore[arg-type]
     )
 
 
-def _mode_of_tuning(mode: Any) -> TuneMode | None:
+def _tune_mode(mode: Any) -> TuneMode | None:
     """Return the mode in lower case: CANN writes `auto_tune_mode="RL,GA"`."""
     if isinstance(mode, str):
         mode = mode.lower().replace(" ", "").replace("ga,rl", "rl,ga")
@@ -132,7 +134,7 @@ def _mode_of_tuning(mode: Any) -> TuneMode | None:
     return cast(TuneMode | None, mode)
 
 
-def _points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
+def _fusion_points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
     """Return the points of `all_reduce_fusion`; their order is checked with the gradients."""
     if fusion is None:
         return None
@@ -156,39 +158,37 @@ def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
 class Pricing:
     """A traced step on a chip, priced under any options.
 
-    Results are kept with the traced step for the next price of it on the same chip.
+    Results are cached with the traced step for its next price on the same chip.
     """
 
     def __init__(
         self, traced: TracedStep, chip: PricedChip, calibration: Calibration | None = None
     ) -> None:
-        self.traced, self.chip = traced, chip
+        self.traced = traced
+        self.chip = chip
         self.calibration = calibration or load_calibration()
         self._shared = traced.results((chip.hardware, chip.dtypes), self.calibration)
-        self._priced: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
+        self._tuned_tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
         self._tuned: dict[Any, TuneResult] = {}
 
     def report(self, config: ExecutionConfig) -> Report:
         """Price a step under all launch modes, with its memory. Raises OptionError, RunError."""
         step = self.step(config)
+        modes = {}
+        for mode in MODES:
+            # A mode that the device can't run the step in is left out.
+            with suppress(OptionError):
+                other = replace(config, mode=mode, software=None)
+                modes[mode] = step if mode == config.mode else self.step(other)
         return Report(
-            **{each.name: getattr(step, each.name) for each in fields(PricedStep)},
+            **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
             memory=self.memory(config),
             tuning=self.tuning(config),
-            modes=dict(self._modes(step)),
+            modes=modes,
         )
 
-    def _modes(self, step: PricedStep) -> Iterator[tuple[Mode, PricedStep]]:
-        """Price a step under each launch mode but those that the device can't run it in."""
-        for mode in MODES:
-            if mode == step.config.mode:
-                yield mode, step
-                continue
-            with suppress(OptionError):
-                yield mode, self.step(replace(step.config, mode=mode, software=None))
-
     def step(self, config: ExecutionConfig) -> PricedStep:
-        """Price a step under its own launch mode alone. Raises OptionError, RunError."""
+        """Price a step under its launch mode alone. Raises OptionError, RunError."""
         graph, times = self.tasks(config)
         return PricedStep(
             chip=self.chip.name,
@@ -205,7 +205,10 @@ class Pricing:
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         """Return the tasks of a step and the time of each."""
-        key, priced = self._key(config), self._tasks_of(config)
+        key = self._key(config)
+        tunes = _tunes(config)
+        # A bank's file may change from one price to another, so these tasks are not shared.
+        priced = self._tuned_tasks if tunes else self._shared.tasks
         if key not in priced:
             with no_garbage_collection():
                 graph = self.traced.tasks(
@@ -215,9 +218,17 @@ class Pricing:
                     without=config.without,
                     keep_batchnorm_fp32=config.keep_batchnorm_fp32,
                 )
-            self._refuse_foreign_types(graph)
-            hardware, efficiency = self.chip.hardware, self.calibration.efficiency
-            if config.auto_tune or config.tune_bank:
+            for buffer in graph.buffers:
+                if buffer.dtype not in self.chip.dtypes and not buffer.dtype.startswith("key"):
+                    raise OptionError(
+                        f"{buffer.name}: {buffer.dtype} is not a type of {self.chip.name}, which "
+                        f"has {', '.join(self.chip.dtypes)}; trace the step in float32 and choose "
+                        "a precision, or use float16"
+                    )
+            hardware = self.chip.hardware
+            efficiency = self.calibration.efficiency
+            tiles = None
+            if tunes:
                 settings = TuneSettings(
                     mode=config.auto_tune,
                     bank_path=Path(config.tune_bank) if config.tune_bank else None,
@@ -225,55 +236,43 @@ class Pricing:
                     repeat=config.repeat_tune,
                 )
                 self._tuned[key] = tune(graph, hardware, settings, efficiency)
-            tiles = self._tuned[key].tiles if key in self._tuned else None
+                tiles = self._tuned[key].tiles
             times = price_tasks(graph, hardware, efficiency, tiles)
-            priced[key] = graph, _without_data(graph, times)
+            # The chip's figure for the interval between two steps includes GetNext.
+            priced[key] = (
+                graph,
+                tuple(
+                    replace(time, us=0.0, roofline_us=0.0) if task.phase == "data" else time
+                    for task, time in zip(graph.tasks, times, strict=True)
+                ),
+            )
         return priced[key]
 
-    def _tasks_of(
-        self, config: ExecutionConfig
-    ) -> dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]]:
-        """Return where priced tasks are kept: a bank's file may change from one price to another,
-        so that those of AutoTune are not shared.
-        """
-        return self._priced if config.auto_tune or config.tune_bank else self._shared.tasks
-
     def tuning(self, config: ExecutionConfig) -> TuneResult | None:
-        """Return the AutoTune result, None where the options don't request it."""
+        """Return the AutoTune result, None if the options don't request it."""
         self.tasks(config)
         return self._tuned.get(self._key(config))
 
     def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """Return the key of the options that tasks and their times depend on."""
-        by_op, precision = config.mode == "op_by_op", self._precision(config)
-        tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
-        norms = config.keep_batchnorm_fp32
-        return (precision, by_op, config.strict, config.without, tuning, norms)
-
-    def _precision(self, config: ExecutionConfig) -> Precision | None:
         if config.precision not in (*get_args(Precision), None):
             raise OptionError(
                 f"precision: {config.precision!r} is none of O0, O2, O3; None prices the traced "
                 "types"
             )
-        return config.precision
-
-    def _refuse_foreign_types(self, graph: TaskGraph) -> None:
-        known = set(self.chip.dtypes)
-        for buffer in graph.buffers:
-            if buffer.dtype not in known and not buffer.dtype.startswith("key"):
-                raise OptionError(
-                    f"{buffer.name}: {buffer.dtype} is not a type of {self.chip.name}, which has "
-                    f"{', '.join(self.chip.dtypes)}; trace the step in float32 and choose a "
-                    "precision, or use float16"
-                )
+        by_op = config.mode == "op_by_op"
+        tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
+        norms = config.keep_batchnorm_fp32
+        return (config.precision, by_op, config.strict, config.without, tuning, norms)
 
     def options(self, config: ExecutionConfig) -> StepOptions:
         """Return the scheduler's options."""
-        pixels, workers = self.traced.batch_pixels, config.host_workers
+        hardware = self.chip.hardware
+        pixels = self.traced.batch_pixels
         rate = None
-        if workers is not None and pixels is not None:
-            rate = device_images_per_s(workers, pixels, config.devices, self.chip.hardware)
+        if config.host_workers is not None and pixels is not None:
+            rate = device_images_per_s(config.host_workers, pixels, config.devices, hardware)
+        torch = config.software == "pytorch_eager"
         return StepOptions(
             mode=config.mode,
             sink_size=config.sink_size,
@@ -283,22 +282,16 @@ class Pricing:
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
-            op_launch_us=self._op_launch_us(config),
+            op_launch_us=hardware.pytorch_op_launch_us if torch else hardware.op_launch_us,
         )
-
-    def _op_launch_us(self, config: ExecutionConfig) -> float:
-        """Return the host's time for an op of the stack that launches it."""
-        hardware = self.chip.hardware
-        torch = config.software == "pytorch_eager"
-        return hardware.pytorch_op_launch_us if torch else hardware.op_launch_us
 
     def timeline(self, config: ExecutionConfig) -> Timeline:
         """Return one steady step under the launch mode of the options."""
         graph, times = self.tasks(config)
         options = self.options(config)
         key = (self._key(config), options)
-        if config.auto_tune or config.tune_bank or key not in self._shared.timelines:
-            hardware = self.calibration.adjusted(self.chip.hardware)
+        if _tunes(config) or key not in self._shared.timelines:
+            hardware = self.calibration.with_task_time(self.chip.hardware)
             self._shared.timelines[key] = schedule(graph, times, hardware, options)
         return self._shared.timelines[key]
 
@@ -314,17 +307,14 @@ class Pricing:
 
     def on(self, **figures: float) -> Pricing:
         """Return the same step on a chip with other figures. Raises OptionError."""
-        known = {each.name for each in fields(Hardware)}
-        unknown = sorted(set(figures) - known)
+        names = {field.name for field in fields(Hardware)}
+        unknown = sorted(set(figures) - names)
         if unknown:
-            raise OptionError(f"hardware has no figure {unknown[0]!r}; it has {sorted(known)}")
+            raise OptionError(f"hardware has no figure {unknown[0]!r}; it has {sorted(names)}")
         hardware = replace(self.chip.hardware, **figures)
         return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
 
 
-def _without_data(graph: TaskGraph, times: tuple[TaskTime, ...]) -> tuple[TaskTime, ...]:
-    """Set GetNext to 0: the chip's figure for the interval between two steps includes it."""
-    return tuple(
-        replace(time, us=0.0, roofline_us=0.0) if task.phase == "data" else time
-        for task, time in zip(graph.tasks, times, strict=True)
-    )
+def _tunes(config: ExecutionConfig) -> bool:
+    """Return whether tiles come from AutoTune, or from its bank."""
+    return bool(config.auto_tune or config.tune_bank)

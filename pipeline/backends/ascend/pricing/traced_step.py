@@ -13,10 +13,10 @@ import jax
 
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.compiler.op_patterns import vendor_patterns
-from pipeline.backends.ascend.compiler.primitives import kind_of
-from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, Signature, lower
-from pipeline.backends.ascend.cost.calibration import Calibration
+from pipeline.backends.ascend.compiler.phases import Signature
+from pipeline.backends.ascend.compiler.primitives import kind_of, vendor_patterns
+from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, lower
+from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.graph.graph import Graph
@@ -44,18 +44,19 @@ class TracedStep:
     """The graph of `step(state, batch) -> (state, result)`, and the roles of its inputs."""
 
     def __init__(self, graph: Graph, signature: Signature) -> None:
-        self.graph, self.signature = graph, signature
+        self.graph = graph
+        self.signature = signature
         self._lowered: dict[Any, TaskGraph] = {}
         self._results: dict[Any, Results] = {}
 
     def results(self, chip: Hashable, calibration: Calibration) -> Results:
         """Return what was priced on a chip before; of the last few chips alone."""
         key = (chip, id(calibration))
-        kept = self._results.pop(key, None) or Results(calibration)
-        self._results[key] = kept
+        results = self._results.pop(key, None) or Results(calibration)
+        self._results[key] = results
         while len(self._results) > CHIPS_KEPT:
             del self._results[next(iter(self._results))]
-        return kept
+        return results
 
     @property
     def batch_bytes(self) -> int:
@@ -65,14 +66,14 @@ class TracedStep:
 
     @property
     def batch_size(self) -> int:
-        """The first axis of the largest input of a batch; 1 where there is none."""
+        """The first axis of the largest input of a batch; 1 without inputs."""
         values = [self.graph.values[index] for index in self.signature.inputs]
         largest = max(values, key=lambda value: value.size, default=None)
         return largest.shape[0] if largest is not None and largest.shape else 1
 
     @property
     def batch_pixels(self) -> int | None:
-        """Height x width of the images in a batch; None where nothing looks like images."""
+        """Height x width of the images in a batch; None if nothing looks like images."""
         for index in self.signature.inputs:
             shape = self.graph.values[index].shape
             if len(shape) == 4:
@@ -103,33 +104,26 @@ def trace_step(
 ) -> TracedStep:
     """Trace a step from shapes. The last few are cached by function and shapes.
 
-    Raises RunError where the step doesn't return (state, result) with a state like the one that it
+    Raises RunError if the step doesn't return (state, result) with a state like the one that it
     gets, or `parameters` picks leaves that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in map(_shaped, leaves))
+    shapes = tuple(map(_shape_of, leaves))
     try:
         hash((step, tree, parameters))
     except TypeError:
         return _trace(step, tree, shapes, parameters)
-    return _traced(step, tree, shapes, parameters)
+    return _cached_trace(step, tree, shapes, parameters)
 
 
-def _shaped(leaf: Any) -> Any:
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(leaf, "dtype") and isinstance(leaf, (bool, int, float, complex)):
+        leaf = jax.numpy.asarray(leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return leaf
-    if isinstance(leaf, (bool, int, float, complex)):
-        return jax.numpy.asarray(leaf)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     raise RunError(
         f"state or batch holds {leaf!r}; its leaves must be arrays, numbers or ShapeDtypeStructs"
     )
-
-
-@lru_cache(maxsize=TRACES_KEPT)
-def _traced(
-    step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
-) -> TracedStep:
-    return _trace(step, tree, shapes, parameters)
 
 
 @contextmanager
@@ -161,17 +155,20 @@ def _trace(
     return TracedStep(graph, _signature(graph, state, batch, parameters))
 
 
+_cached_trace = lru_cache(maxsize=TRACES_KEPT)(_trace)
+
+
 def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Raise RunError unless the leaves of a new state replace those of the old one."""
+    """Raise RunError unless the leaves of a new state replace the old ones."""
     if list(after.items()) == list(before.items()):
         return
-    names = (*before, *(name for name in after if name not in before))
-    differing = next((name for name in names if after.get(name) != before.get(name)), None)
-    if differing is None:
-        problem = "in another order"
-    else:
-        was, now = before.get(differing, "nothing"), after.get(differing, "nothing")
-        problem = f"with {now} as {differing or 'its array'}, which was {was}"
+    problem = "in another order"
+    for name in (*before, *after):
+        if after.get(name) != before.get(name):
+            was = before.get(name, "nothing")
+            now = after.get(name, "nothing")
+            problem = f"with {now} as {name or 'its array'}, which was {was}"
+            break
     raise RunError(
         f"step returns its state {problem}; it must return (state, result) with a state of "
         "the structure, shapes and types of the one that it gets"
@@ -182,19 +179,18 @@ def _signature(
     graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> Signature:
     paths = leaf_paths(state)
+    count = len(paths)
     of_state = dict(zip(graph.inputs, paths, strict=False))
-    inputs = dict(
-        zip(
-            graph.inputs[len(paths) :],
-            [f"batch/{path}".rstrip("/") for path in leaf_paths(batch)],
-            strict=True,
-        )
+    names = (f"batch/{path}".rstrip("/") for path in leaf_paths(batch))
+    inputs = dict(zip(graph.inputs[count:], names, strict=True))
+    updates = dict(zip(graph.outputs[:count], graph.inputs[:count], strict=True))
+    trained = _find_trained(graph, state, of_state, updates, parameters)
+    return Signature(
+        parameters={index: name for index, name in of_state.items() if index in trained},
+        state={index: name for index, name in of_state.items() if index not in trained},
+        inputs=inputs,
+        updates=updates,
     )
-    updates = dict(zip(graph.outputs[: len(paths)], graph.inputs[: len(paths)], strict=True))
-    chosen = _trained(graph, state, of_state, updates, parameters)
-    trained = {index: name for index, name in of_state.items() if index in chosen}
-    rest = {index: name for index, name in of_state.items() if index not in chosen}
-    return Signature(trained, rest, inputs, updates)
 
 
 def _leaves(tree: Any) -> dict[str, str]:
@@ -203,16 +199,14 @@ def _leaves(tree: Any) -> dict[str, str]:
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
 
 
-def _trained(
+def _find_trained(
     graph: Graph,
     state: Any,
     of_state: Mapping[int, str],
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
-    """Return the state's trained leaves: those picked, or those that the loss reads and the step
-    changes.
-    """
+    """Return the picked leaves, else those that the loss reads and the step changes."""
     if parameters is not None:
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(of_state))
         picked = set(jax.tree.leaves(parameters(numbered)))

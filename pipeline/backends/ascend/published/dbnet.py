@@ -28,7 +28,7 @@ from pipeline.models.networks.mobilenet import MobileNetV3
 from pipeline.models.networks.resnet import ResNet
 
 STRIDES = (4, 8, 16, 32)
-"""Factor by which the backbone shrinks the images where the pyramid reads it."""
+"""Factor by which the backbone shrinks the images at the layers that the pyramid reads."""
 
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
@@ -73,10 +73,9 @@ class DBNet(nn.Module):
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
     def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
-        """Return all levels at a quarter of the size, side by side: (batch, h / 4, w / 4,
-        features).
-        """
-        lateral, smooth = Conv(features=self.features, kernel=1), self.features // 4
+        """Return all levels side by side: (batch, height / 4, width / 4, features)."""
+        lateral = Conv(features=self.features, kernel=1)
+        smooth = self.features // 4
         above: Array | None = None
         smoothed = []
         for stride in reversed(STRIDES):
@@ -98,7 +97,8 @@ class _Backbone(nn.Module):
     @nn.compact
     def __call__(self, images: Array) -> dict[int, Array]:
         """Return the last activations of every size, by the factor that they are shrunk by."""
-        x, levels = images, {}
+        x = images
+        levels = {}
         for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
             x = apply_layer(layer, x, self.site.inside(name))
             levels[images.shape[1] // x.shape[1]] = x
@@ -114,7 +114,7 @@ def dbnet(
     """Return DBNet on a backbone without its classifier, called as `module(images NHWC,
     train=bool)`.
 
-    `features` are those of each level of the pyramid, a multiple of 4. With ResNet-18 it has
+    `features` counts each level of the pyramid, a multiple of 4. With ResNet-18 it has
     12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
     shrink the images 32 times before its global average pool.
     """
@@ -134,8 +134,8 @@ def _backbone(name: str) -> LayeredModelSpec:
         "resnet50": ("bottleneck", (3, 4, 6, 3)),
     }
     if name not in resnets:
-        known = ", ".join(("mobilenet_v3_large", *resnets))
-        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {known}")
+        names = ", ".join(("mobilenet_v3_large", *resnets))
+        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {names}")
     block, blocks = resnets[name]
     return ResNet(
         init=_INIT,

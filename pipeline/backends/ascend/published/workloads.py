@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from omegaconf import OmegaConf
+from pydantic import BeforeValidator, ValidationError
+from pydantic.dataclasses import dataclass
 
-from pipeline.backends.ascend.chip.options import Mode, Precision
+from pipeline.backends.ascend.chip.hardware import PricedChip
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision, Software
+from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibrate_with
+from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
     no_garbage_collection,
     trace_step,
 )
 from pipeline.backends.ascend.published.dbnet import dbnet
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
+from pipeline.core.files.error_text import describe
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
@@ -40,19 +47,25 @@ BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
 """The framework of rows whose O2 keeps batch normalisation in float32: MindCV's recipes."""
 
 Quality = Literal["device", "at_most", "pair"]
-"""`device`: the device's own speed. `at_most`: the host's pipeline was, or may have been, slower,
+"""`device`: the speed of the device. `at_most`: the host's pipeline was, or may have been, slower,
 so that the time is an upper bound of the device's. `pair`: eager and graph mode of one training
 that does more than is modelled (DBNet mines its negatives by a sort); only their ratio is
 compared."""
+LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
+"""Calibrations by the rows of all other families, one for each family."""
+
+
+def _parse_fusion(points: Any) -> Any:
+    return (points.split() or None) if isinstance(points, str) else points
 
 
 @dataclass(frozen=True)
 class Published:
     """One published step time and how to price the same step.
 
-    `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op where
+    `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op if
     the framework differs from the chip file's. `suspicion` says why a row may not show the device's
-    own speed, empty where nothing does. `keep_batchnorm_fp32` is MindSpore's option of O2.
+    speed, empty if nothing does. `keep_batchnorm_fp32` is MindSpore's option of O2.
     """
 
     id: str
@@ -64,8 +77,8 @@ class Published:
     devices: int
     precision: Precision
     mode: Mode
-    fusion: tuple[int, ...] | None
-    op_launch_us: float | None
+    fusion: Annotated[tuple[int, ...] | None, BeforeValidator(_parse_fusion)]
+    op_launch_us: Annotated[float | None, BeforeValidator(lambda text: text or None)]
     ms: float
     quality: Quality
     framework: str
@@ -82,25 +95,16 @@ def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
 
 
 def _row(row: Mapping[str, str]) -> Published:
-    return Published(
-        id=row["id"],
-        model=row["model"],
-        family=row["family"],
-        batch=int(row["batch"]),
-        pixels=int(row["pixels"]),
-        classes=int(row["classes"]),
-        devices=int(row["devices"]),
-        precision=cast(Precision, row["precision"]),
-        mode=cast(Mode, row["mode"]),
-        fusion=tuple(map(int, row["fusion"].split())) if row["fusion"] else None,
-        op_launch_us=float(row["op_launch_us"]) if row["op_launch_us"] else None,
-        ms=float(row["ms"]),
-        quality=cast(Quality, row["quality"]),
-        framework=row["framework"],
-        source=row["source"],
-        suspicion=row.get("suspicion") or "",
-        keep_batchnorm_fp32=row["framework"].startswith(BATCHNORM_IN_FLOAT32),
-    )
+    derived = ("suspicion", "keep_batchnorm_fp32")
+    columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in derived}
+    try:
+        return Published(
+            **columns,
+            suspicion=row.get("suspicion") or "",
+            keep_batchnorm_fp32=row["framework"].startswith(BATCHNORM_IN_FLOAT32),
+        )
+    except ValidationError as error:
+        raise ValueError("; ".join(describe(error, columns))) from error
 
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -112,19 +116,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def model_spec(name: str) -> ModelSpec:
     """Return a network by the name of its file in conf/model. Raises RunError."""
     name, changes = VARIANTS.get(name, (name, {}))
-    known = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
-    if name not in known:
-        raise RunError(f"there is no network {name!r}; there is {', '.join(known)}")
-    settings: Any = OmegaConf.to_container(OmegaConf.load(known[name]))
+    files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
+    if name not in files:
+        raise RunError(f"there is no network {name!r}; there is {', '.join(files)}")
+    settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     settings |= changes
     return cast(ModelSpec, parts("model")[settings["name"]].model_validate(settings))
 
 
 @cache
 def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """Return a step of a network on images (batch, pixels, pixels, 3), with momentum; 1 channel at
-    32.
-    """
+    """Return a step on images (batch, pixels, pixels, 3), with momentum; LeNet's have 1 channel."""
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
 
@@ -152,9 +154,10 @@ def trace_module(
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
     """Return a step of any network on a batch of a shape, with one loss for each sample."""
-    chosen = optimizer or Momentum(
-        lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
-    )
+    if optimizer is None:
+        optimizer = Momentum(
+            lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
+        )
     step_parts = StepConfig(
         network=network,
         image=ColumnSpec(shape[1:], "float32"),
@@ -163,7 +166,7 @@ def trace_module(
         eval_ops=(),
         loss=loss,
         reduction="mean",
-        optimizer=chosen.build(),
+        optimizer=optimizer.build(),
         loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -202,12 +205,57 @@ SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
     "dbnet_resnet50": _text_detector,
     "dbnet_mobilenet_v3_large": _text_detector,
 }
-"""Networks whose step is not that of images with one label each."""
+"""Networks whose samples aren't images with one label each."""
 
 
-def traced(row: Published) -> TracedStep:
+def trace_row(row: Published) -> TracedStep:
     """Return the step of a published row."""
     special = SPECIAL.get(row.model)
     if special is not None:
         return special(row)
     return image_step(row.model, row.batch, row.pixels, row.classes)
+
+
+def load_left_out() -> Mapping[str, Calibration]:
+    """Return the calibrations of left_out.csv by the family that they leave out."""
+    with LEFT_OUT_FILE.open(newline="", encoding="utf-8") as lines:
+        return {
+            row["family"]: calibrate_with(
+                {group: float(row[group]) for group in GROUPS},
+                float(row["task_us"]),
+                float(row["log_sd"]),
+                float(row["interval_scale"]),
+            )
+            for row in csv.DictReader(lines)
+        }
+
+
+def config_of(row: Published) -> ExecutionConfig:
+    """Return the options that a published row was run with.
+
+    TensorFlow's graphs are compiled by the same engine as MindSpore's.
+    """
+    software: Software = "mindspore_graph"
+    if row.mode == "op_by_op":
+        torch = row.framework.startswith("PyTorch")
+        software = "pytorch_eager" if torch else "mindspore_eager"
+    return ExecutionConfig(
+        row.precision,
+        row.mode,
+        1000,
+        row.devices,
+        row.fusion,
+        software=software,
+        keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
+    )
+
+
+def price_row(
+    row: Published, calibration: Calibration, chip: PricedChip | None = None
+) -> PricedStep:
+    """Return the modelled step of a row."""
+    chip = chip or chipset("ascend910")
+    pricing = Pricing(trace_row(row), chip, calibration)
+    if row.op_launch_us is not None:
+        pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
+    return pricing.step(config_of(row))

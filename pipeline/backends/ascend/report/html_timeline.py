@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
+from pipeline.backends.ascend.report.priced_step import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
@@ -16,23 +16,13 @@ from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Legend, Page, RowTable, Section, render_page
 
 COLOURS: dict[Kind, str] = {
-    "cube": "blue",
-    "vector": "green",
-    "format": "amber",
-    "communication": "red",
-    "ai_cpu": "purple",
-    "data": "slate",
-    "host": "sand",
-}
+    "cube": "blue", "vector": "green", "format": "amber", "communication": "red",
+    "ai_cpu": "purple", "data": "slate", "host": "sand",
+}  # fmt: skip
 LABELS: dict[Kind, str] = {
-    "cube": "Cube",
-    "vector": "Vector",
-    "format": "Format conversion",
-    "communication": "Communication",
-    "ai_cpu": "AI CPU",
-    "data": "Data",
-    "host": "Host",
-}
+    "cube": "Cube", "vector": "Vector", "format": "Format conversion",
+    "communication": "Communication", "ai_cpu": "AI CPU", "data": "Data", "host": "Host",
+}  # fmt: skip
 MODES = {"op_by_op": "op by op", "graph_sink": "graph sink", "loop_sink": "loop sink"}
 
 
@@ -64,22 +54,8 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     footer = (
         "All times are modelled, none was measured on a device. Overlapped time counts in no share."
     )
-    about, figures = _subtitle(timeline), _figures(timeline)
-    return render_page(Page("timeline", title, about, sections, figures, footer))
-
-
-def _subtitle(timeline: Timeline) -> str:
-    devices = "1 device" if timeline.devices == 1 else f"{timeline.devices:,} devices"
-    mode = MODES[timeline.mode]
-    if timeline.mode == "loop_sink":
-        count = timeline.steps_per_launch
-        mode = f"{mode} of {count:,} step{'s' if count > 1 else ''}"
-    return f"Emulated device, {mode}, {devices}"
-
-
-def _figures(timeline: Timeline) -> dict[str, str]:
     trace = timeline.iteration
-    return {
+    figures = {
         "Step": _ms(timeline.step_us),
         "Interval": _ms(trace.interval_us),
         "FP + BP": _ms(trace.fp_bp_us),
@@ -87,6 +63,14 @@ def _figures(timeline: Timeline) -> dict[str, str]:
         "Critical path": _ms(timeline.critical_path_us),
         "Limited by": timeline.bound,
     }
+    devices = "1 device" if timeline.devices == 1 else f"{timeline.devices:,} devices"
+    mode = MODES[timeline.mode]
+    if timeline.mode == "loop_sink":
+        count = timeline.steps_per_launch
+        mode = f"{mode} of {count:,} step{'s' if count > 1 else ''}"
+    subtitle = f"Emulated device, {mode}, {devices}"
+    page = Page("timeline", title, subtitle, sections, figures, footer)
+    return render_page(page)
 
 
 def _ms(us: float) -> str:
@@ -117,7 +101,7 @@ def _lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
 
 
 def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
-    for span, count in _merged(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
+    for span, count in _merge_thin(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
         words = f"{span.name} {_ms(span.duration_us)}" if count == 1 else ""
@@ -125,26 +109,26 @@ def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iter
         yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 
-def _merged(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Merge neighbours of one kind that are too thin to distinguish."""
-    held: Span | None = None
+def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
+    """Merge neighbours of one kind that are too thin to distinguish; return them with a count."""
+    merged: Span | None = None
     count = 0
     for span in spans:
-        if held is not None and _touch(held, span, pixel_us):
-            held = replace(held, duration_us=span.end_us - held.start_us)
+        if (
+            merged is not None
+            and merged.kind == span.kind
+            and span.end_us - merged.start_us < 2 * pixel_us
+            and span.start_us - merged.end_us < 0.1 * pixel_us
+        ):
+            merged = replace(merged, duration_us=span.end_us - merged.start_us)
             count += 1
             continue
-        if held is not None:
-            yield held, count
-        held, count = span, 1
-    if held is not None:
-        yield held, count
-
-
-def _touch(first: Span, second: Span, pixel_us: float) -> bool:
-    thin = second.end_us - first.start_us < 2 * pixel_us
-    near = second.start_us - first.end_us < 0.1 * pixel_us
-    return thin and near and first.kind == second.kind
+        if merged is not None:
+            yield merged, count
+        merged = span
+        count = 1
+    if merged is not None:
+        yield merged, count
 
 
 def _layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:

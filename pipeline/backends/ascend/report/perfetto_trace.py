@@ -11,7 +11,8 @@ from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.simulate.timeline import STREAMS, Span, Stream, Timeline
 from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
 
-HOST_PID, DEVICE_PID = 1, 2
+HOST_PID = 1
+DEVICE_PID = 2
 ITERATION_TID = 1
 LANES_PER_STREAM = 16
 HOST_STREAMS = frozenset({"host", "feed", "pcie"})
@@ -35,7 +36,7 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
     if steps < 1:
         raise ValueError(f"a trace of {steps} steps: should be 1 or more")
     spans = tuple(_several(timeline, steps))
-    about = {
+    metadata = {
         "what": "modelled, not measured",
         "mode": timeline.mode,
         "devices": timeline.devices,
@@ -43,41 +44,39 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
         "bound": timeline.bound,
     }
     events = (_event(span, graph) for span in spans)
-    write_trace_file(path, (*_names(spans), *_iterations(timeline, steps), *events), about)
+    write_trace_file(path, (*_names(spans), *_iterations(timeline, steps), *events), metadata)
 
 
 def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
     """Return the spans of steps one after another, each sink after its launch."""
     if timeline.steps_per_launch == 1:
         for step in range(steps):
-            yield from _shifted(timeline.spans, step * timeline.step_us)
+            yield from _shift(timeline.spans, step * timeline.step_us)
         return
-    launch = [span for span in timeline.spans if _is_launch(span)]
+    launch = [span for span in timeline.spans if span.stream == "host" and span.task is None]
     fed = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
-    rest = [span for span in timeline.spans if span not in launch and span not in fed]
+    per_step = [span for span in timeline.spans if span not in launch and span not in fed]
     for step in range(steps):
         begin_us = _begin_us(timeline, step)
         if step % timeline.steps_per_launch == 0:
-            at_us, us = begin_us - timeline.launch_us, timeline.launch_us
-            yield from (replace(span, start_us=at_us, duration_us=us) for span in launch)
-        yield from _shifted(rest, begin_us - timeline.launch_us / timeline.steps_per_launch)
+            at_us = begin_us - timeline.launch_us
+            yield from (
+                replace(span, start_us=at_us, duration_us=timeline.launch_us) for span in launch
+            )
+        yield from _shift(per_step, begin_us - timeline.launch_us / timeline.steps_per_launch)
         # The feed of the queue keeps the mean pace, through the launches of sinks as well.
-        yield from _shifted(fed, step * timeline.step_us)
+        yield from _shift(fed, step * timeline.step_us)
 
 
-def _shifted(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
+def _shift(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
     return (replace(span, start_us=span.start_us + by_us) for span in spans)
 
 
 def _begin_us(timeline: Timeline, step: int) -> float:
-    """Return the start of a step, after its launch or that of its sink."""
+    """Return the start of a step, after its launch or its sink's."""
     launches = step // timeline.steps_per_launch + 1
     within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
     return launches * timeline.launch_us + step * within_us
-
-
-def _is_launch(span: Span) -> bool:
-    return span.stream == "host" and span.task is None
 
 
 def _iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
@@ -99,8 +98,8 @@ def _iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
 
 def _event(span: Span, graph: TaskGraph) -> TraceEvent:
     category = CATEGORIES.get(span.stream, "HOST")
-    row, end_us = TraceRow(_pid(span), _tid(span)), span.start_us + span.duration_us
-    event = row.span(span.name, category, span.start_us, end_us)
+    row = TraceRow(_pid(span), _tid(span))
+    event = row.span(span.name, category, span.start_us, span.end_us)
     args: dict[str, Any] = {"kind": span.kind, "phase": span.phase}
     if span.task is not None:
         task = graph.tasks[span.task]

@@ -1,27 +1,32 @@
-"""One steady step under one launch mode: its time, its interval, and where the time goes."""
+"""One steady step under one launch mode: its time, its interval, and what takes the time."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import ExecutionConfig, OptionError
-from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.cost.calibration import Calibration
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
+from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
-    explain_tasks,
+    explain_task,
     interval_sources,
 )
-from pipeline.backends.ascend.report.time_by_layer import layer_named
-from pipeline.backends.ascend.report.uncertainty import class_spread, interval_of
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.communication import Communication
 from pipeline.core.files.error_text import no_such
+from pipeline.models.modules.name_stack import layer_of
+
+IMPORTED = "ImportedNetwork"
+"""Scope of an imported network, the name of its flax class."""
+NORMAL_90 = 1.2816
+"""The 90th percentile of the normal distribution: a tenth lies above, a tenth below the mirror."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class PricedStep:
     """The modelled time of one steady step under one `ExecutionConfig`.
 
     `batch_size` samples are of one device; `batch_pixels` is height x width of its images, None
-    where it holds none. `times` has one entry for each task of `graph`. `sources` are those of the
+    if it holds none. `times` has one entry for each task of `graph`. `sources` are of the
     hardware's figures, by name.
     """
 
@@ -179,19 +184,21 @@ class PricedStep:
         """Return why a layer takes its time, by its name in `layers`; `print` shows it.
 
         It has the formula of each task, the figures and constants in it with their sources, and
-        what the interval comes from. Raises OptionError where there is no such layer.
+        what the interval comes from. Raises OptionError for an unknown layer.
         """
-        known = {cost.layer: cost for cost in self.layers}
-        if layer not in known:
-            raise OptionError(f"layer: {no_such('layer', str(layer), known)}")
-        pairs = zip(self.graph.tasks, self.times, strict=True)
-        of_layer = [pair for pair in pairs if layer_named(pair[0]) == layer]
+        costs = {cost.layer: cost for cost in self.layers}
+        if layer not in costs:
+            raise OptionError(f"layer: {no_such('layer', str(layer), costs)}")
         spread = class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
-            us=known[layer].us,
-            share=known[layer].share,
-            tasks=explain_tasks(of_layer, self.hardware, self.sources, self.calibration),
+            us=costs[layer].us,
+            share=costs[layer].share,
+            tasks=tuple(
+                explain_task(task, time, self.hardware, self.sources, self.calibration)
+                for task, time in zip(self.graph.tasks, self.times, strict=True)
+                if layer_named(task) == layer
+            ),
             interval_sources=interval_sources(spread, self.calibration),
         )
 
@@ -207,3 +214,81 @@ class PricedStep:
         total = sum(spent.values()) or 1.0
         ordered = sorted(spent.items(), key=lambda item: (-item[1], item[0]))
         return tuple(LayerCost(name, us, us / total, counted[name]) for name, us in ordered)
+
+
+def interval_of(
+    graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
+) -> tuple[float, float]:
+    """Return the 80 % interval of a step, in us, log-normal around the modelled time.
+
+    Errors of one class are common to all its kernels, errors of classes are independent. The
+    further spread of whole steps (`log_sd`) is added, and the sum scaled by `interval_scale`, so
+    that the interval covers 80 % of the published steps of families that were held out of the fit.
+    """
+    spread = math.hypot(class_spread(graph, times, timeline, calibration), calibration.log_sd)
+    factor = math.exp(NORMAL_90 * spread * calibration.interval_scale)
+    return timeline.step_us / factor, timeline.step_us * factor
+
+
+def class_spread(
+    graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
+) -> float:
+    """Return the standard deviation of the log of a step, from its classes' spreads."""
+    spent: dict[str, float] = defaultdict(float)
+    for task, time in zip(graph.tasks, times, strict=True):
+        if task.engine in ("cube", "vector"):
+            spent[task.cost_class] += time.us * task.repeat
+    classes = calibration.efficiency.classes
+    squares = sum((us * classes[name].log_sd) ** 2 for name, us in spent.items())
+    return math.sqrt(squares) / timeline.step_us if timeline.step_us else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Device time in us of one module's tasks, all iterations of loops together.
+
+    All-reduces belong to no layer.
+    """
+
+    name: str
+    tasks: int
+    forward_us: float = 0.0
+    backward_us: float = 0.0
+    update_us: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """Microseconds of all phases."""
+        return self.forward_us + self.backward_us + self.update_us
+
+
+def slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
+    """Return the `count` layers that keep the device busy longest, slowest first."""
+    spent: dict[str, dict[str, float]] = {}
+    tasks: dict[str, int] = {}
+    for span in timeline.spans:
+        if span.task is None or span.stream == "host":
+            continue
+        task = graph.tasks[span.task]
+        phase = task.phase if task.phase in ("forward", "backward") else "update"
+        name = layer_named(task)
+        of_layer = spent.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
+        of_layer[phase] += span.duration_us
+        tasks[name] = tasks.get(name, 0) + 1
+    layers = [
+        Layer(name, tasks[name], us["forward"], us["backward"], us["update"])
+        for name, us in spent.items()
+    ]
+    return tuple(sorted(layers, key=lambda layer: (-layer.us, layer.name))[:count])
+
+
+def layer_named(task: Task | TaskCost) -> str:
+    """Return the layer that a task belongs to.
+
+    A task outside any module is named by its phase, and one of an imported network by its op type:
+    much of such a network may be plain functions.
+    """
+    layer = layer_of(task.scope)
+    if layer == IMPORTED:
+        return f"(outside modules): {task.type}"
+    return layer or f"({task.phase})"

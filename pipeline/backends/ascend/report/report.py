@@ -1,23 +1,96 @@
-"""The result of pricing a step, in print and as files."""
+"""The result of pricing a step: its figures in print, as JSON, as a trace and as a page."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from pipeline.backends.ascend.report.figures import Figures
+from pipeline.backends.ascend.chip.options import Mode
+from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.report.html_timeline import write_picture
 from pipeline.backends.ascend.report.perfetto_trace import write_trace
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import printout
+from pipeline.backends.ascend.tune.autotune import TuneResult
+
+LAYERS_IN_JSON = 10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Report(Figures):
-    """The price of one step. Every figure in it is modelled; times are of one steady step."""
+class Report(PricedStep):
+    """The price of one step. Every figure in it is modelled; times are of one steady step.
+
+    `tuning` is None without AutoTune. `modes` holds the step's mode as well, but no mode that the
+    device can't run it in: a sink's batches have to fit the queue on the device.
+    """
+
+    memory: MemoryPlan
+    tuning: TuneResult | None
+    modes: Mapping[Mode, PricedStep]
 
     def __str__(self) -> str:
         return printout(self)
+
+    @property
+    def tuned_us(self) -> tuple[float, float]:
+        """Microseconds of all products of a step before and after AutoTune; zeros without it."""
+        tuned = self.tuning.tasks if self.tuning else ()
+        repeats = [self.graph.tasks[task.index].repeat for task in tuned]
+        before = sum(task.before_us * count for task, count in zip(tuned, repeats, strict=True))
+        after = sum(task.after_us * count for task, count in zip(tuned, repeats, strict=True))
+        return before, after
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the tasks, ready for JSON; keys of modelled times say so."""
+        before_us, after_us = self.tuned_us
+        options = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        return {
+            "hardware": self.chip,
+            "question": {**options, "without": sorted(self.config.without)},
+            "modelled_step_ms": self.step_ms,
+            "modelled_interval_ms": list(self.interval_ms),
+            "modelled_device_ms": self.device_ms,
+            "modelled_samples_per_s": self.samples_per_s,
+            "modelled_phases_ms": dict(self.phases),
+            "modelled_iteration_ms": {
+                "interval": self.iteration.interval_us / 1e3,
+                "fp_bp": self.iteration.fp_bp_us / 1e3,
+                "tail": self.iteration.tail_us / 1e3,
+            },
+            "modelled_exposed_ms": {k: us / 1e3 for k, us in self.timeline.exposed_us.items()},
+            "modelled_shares": dict(self.shares),
+            "modelled_modes_ms": {mode: step.step_ms for mode, step in self.modes.items()},
+            "modelled_modes_interval_ms": {
+                mode: list(step.interval_ms) for mode, step in self.modes.items()
+            },
+            "modelled_communication": vars(self.communication) if self.communication else None,
+            "bound": self.bound,
+            "memory": {
+                "verdict": self.memory.verdict,
+                "used_bytes": self.memory.used_bytes,
+                "pools": {
+                    limit.what: {"used_bytes": limit.used_bytes, "limit_bytes": limit.limit_bytes}
+                    for limit in self.memory.limits
+                },
+                "components": dict(self.memory.components),
+            },
+            "auto_tune": {
+                "operators": len(self.tuning.tasks),
+                "modelled_before_ms": before_us / 1e3,
+                "modelled_after_ms": after_us / 1e3,
+            }
+            if self.tuning
+            else None,
+            "layers": [
+                {"layer": layer.layer, "modelled_ms": layer.us / 1e3, "share": layer.share}
+                for layer in self.layers[:LAYERS_IN_JSON]
+            ],
+            "coverage": dict(self.coverage),
+            "tasks": len(self.graph.tasks),
+        }
 
     def save(self, path: str | Path) -> None:
         """Write `to_dict` as a JSON file."""
@@ -28,5 +101,5 @@ class Report(Figures):
         write_trace(self.timeline, self.graph, Path(path))
 
     def save_picture(self, path: str | Path, title: str = "Modelled step") -> None:
-        """Write the step as a picture: an HTML page that needs no other file."""
+        """Write the step as an HTML page without script or other files."""
         write_picture(self.timeline, self.graph, Path(path), title=title)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from pipeline.backends.ascend.memory.memory_plan import GIB
-from pipeline.backends.ascend.report.figures import Figures
 from pipeline.backends.ascend.report.html_timeline import LABELS
-from pipeline.backends.ascend.report.recommendation import Recommendation
-from pipeline.backends.ascend.simulate.breakdown import FORMAT
+from pipeline.backends.ascend.simulate.timeline import FORMAT
+
+if TYPE_CHECKING:
+    from pipeline.backends.ascend.report.report import Report
 
 LAYERS = 10
 UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -28,45 +31,62 @@ LIMITS = {
 """The meaning of each bound."""
 
 
+DISTINGUISHABLE = 0.01
+"""A predicted gain below this isn't a reason to change anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One change of how a step is run.
+
+    `override` is the change as a recipe's overrides, `gain` the predicted relative increase of
+    samples per second.
+    """
+
+    kind: str
+    what: str
+    override: str
+    step_ms: float
+    samples_per_s: float
+    gain: float
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the gain is large enough to tell it from none."""
+        return self.gain >= DISTINGUISHABLE
+
+    def __str__(self) -> str:
+        sure = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
+        return f"{self.override}: {self.what}, {sure}"
+
+
 def printout(
-    report: Figures, changes: Sequence[Recommendation] | None = None, steps: int | None = None
+    report: Report, changes: Sequence[Recommendation] | None = None, steps: int | None = None
 ) -> str:
     """Return the main figures of a report, about 40 lines of at most 100 columns.
 
-    `changes` are recommendations, best first, None where none were searched for; `steps` is the
+    `changes` are recommendations, best first, None without a search; `steps` is the
     length of the whole run.
     """
-    helpful = [] if changes is None else ["", *_changes(report, changes)]
-    return "\n".join(
-        (
-            *_head(report, steps),
-            "",
-            *_modes(report),
-            "",
-            *_spent(report),
-            "",
-            *_tuning(report),
-            *_memory(report),
-            "",
-            *_layers(report),
-            *helpful,
-        )
-    )
+    lines = [
+        *_head(report, steps),
+        "",
+        *_modes(report),
+        "",
+        *_spent(report),
+        "",
+        *_tuning(report),
+        *_memory(report),
+        "",
+        *_layers(report),
+    ]
+    if changes is not None:
+        lines += ["", *_changes(report, changes)]
+    return "\n".join(lines)
 
 
-def _unit(report: Figures) -> str:
+def _unit(report: Report) -> str:
     return "images/s" if report.batch_pixels else "samples/s"
-
-
-def _how(report: Figures) -> str:
-    config = report.config
-    of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
-    types = config.precision or "types as traced"
-    batch = f"{report.batch_size * config.devices:,}"
-    if config.devices > 1:
-        batch += f" ({report.batch_size:,} a device)"
-    chips = several(config.devices, report.chip)
-    return f"{chips}, batch {batch}, {types}, {config.mode}{of_sink}"
 
 
 def several(devices: int, chip: str) -> str:
@@ -74,9 +94,16 @@ def several(devices: int, chip: str) -> str:
     return f"{devices:,} x {chip}" if devices > 1 else chip
 
 
-def _head(report: Figures, steps: int | None) -> Iterator[str]:
+def _head(report: Report, steps: int | None) -> Iterator[str]:
+    config = report.config
+    of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
+    types = config.precision or "types as traced"
+    batch = f"{report.batch_size * config.devices:,}"
+    if config.devices > 1:
+        batch += f" ({report.batch_size:,} a device)"
+    chips = several(config.devices, report.chip)
+    yield f"MODELLED, not measured: {chips}, batch {batch}, {types}, {config.mode}{of_sink}"
     low, high = report.interval_ms
-    yield f"MODELLED, not measured: {_how(report)}"
     yield (
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
         f"{report.samples_per_s:,.0f} {_unit(report)}"
@@ -89,36 +116,36 @@ def _head(report: Figures, steps: int | None) -> Iterator[str]:
         yield f"             above all {slowest}"
 
 
-def _slowest_types(report: Figures, count: int = 2) -> str:
+def _slowest_types(report: Report, count: int = 2) -> str:
     """The op types that take most of the limiting resource's time, with their share of the step."""
     spent: dict[str, float] = {}
     for task in report.tasks:
         # Tasks at the floor of their engine count with it, as they do in the timeline's bound.
         engine = task.bound if task.bound in LIMITS else task.engine
-        own = "format" if task.cost_class in FORMAT else engine
-        if own == report.bound:
+        limit = "format" if task.cost_class in FORMAT else engine
+        if limit == report.bound:
             spent[task.type] = spent.get(task.type, 0.0) + task.us
     slowest = sorted(spent, key=lambda name: (-spent[name], name))[:count]
     return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in slowest)
 
 
-def _modes(report: Figures) -> Iterator[str]:
+def _modes(report: Report) -> Iterator[str]:
     yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_unit(report):>14}"
     for mode, other in report.modes.items():
         low, high = other.interval_ms
-        chosen = "  <- as asked" if mode == report.config.mode else ""
+        mark = "  <- as asked" if mode == report.config.mode else ""
         yield (
             f"  {mode:<12}{other.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
-            f"{other.samples_per_s:>14,.0f}{chosen}"
+            f"{other.samples_per_s:>14,.0f}{mark}"
         )
 
 
-def _spent(report: Figures) -> Iterator[str]:
+def _spent(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
     lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
-    (first, *rest) = (line.replace(UNBROKEN, " ") for line in lines)
+    first, *more = (line.replace(UNBROKEN, " ") for line in lines)
     yield f"  shares     {first}"
-    yield from (" " * 13 + line for line in rest)
+    yield from (" " * 13 + line for line in more)
     if report.communication is not None:
         yield f"  all-reduce {report.communication}"
     trace = report.iteration
@@ -129,7 +156,7 @@ def _spent(report: Figures) -> Iterator[str]:
     )
 
 
-def _tuning(report: Figures) -> Iterator[str]:
+def _tuning(report: Report) -> Iterator[str]:
     if report.tuning is not None and report.tuning.tasks:
         before, after = report.tuned_us
         count = len(report.tuning.tasks)
@@ -140,7 +167,7 @@ def _tuning(report: Figures) -> Iterator[str]:
         yield ""
 
 
-def _memory(report: Figures) -> Iterator[str]:
+def _memory(report: Report) -> Iterator[str]:
     plan = report.memory
     pools = [
         f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
@@ -153,7 +180,7 @@ def _memory(report: Figures) -> Iterator[str]:
     yield f"             {pools[-1]}"
 
 
-def _layers(report: Figures) -> Iterator[str]:
+def _layers(report: Report) -> Iterator[str]:
     slowest = report.layers[:LAYERS]
     wide = max((len(layer.layer) for layer in slowest), default=0)
     wide = min(max(wide, len("slowest layers")), 60)
@@ -163,7 +190,7 @@ def _layers(report: Figures) -> Iterator[str]:
         yield f"  {name:<{wide}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
 
 
-def _changes(report: Figures, changes: Sequence[Recommendation]) -> Iterator[str]:
+def _changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]:
     yield "  what would help most"
     if not changes:
         yield "    nothing that was tried"
@@ -176,5 +203,5 @@ def _changes(report: Figures, changes: Sequence[Recommendation]) -> Iterator[str
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 60 else f"{hours:,.1f} h"
+    minutes = seconds / 60
+    return f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:,.1f} h"

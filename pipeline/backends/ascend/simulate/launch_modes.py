@@ -15,33 +15,165 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.options import StepOptions
+from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.simulate.breakdown import (
-    TimeSlice,
-    bound_of,
-    busy_of,
-    exposed_of,
-    kind_of,
-    parts_of,
-)
-from pipeline.backends.ascend.simulate.feeding import feed_of
-from pipeline.backends.ascend.simulate.host_launch import Issue, issue_times, launch_spans, wrapped
-from pipeline.backends.ascend.simulate.step_interval import Boundary, boundary_of
-from pipeline.backends.ascend.simulate.stream_assignment import (
+from pipeline.backends.ascend.simulate.streams import (
+    Cause,
     Lane,
-    StreamAssignment,
+    Run,
     assign_streams,
+    critical_path_us,
+    issue_times,
+    launch_spans,
+    run_step,
+    wrap_span,
 )
-from pipeline.backends.ascend.simulate.streams import Run, critical_path_us, run_step
 from pipeline.backends.ascend.simulate.timeline import (
+    KINDS,
     STREAMS,
     Bound,
     IterationTrace,
     Kind,
     Span,
     Timeline,
+    TimeSlice,
+    kind_of,
 )
+
+LIMITS: dict[str, Bound] = {"cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory"}
+HOLES: dict[Cause, tuple[Kind, Bound]] = {
+    "host": ("host", "host launch"),
+    "ai_cpu": ("ai_cpu", "ai_cpu"),
+    "communication": ("communication", "communication"),
+}
+REFERENCE_PIXELS = 224 * 224
+"""The image size of the chip's figures for the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFeed:
+    """Times of one batch before it is on the device; the stages run in parallel."""
+
+    host_us: float
+    pcie_us: float
+
+    @property
+    def period_us(self) -> float:
+        """The shortest time between two batches."""
+        return max(self.host_us, self.pcie_us)
+
+
+def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
+    """Return the images that the host prepares for one device in a second.
+
+    `workers` processes serve one device; all devices of a server share its host. Work grows with
+    the pixels of an image (height x width). The rate of a worker follows from MindSpore's r1.5
+    profiling guide: ResNet-50 starved by one worker took 90.7 ms for 32 images.
+
+    Raises:
+        OptionError: workers, pixels or devices below 1.
+    """
+    for name, value in (("host_workers", workers), ("pixels", pixels), ("devices", devices)):
+        if value < 1:
+            raise OptionError(f"{name}: {value} should be at least 1")
+    in_server = min(devices, int(hw.devices_per_server_count))
+    share = min(workers * hw.host_worker_images_per_s, hw.host_images_per_s / in_server)
+    return share * REFERENCE_PIXELS / pixels
+
+
+def feed_of(options: StepOptions, hw: Hardware) -> DeviceFeed:
+    """Return the stages that feed one device.
+
+    Raises:
+        OptionError: the batch does not fit the queue on the device that it should go through.
+    """
+    if options.uses_queue:
+        queue_batches(options, hw)
+    rate = options.host_images_per_s
+    host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
+    return DeviceFeed(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
+
+
+def queue_batches(options: StepOptions, hw: Hardware) -> int:
+    """Return the batches that the queue on the device holds (mindspore.data_sink: 100 batches and 2
+    GB).
+
+    Raises:
+        OptionError: not even one fits.
+    """
+    limit_bytes = int(hw.data_queue_gib * 2**30)
+    if options.batch_bytes > limit_bytes:
+        fits = options.batch_size * limit_bytes // options.batch_bytes
+        at_most = f"at most {fits} fits, or " if fits else ""
+        raise OptionError(
+            f"batch_size: {options.batch_size} makes a batch of {options.batch_bytes / 2**30:.3g} "
+            f"GiB, more than the {hw.data_queue_gib:g} GiB of the queue on the device; {at_most}"
+            "turn data sinking off"
+        )
+    depth = int(hw.data_queue_batches_count)
+    return min(depth, limit_bytes // options.batch_bytes) if options.batch_bytes else depth
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Time from the end of a step to the earliest start of the next.
+
+    `host_us` is the step's share of the host's time for a launch, `wait_us` the device's wait for a
+    batch, `copy_us` the copy of a batch that no queue overlaps, `interval_us` all of GetNext, loop
+    control and that copy.
+    """
+
+    host_us: float
+    wait_us: float
+    copy_us: float
+    interval_us: float
+    feed: DeviceFeed
+
+    @property
+    def end_us(self) -> float:
+        """Microseconds of the whole boundary."""
+        return self.host_us + self.wait_us + self.interval_us
+
+    @property
+    def starved_by(self) -> Bound:
+        """The stage that a wait for data is due to."""
+        return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
+
+    def parts(self) -> Iterator[TimeSlice]:
+        """Return the boundary's time in slices."""
+        yield TimeSlice("host", "host launch", self.host_us)
+        yield TimeSlice("data", self.starved_by, self.wait_us)
+        yield TimeSlice("data", "pcie", self.copy_us)
+        yield TimeSlice("data", "interval", self.interval_us - self.copy_us)
+
+    def spans(self) -> Iterator[Span]:
+        """Return the boundary's spans; the host prepares the next batch while the step runs."""
+        begin_us = self.host_us + self.wait_us
+        yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
+        yield Span("Prepare a batch", "feed", 0.0, self.feed.host_us, "data")
+        copy_at_us = begin_us if self.copy_us else 0.0
+        yield Span("Copy a batch", "pcie", copy_at_us, self.feed.pcie_us, "data")
+        yield Span("Wait for data", "get_next", self.host_us, self.wait_us, "data")
+        yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
+
+
+def boundary_of(feed: DeviceFeed, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
+    """Return the boundary before a step that then runs for `run_us`.
+
+    A queue fills while the device computes and while the host runs callbacks, so data is waited for
+    only if preparing or copying a batch takes longer than a whole step. Without a queue the copy
+    is in the step; workers still prepare the next batch meanwhile.
+    """
+    host_us = hw.host_step_us
+    if options.mode != "op_by_op":
+        host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
+    distributed = options.devices > 1
+    interval_us = hw.sink_interval_distributed_us if distributed else hw.sink_interval_us
+    copy_us = 0.0 if options.uses_queue else feed.pcie_us
+    interval_us = max(interval_us, copy_us)
+    due_us = feed.period_us if options.uses_queue else feed.host_us
+    wait_us = max(0.0, due_us - (host_us + interval_us + run_us))
+    return Boundary(host_us, wait_us, copy_us, interval_us, feed)
 
 
 def schedule(
@@ -58,83 +190,80 @@ def schedule(
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
     plan = assign_streams(graph, options, hw)
-    launched = _launched(graph, times, plan, hw, options)
-    run, boundary, issue = launched.run, launched.boundary, launched.issue
-    parts = (*boundary.parts(), *parts_of(graph, times, run))
+    feed = feed_of(options, hw)
+    alone = run_step(graph, times, plan, hw, options)
+    run = alone
+    issue = None
+    ahead_us = 0.0
+    host_led = False
+    if options.mode == "op_by_op":
+        op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
+        issue = issue_times(graph, plan, op_us, hw)
+        waiting = run_step(graph, times, plan, hw, options, issue)
+        device_us = hw.graph_launch_us + alone.end_us
+        ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
+        run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
+        host_led = issue.end_us > device_us
+    boundary = boundary_of(feed, run.end_us, hw, options)
+    step_us = boundary.end_us + run.end_us
     host_us = boundary.host_us + (issue.end_us if issue else 0.0)
+
+    exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+    limits: dict[Bound, float] = {}
+    for part in (*boundary.parts(), *_compute_slices(graph, times, run)):
+        exposed_us[part.kind] += part.us
+        limits[part.bound] = limits.get(part.bound, 0.0) + part.us
+    bound = max(limits, key=limits.__getitem__)
+    if boundary.wait_us:
+        # A stage that is waited for sets the pace, however short the wait.
+        bound = boundary.starved_by
+    elif host_led:
+        bound = "host launch"
+
+    spans: list[Span] = []
+    begin_us = boundary.end_us - ahead_us
+    for span in boundary.spans():
+        if span.stream == "host" and ahead_us:
+            # A host that runs ahead does its part of the boundary earlier.
+            early_us = begin_us - boundary.interval_us - span.duration_us
+            spans += wrap_span(replace(span, start_us=early_us), step_us)
+        else:
+            spans.append(span)
+    if issue:
+        spans += launch_spans(graph, plan, issue, begin_us, step_us)
+    spans += _run_spans(graph, times, plan.lanes, run, boundary.end_us)
+    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
+    spans.sort(key=lambda span: (rank[span.stream], span.lane, span.start_us))
     return Timeline(
         mode=options.mode,
         devices=options.devices,
-        spans=_in_order((*_host_spans(graph, plan, launched), *_run_spans(graph, times, launched))),
-        step_us=launched.step_us,
-        device_us=launched.device_us,
+        spans=tuple(span for span in spans if span.duration_us > 0),
+        step_us=step_us,
+        device_us=alone.end_us,
         host_us=host_us,
         critical_path_us=critical_path_us(graph, times, plan),
-        iteration=_iteration(graph, run, boundary.end_us),
-        exposed_us=exposed_of(parts),
-        busy_us=_busy(graph, run, boundary, host_us),
-        bound=_bound(parts, launched),
+        iteration=_trace_iteration(graph, run, boundary.end_us),
+        exposed_us=exposed_us,
+        bound=bound,
         launch_us=boundary.host_us * options.steps_per_launch,
         steps_per_launch=options.steps_per_launch,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step on the timeline: its boundary, its tasks, and the host's lead over the device."""
-
-    boundary: Boundary
-    run: Run
-    lanes: tuple[Lane, ...]
-    device_us: float
-    issue: Issue | None = None
-    ahead_us: float = 0.0
-    host_led: bool = False
-
-    @property
-    def step_us(self) -> float:
-        """Microseconds from the end of the step before to the end of this one."""
-        return self.boundary.end_us + self.run.end_us
+def _compute_slices(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[TimeSlice]:
+    """Return the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
+    for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
+        if us:
+            kind = kind_of(task)
+            # A task at its floor is short of nothing but size; its engine stands for it.
+            engine: Bound = "cube" if kind == "cube" else "vector"
+            bound = "format" if kind == "format" else LIMITS.get(time.bound, engine)
+            yield TimeSlice(kind, bound, us)
+    for cause, us in run.holes_us.items():
+        yield TimeSlice(*HOLES[cause], us)
 
 
-def _launched(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    plan: StreamAssignment,
-    hw: Hardware,
-    options: StepOptions,
-) -> _Launched:
-    feed = feed_of(options, hw)
-    alone = run_step(graph, times, plan, hw, options)
-    if options.mode != "op_by_op":
-        boundary = boundary_of(feed, alone.end_us, hw, options)
-        return _Launched(boundary, alone, plan.lanes, alone.end_us)
-    each_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-    issue = issue_times(graph, plan, each_us, hw)
-    waiting = run_step(graph, times, plan, hw, options, issue)
-    device_us = hw.graph_launch_us + alone.end_us
-    ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
-    run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
-    boundary = boundary_of(feed, run.end_us, hw, options)
-    host_led = issue.end_us > device_us
-    return _Launched(boundary, run, plan.lanes, alone.end_us, issue, ahead_us, host_led)
-
-
-def _bound(parts: Sequence[TimeSlice], launched: _Launched) -> Bound:
-    """Return the bound; a stage that is waited for sets the pace, however short the wait."""
-    if launched.boundary.wait_us:
-        return launched.boundary.starved_by
-    return "host launch" if launched.host_led else bound_of(parts)
-
-
-def _busy(graph: TaskGraph, run: Run, boundary: Boundary, host_us: float) -> dict[Kind, float]:
-    busy = busy_of(graph, run)
-    busy["host"] += host_us
-    busy["data"] += boundary.busy_us
-    return busy
-
-
-def _iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
+def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
     """Return the iteration: forward and backward pass from their first task to their last."""
     passes = [
         index for index, task in enumerate(graph.tasks) if task.phase in ("forward", "backward")
@@ -144,12 +273,17 @@ def _iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
     return IterationTrace(begin_us + first_us, last_us - first_us, run.end_us - last_us)
 
 
-def _run_spans(graph: TaskGraph, times: Sequence[TaskTime], launched: _Launched) -> Iterator[Span]:
-    run, begin_us = launched.run, launched.boundary.end_us
+def _run_spans(
+    graph: TaskGraph,
+    times: Sequence[TaskTime],
+    lanes: Sequence[Lane],
+    run: Run,
+    begin_us: float,
+) -> Iterator[Span]:
     for index, task in enumerate(graph.tasks):
         yield Span(
             task.type,
-            launched.lanes[index],
+            lanes[index],
             begin_us + run.starts_us[index],
             run.ends_us[index] - run.starts_us[index],
             kind_of(task),
@@ -160,24 +294,4 @@ def _run_spans(graph: TaskGraph, times: Sequence[TaskTime], launched: _Launched)
         )
     for number, (start, end) in enumerate(run.buckets_us, 1):
         name = f"AllReduce {number}" if len(run.buckets_us) > 1 else "AllReduce"
-        at_us, us = begin_us + start, end - start
-        yield Span(name, "hccl", at_us, us, "communication", "communication")
-
-
-def _host_spans(graph: TaskGraph, plan: StreamAssignment, launched: _Launched) -> Iterator[Span]:
-    """Return the spans of the boundary; a host that runs ahead does its part earlier."""
-    begin_us = launched.boundary.end_us - launched.ahead_us
-    for span in launched.boundary.spans():
-        if span.stream == "host" and launched.ahead_us:
-            early_us = begin_us - launched.boundary.interval_us - span.duration_us
-            yield from wrapped(replace(span, start_us=early_us), launched.step_us)
-        else:
-            yield span
-    if launched.issue:
-        yield from launch_spans(graph, plan, launched.issue, begin_us, launched.step_us)
-
-
-def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
-    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
-    shown = (span for span in spans if span.duration_us > 0)
-    return tuple(sorted(shown, key=lambda span: (rank[span.stream], span.lane, span.start_us)))
+        yield Span(name, "hccl", begin_us + start, end - start, "communication", "communication")

@@ -1,4 +1,4 @@
-"""Start and end of each task and each all-reduce on the device's streams.
+"""Tasks on the device's streams: their order, what each waits for, and their start and end.
 
 Every start is a maximum over earlier ends, plus constants (max-plus). So a delay never makes
 another task earlier, and launching op by op is never faster than at once.
@@ -7,18 +7,242 @@ another task earlier, and launching op by op is never faster than at once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import StepOptions
-from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
-from pipeline.backends.ascend.simulate.host_launch import Issue
-from pipeline.backends.ascend.simulate.stream_assignment import Lane, StreamAssignment
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
+from pipeline.backends.ascend.cost.collectives import (
+    all_reduce_us,
+    buckets,
+    check_devices,
+    split_rounds,
+)
+from pipeline.backends.ascend.simulate.timeline import Span
 
+Lane = Literal["compute", "ai_cpu", "hccl"]
+LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
+TAIL = frozenset({"optimizer", "communication"})
+"""Phases after an all-reduce: layout of the result, and the update."""
 Cause = Literal["host", "ai_cpu", "communication"]
 CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAssignment:
+    """A graph's tasks on streams.
+
+    `order` has the tasks as they are launched. `producers[i]` wrote the buffers that task i reads
+    or writes, `waits[i]` are the producers on other streams, `needs[i]` is the all-reduce that task
+    i waits for, or -1. `costs_us` and `sources` are by all-reduce: its time alone, and the tasks
+    that compute its gradients; `issued_after[i]` are the all-reduces that can start once i has run.
+    """
+
+    order: tuple[int, ...]
+    lanes: tuple[Lane, ...]
+    producers: tuple[tuple[int, ...], ...]
+    waits: tuple[tuple[int, ...], ...]
+    needs: tuple[int, ...]
+    costs_us: tuple[float, ...]
+    sources: tuple[tuple[int, ...], ...]
+    issued_after: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceRound:
+    """Passes that compute gradients, then the updates that use them. Most steps have one round."""
+
+    passes: list[int] = field(default_factory=list)
+    updates: list[int] = field(default_factory=list)
+
+
+def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> StreamAssignment:
+    """Return streams, order and dependencies, which don't depend on the tasks' times.
+
+    Raises:
+        OptionError: the number of devices or the fusion of gradients makes no sense.
+    """
+    check_devices(options.devices, hw)
+    tasks = graph.tasks
+    lanes: tuple[Lane, ...] = tuple(LANES.get(task.engine, "compute") for task in tasks)
+    producers = _producers(tasks)
+    gradients = sorted(graph.gradients, key=itemgetter(2)) if options.devices > 1 else []
+    rounds = _rounds(tasks, producers, {writer for _, _, writer in gradients})
+    round_of = {index: number for number, part in enumerate(rounds) for index in part.passes}
+    gradient_rounds = [round_of[writer] for _, _, writer in gradients]
+    all_reduces = [
+        part
+        for bucket in buckets(gradients, options.fusion)
+        for part in split_rounds(bucket, gradients, gradient_rounds)
+    ]
+    sources = tuple(
+        tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
+    )
+    needs = _needs(tasks, producers, sources, rounds)
+    issued: list[tuple[int, ...]] = [()] * len(tasks)
+    for number, writers in enumerate(sources):
+        issued[writers[-1]] += (number,)
+    return StreamAssignment(
+        # Updates in the order in which their gradients are all-reduced, others in program order.
+        order=tuple(
+            index
+            for part in rounds
+            for index in (*part.passes, *sorted(part.updates, key=needs.__getitem__))
+        ),
+        lanes=lanes,
+        producers=producers,
+        # A stream keeps its order, so only producers on other streams are waited for; AI CPU has
+        # several streams.
+        waits=tuple(
+            tuple(before for before in writers if lanes[before] != lane or lane == "ai_cpu")
+            for lane, writers in zip(lanes, producers, strict=True)
+        ),
+        needs=needs,
+        costs_us=tuple(all_reduce_us(part.nbytes, options.devices, hw) for part in all_reduces),
+        sources=sources,
+        issued_after=tuple(issued),
+    )
+
+
+def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
+    """Return the last tasks before each that wrote a buffer which it reads, or writes into."""
+    writer: dict[int, int] = {}
+    producers = []
+    for index, task in enumerate(tasks):
+        touched = [writer[buffer] for buffer in task.reads if buffer in writer]
+        touched += [writer[buffer] for buffer in task.writes if buffer in writer]
+        producers.append(tuple(dict.fromkeys(touched)))
+        for buffer in task.writes:
+            writer[buffer] = index
+    return tuple(producers)
+
+
+def _rounds(
+    tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
+) -> tuple[AllReduceRound, ...]:
+    """Put off tasks after all-reduces until the passes are over, or until one depends on them.
+
+    A pass depends on an update if an adversary is updated before the other network is trained.
+    """
+    rounds = [AllReduceRound()]
+    put_off: set[int] = set()
+    for index, task in enumerate(tasks):
+        if task.phase in TAIL and index not in makers:
+            rounds[-1].updates.append(index)
+            put_off.add(index)
+            continue
+        if not put_off.isdisjoint(producers[index]):
+            rounds.append(AllReduceRound())
+            put_off.clear()
+        rounds[-1].passes.append(index)
+    return tuple(rounds)
+
+
+def _needs(
+    tasks: Sequence[Task],
+    producers: Sequence[tuple[int, ...]],
+    sources: Sequence[tuple[int, ...]],
+    rounds: Sequence[AllReduceRound],
+) -> tuple[int, ...]:
+    """Return the last all-reduce that each task depends on, itself or through others.
+
+    An update whose gradient is unknown waits for the last all-reduce of its round.
+    """
+    bucket_of = {writer: number for number, group in enumerate(sources) for writer in group}
+    needs = [-1] * len(tasks)
+    last = -1
+    for part in rounds:
+        last = max(last, *(bucket_of.get(index, -1) for index in part.passes), -1)
+        for index in part.passes:
+            needs[index] = max((needs[before] for before in producers[index]), default=-1)
+        for index in part.updates:
+            need = max((needs[before] for before in producers[index]), default=-1)
+            need = max(need, *(bucket_of.get(before, -1) for before in producers[index]), -1)
+            unknown = need < 0 and tasks[index].cost_class == "optimizer"
+            needs[index] = last if unknown else need
+    return tuple(needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Launch times of each task and each all-reduce of a step, and the time `each_us` of a launch.
+
+    `end_us` is the end of the last launch.
+    """
+
+    tasks_us: tuple[float, ...]
+    buckets_us: tuple[float, ...]
+    each_us: float
+    end_us: float
+
+    def ahead_by(self, us: float, hw: Hardware) -> Issue:
+        """Return the same launches earlier, none before the first launch can reach the device."""
+        least_us = hw.graph_launch_us
+        return replace(
+            self,
+            tasks_us=tuple(max(least_us, at - us) for at in self.tasks_us),
+            buckets_us=tuple(max(least_us, at - us) for at in self.buckets_us),
+        )
+
+
+def issue_times(
+    graph: TaskGraph, plan: StreamAssignment, op_launch_us: float, hw: Hardware
+) -> Issue:
+    """Return op-by-op launch times: the first takes at least as long as a graph's.
+
+    Each iteration of a scan is a launch, and each all-reduce after its last gradient. Getting the
+    batch isn't: the host copies it between steps. A conversion within an op comes with the op.
+    """
+    tasks_us = [0.0] * len(graph.tasks)
+    buckets_us = [0.0] * len(plan.costs_us)
+    now = max(hw.graph_launch_us, op_launch_us) - op_launch_us
+    for index in plan.order:
+        task = graph.tasks[index]
+        if not task.launched:
+            tasks_us[index] = now
+            continue
+        tasks_us[index] = now + op_launch_us
+        now += task.repeat * op_launch_us if task.phase != "data" else 0.0
+        for bucket in plan.issued_after[index]:
+            now += op_launch_us
+            buckets_us[bucket] = now
+    return Issue(tuple(tasks_us), tuple(buckets_us), op_launch_us, max(now, hw.graph_launch_us))
+
+
+def launch_spans(
+    graph: TaskGraph, plan: StreamAssignment, issue: Issue, begin_us: float, step_us: float
+) -> Iterator[Span]:
+    """Return the launches within a step; those for the next one are at its end.
+
+    `begin_us` is when this step's launches began, before 0 if the host runs ahead.
+    """
+    at_us = 0.0
+    for index in plan.order:
+        task = graph.tasks[index]
+        launches: list[tuple[str, int | None, float]] = []
+        if task.phase != "data" and task.launched:
+            last_us = issue.tasks_us[index] + issue.each_us * (task.repeat - 1)
+            launches.append((f"Launch {task.type}", index, last_us))
+        launches += [
+            ("Launch AllReduce", None, issue.buckets_us[bucket])
+            for bucket in plan.issued_after[index]
+        ]
+        for name, number, end_us in launches:
+            us = end_us - at_us
+            span = Span(name, "host", begin_us + at_us, us, "host", task.phase, number)
+            yield from wrap_span(span, step_us)
+            at_us += us
+
+
+def wrap_span(span: Span, step_us: float) -> Iterator[Span]:
+    """Return the parts of a span between 0 and the step's end, as it repeats with every step."""
+    start_us = span.start_us % step_us
+    over_us = max(0.0, start_us + span.duration_us - step_us)
+    yield replace(span, start_us=start_us, duration_us=span.duration_us - over_us)
+    yield replace(span, start_us=0.0, duration_us=over_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +296,20 @@ class _Device:
         issue: Issue | None,
     ) -> None:
         count = len(graph.tasks)
-        self.tasks, self.times, self.plan = graph.tasks, times, plan
-        self.hw, self.overlap, self.issue = hw, options.overlap, issue
-        self.starts, self.ends = [0.0] * count, [0.0] * count
+        self.tasks = graph.tasks
+        self.times = times
+        self.plan = plan
+        self.hw = hw
+        self.overlap = options.overlap
+        self.issue = issue
+        self.starts = [0.0] * count
+        self.ends = [0.0] * count
         self.busy = [0.0] * count
         self.holes: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
         self.buckets: list[tuple[float, float]] = []
         self.lanes: dict[int, int] = {}
-        self.compute_free = self.hccl_free = 0.0
+        self.compute_free = 0.0
+        self.hccl_free = 0.0
         streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
         self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
@@ -104,14 +334,15 @@ class _Device:
         end = max(at, free) + self.iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
-        self.starts[index], self.ends[index] = max(at, free), end
+        self.starts[index] = max(at, free)
+        self.ends[index] = end
 
     def collective(self, index: int) -> None:
         """Run a collective of the graph on the links."""
         at, _ = self.available(index)
-        start = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = start + self.iterations_us(index, self.times[index].us)
-        self.starts[index], self.ends[index] = start, self.hccl_free
+        self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
+        self.hccl_free = self.starts[index] + self.iterations_us(index, self.times[index].us)
+        self.ends[index] = self.hccl_free
 
     def iterations_us(self, index: int, one_us: float) -> float:
         """Return the time of all iterations of a scan's task; the host may be late with each."""
@@ -123,20 +354,19 @@ class _Device:
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
-            handed = self.ends[producer] + self.handover_us(producer)
-            if handed > at:
-                at, cause = handed, CAUSES.get(self.plan.lanes[producer], "host")
+            # The step's interval includes the handover from GetNext.
+            fetches = self.tasks[producer].phase == "data"
+            ready = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
+            if ready > at:
+                at = ready
+                cause = CAUSES.get(self.plan.lanes[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            handed = self.buckets[need][1] + self.hw.event_handover_us
-            if handed > at:
-                at, cause = handed, "communication"
+            ready = self.buckets[need][1] + self.hw.event_handover_us
+            if ready > at:
+                return ready, "communication"
         return at, cause
-
-    def handover_us(self, producer: int) -> float:
-        """Return the time of an event between streams; the step's interval has GetNext's."""
-        return 0.0 if self.tasks[producer].phase == "data" else self.hw.event_handover_us
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to `last`, the AI Cores having computed until now."""
@@ -147,13 +377,11 @@ class _Device:
             if not self.overlap:
                 ready = max(ready, self.compute_free)
             start = max(ready + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.reduced_at(start, self.plan.costs_us[number])
+            self.hccl_free = self.all_reduce_end(start, self.plan.costs_us[number])
             self.buckets.append((start, self.hccl_free))
 
-    def reduced_at(self, start: float, alone_us: float) -> float:
-        """Return the end of an all-reduce, which is slower while the AI Cores use the memory as
-        well.
-        """
+    def all_reduce_end(self, start: float, alone_us: float) -> float:
+        """Return the end of an all-reduce, slower while the AI Cores use the memory as well."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
         shared = self.compute_free - start
         if shared <= 0:
@@ -185,21 +413,17 @@ class _Device:
 def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment) -> float:
     """Return the longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
-    reduced = [-1.0] * len(plan.costs_us)
+    bucket_ends: dict[int, float] = {}
+
+    def bucket_end(number: int) -> float:
+        if number not in bucket_ends:
+            ready_us = max(ends[index] for index in plan.sources[number])
+            bucket_ends[number] = ready_us + plan.costs_us[number]
+        return bucket_ends[number]
+
     for index in plan.order:
-        start = max((ends[one] for one in plan.producers[index]), default=0.0)
-        need = plan.needs[index]
-        if need >= 0:
-            start = max(start, _reduced_at(need, reduced, ends, plan))
+        start = max((ends[producer] for producer in plan.producers[index]), default=0.0)
+        if plan.needs[index] >= 0:
+            start = max(start, bucket_end(plan.needs[index]))
         ends[index] = start + times[index].us * graph.tasks[index].repeat
-    unread = (_reduced_at(number, reduced, ends, plan) for number in range(len(plan.costs_us)))
-    return max((*ends, *unread), default=0.0)
-
-
-def _reduced_at(
-    number: int, reduced: list[float], ends: Sequence[float], plan: StreamAssignment
-) -> float:
-    if reduced[number] < 0:
-        ready_us = max(ends[index] for index in plan.sources[number])
-        reduced[number] = ready_us + plan.costs_us[number]
-    return reduced[number]
+    return max((*ends, *map(bucket_end, range(len(plan.costs_us)))), default=0.0)

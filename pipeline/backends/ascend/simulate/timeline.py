@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.backends.ascend.chip.options import Mode
-from pipeline.backends.ascend.chip.tasks import Phase
+from pipeline.backends.ascend.chip.tasks import Phase, Task
 
 Stream = Literal["host", "feed", "pcie", "get_next", "compute", "ai_cpu", "hccl"]
 Kind = Literal["cube", "vector", "format", "communication", "ai_cpu", "data", "host"]
@@ -45,6 +45,9 @@ KINDS: tuple[Kind, ...] = (
     "data",
     "host",
 )
+
+FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
+"""Classes that only convert types or layouts, or clear memory before atomic adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,12 @@ class IterationTrace:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One steady step, from the end of the step before to its own end.
+    """One steady step, from the end of the step before to its end.
 
     `spans` cover the step, in order of start within a stream; the launch of a sink has its share of
     one step. `device_us` is the step's work on the device without waits for the host, `host_us` the
-    host's time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`;
-    `busy_us` is the time for which each kind was at work, overlapped or not. `launch_us` is the
-    host's time before a sink of `steps_per_launch` steps.
+    host's time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`.
+    `launch_us` is the host's time before a sink of `steps_per_launch` steps.
     """
 
     mode: Mode
@@ -109,7 +111,24 @@ class Timeline:
     critical_path_us: float
     iteration: IterationTrace
     exposed_us: Mapping[Kind, float]
-    busy_us: Mapping[Kind, float]
     bound: Bound
     launch_us: float
     steps_per_launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlice:
+    """A slice of a step's time that overlaps no other slice."""
+
+    kind: Kind
+    bound: Bound
+    us: float
+
+
+def kind_of(task: Task) -> Kind:
+    """Return the kind of time that a task counts as."""
+    if task.engine == "hccl":
+        return "communication"
+    if task.engine == "ai_cpu":
+        return "ai_cpu"
+    return "format" if task.cost_class in FORMAT else task.engine

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.options import TuneMode
-from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
+from pipeline.backends.ascend.chip.options import OptionError, TuneMode
+from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.task_time import (
     CUBE_CLASSES,
@@ -27,7 +28,7 @@ from pipeline.backends.ascend.cost.task_time import (
     runs_on_vector,
     task_product,
 )
-from pipeline.backends.ascend.cost.tiling import Product, Tiling, default_tiling, row_of
+from pipeline.backends.ascend.cost.tiling import Product, Tiling, row_of
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import (
@@ -38,25 +39,18 @@ from pipeline.core.files.knowledge_bank import (
     reuse_or_search,
     ticks_best,
 )
+from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
 """Bank of the products of ResNet-50 at a batch of 32, as `tune` finds them by all tilings."""
 
 CORE_FIGURES = (
-    "ai_cores_count",
-    "ai_core_clock_mhz",
-    "cube_fp16_macs_per_cycle",
-    "l0a_kib",
-    "l0b_kib",
-    "l0c_kib",
-    "l1_kib",
-    "l1_to_l0a_bytes_per_cycle",
-    "l1_to_l0b_bytes_per_cycle",
-    "l0c_to_ub_bytes_per_cycle",
-    "ub_to_l2_bytes_per_cycle",
-    "l2_read_bytes_per_cycle",
-)
+    "ai_cores_count", "ai_core_clock_mhz", "cube_fp16_macs_per_cycle", "l0a_kib", "l0b_kib",
+    "l0c_kib", "l1_kib", "l1_to_l0a_bytes_per_cycle", "l1_to_l0b_bytes_per_cycle",
+    "l0c_to_ub_bytes_per_cycle", "ub_to_l2_bytes_per_cycle", "l2_read_bytes_per_cycle",
+)  # fmt: skip
 """Figures of the core that a tiling depends on: a bank's entries are of one kind of core."""
+BANK_VARIABLE = "TUNE_BANK_PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,7 @@ class TuneResult:
 
     @property
     def tiles(self) -> Mapping[int, Tiling]:
-        """Tiling by index of the task, where it gains anything."""
+        """Tiling by index of the task, if it gains anything."""
         tuned = (task for task in self.tasks if task.after_us < task.before_us)
         return {task.index: task.tiling for task in tuned}
 
@@ -140,17 +134,50 @@ def tune(
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
     banks = Banks(settings.bank_path, settings.builtin_path, check_tile_entry)
-    known = banks.read()
+    entries = banks.read()
+    keys: dict[int, str] = {}
+    objectives: dict[str, Objective] = {}
     outcomes: dict[str, _Outcome] = {}
     for index in tunable_tasks(graph):
-        key, product = _product_at(graph, index, hw)
+        task = graph.tasks[index]
+        assert task.cube is not None
+        product = task_product(task, task.cube, graph.buffers)
+        key = bank_key(task.cost_class, product, hw)
+        keys[index] = key
         if key not in outcomes:
-            objective = Objective(product, hw, overlap)
-            outcomes[key] = _tune_product(key, known.get(key), objective, settings)
+            objectives[key] = Objective(product, hw, overlap)
+            outcomes[key] = _tune_product(key, entries.get(key), objectives[key], settings)
     banks.add(
-        {key: _entry(outcome) for key, outcome in outcomes.items() if outcome.status != "bank_hit"}
+        {
+            key: {"tiling": list(astuple(outcome.tiling)), "us": outcome.us}
+            for key, outcome in outcomes.items()
+            if outcome.status != "bank_hit"
+        }
     )
-    return TuneResult(mode, _before_and_after(graph, hw, efficiency, outcomes))
+    tiles = {index: outcomes[key].tiling for index, key in keys.items()}
+    before = price_tasks(graph, hw, efficiency)
+    after = price_tasks(graph, hw, efficiency, tiles)
+    tuned = []
+    for index, key in keys.items():
+        outcome = outcomes[key]
+        tiling = outcome.tiling
+        if after[index].us >= before[index].us:
+            tiling = objectives[key].default_tiling()
+        tuned.append(
+            TunedTask(
+                index=index,
+                type=graph.tasks[index].type,
+                scope=graph.tasks[index].scope,
+                key=key,
+                before_us=before[index].us,
+                after_us=min(after[index].us, before[index].us),
+                tiling=tiling,
+                trials=outcome.trials,
+                status=outcome.status,
+                rounds=outcome.rounds,
+            )
+        )
+    return TuneResult(mode, tuple(tuned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,79 +191,36 @@ class _Outcome:
     rounds: tuple[Round, ...]
 
 
-def _product_at(graph: TaskGraph, index: int, hw: Hardware) -> tuple[str, Product]:
-    task = graph.tasks[index]
-    assert task.cube is not None
-    product = task_product(task, task.cube, graph.buffers)
-    return bank_key(task.cost_class, product, hw), product
-
-
 def _tune_product(
-    key: str, known: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
+    key: str, entry: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
 ) -> _Outcome:
-    """Bank, else search; of a repeated search and the bank the better."""
+    """Return the bank's tiling, else search; of a repeated search and the bank the better."""
     mode = settings.mode
     banked = None
-    if known is not None:
-        banked = _Outcome(Tiling(*known["tiling"]), float(known["us"]), 0, "bank_hit", ())
+    if entry is not None:
+        banked = _Outcome(Tiling(*entry["tiling"]), float(entry["us"]), 0, "bank_hit", ())
 
     def search() -> _Outcome:
-        default = default_tiling(objective.product, objective.hw, objective.overlap).tiling
+        default = objective.default_tiling()
         if mode is None:
             default_us = objective.times_us(row_of(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
-        found = search_tiles(objective, default, mode, settings.seed, key)
-        us = found.rounds[-1].best_us
-        return _Outcome(found.tiling, us, found.trials, "bank_append", found.rounds)
+        result = search_tiles(objective, default, mode, settings.seed, key)
+        us = result.rounds[-1].best_us
+        return _Outcome(result.tiling, us, result.trials, "bank_append", result.rounds)
 
     tuned = reuse_or_search(banked, search, repeat=settings.repeat and mode is not None)
     source = tuned.searched or tuned.best
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
 
-def _entry(outcome: _Outcome) -> dict[str, Any]:
-    return {"tiling": list(astuple(outcome.tiling)), "us": outcome.us}
-
-
-def _before_and_after(
-    graph: TaskGraph, hw: Hardware, efficiency: Efficiency, outcomes: Mapping[str, _Outcome]
-) -> tuple[TunedTask, ...]:
-    """Return every product in its graph, with the default where the tuned tiling gains nothing."""
-    products = {index: _product_at(graph, index, hw) for index in tunable_tasks(graph)}
-    tiles = {index: outcomes[key].tiling for index, (key, _) in products.items()}
-    before = price_tasks(graph, hw, efficiency)
-    after = price_tasks(graph, hw, efficiency, tiles)
-    tuned = []
-    for index, (key, product) in products.items():
-        task, outcome = graph.tasks[index], outcomes[key]
-        tiling, after_us = outcome.tiling, after[index].us
-        if after_us >= before[index].us:
-            tiling = default_tiling(product, hw, efficiency.constants.cube_overlap).tiling
-            after_us = before[index].us
-        tuned.append(
-            TunedTask(
-                index=index,
-                type=task.type,
-                scope=task.scope,
-                key=key,
-                before_us=before[index].us,
-                after_us=after_us,
-                tiling=tiling,
-                trials=outcome.trials,
-                status=outcome.status,
-                rounds=outcome.rounds,
-            )
-        )
-    return tuple(tuned)
-
-
 def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
     """Return the indices of the tasks that the cube runs."""
-    return tuple(index for index, task in enumerate(graph.tasks) if _runs_on_cube(task))
-
-
-def _runs_on_cube(task: Task) -> bool:
-    return task.cube is not None and task.cost_class in CUBE_CLASSES and not runs_on_vector(task)
+    return tuple(
+        index
+        for index, task in enumerate(graph.tasks)
+        if task.cube is not None and task.cost_class in CUBE_CLASSES and not runs_on_vector(task)
+    )
 
 
 def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
@@ -249,10 +233,12 @@ def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
 
 
 def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    tiling, us = Tiling(*(int(value) for value in entry["tiling"])), float(entry["us"])
-    if min(astuple(tiling)) < 1 or not us > 0:
+    """Return a bank's entry with its types. Raises ValueError for values out of range."""
+    tiling = [int(value) for value in entry["tiling"]]
+    us = float(entry["us"])
+    if len(tiling) != len(fields(Tiling)) or min(tiling) < 1 or not us > 0:
         raise ValueError(f"entry {entry}")
-    return {"tiling": list(astuple(tiling)), "us": us}
+    return {"tiling": tiling, "us": us}
 
 
 def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
@@ -272,3 +258,28 @@ def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
         "trials": task.trials,
         "ticks_best": ticks_best(task.rounds),
     }
+
+
+def custom_bank(file: str | Path | None) -> str | None:
+    """Return the custom bank's file, None if neither an option nor the environment names one.
+
+    CANN takes the folder of its custom bank from TUNE_BANK_PATH. Raises OptionError unless that is
+    a folder that nobody else owns or writes: its writers decide how operators are tiled.
+    """
+    if file is not None:
+        return str(file)
+    value = os.environ.get(BANK_VARIABLE)
+    if not value:
+        return None
+    problem = f"{BANK_VARIABLE} = {value}:"
+    folder = Path(value).expanduser()
+    if not folder.is_dir():
+        raise OptionError(f"{problem} must be a folder that exists")
+    status = folder.stat()
+    owner = find_foreign_owner(status)
+    if owner is not None:
+        raise OptionError(f"{problem} must be a folder of your own, not of {owner}")
+    writers = find_writers(status)
+    if writers is not None:
+        raise OptionError(f"{problem} {writers} can write it; make it your own alone")
+    return str(folder / "custom_bank.json")

@@ -21,20 +21,26 @@ from pipeline.backends.ascend.cost.tiling import (
     Tiling,
     blocks_of,
     candidates,
+    default_tiling,
     row_of,
     stage_cycles,
+    tiling_of,
     total_cycles,
 )
 from pipeline.core.files.knowledge_bank import Round
 
-POPULATION_COUNT, GENERATIONS_COUNT, ELITE_COUNT = 24, 12, 6
+POPULATION_COUNT = 24
+GENERATIONS_COUNT = 12
+ELITE_COUNT = 6
 MUTATION_CHANCE = 0.3
-ROUNDS_COUNT, WALKS_PER_ROUND = 10, 20
+ROUNDS_COUNT = 10
+WALKS_PER_ROUND = 20
 EXPLORATION = 0.5
 """Weight of the upper confidence bound; rewards are between 0 and 1, the default's is 1/2."""
-
-DECISIONS_COUNT, FEATURES_COUNT = 5, 3
-LEARNING_RATE, MEAN_RATE = 0.3, 0.05
+DECISIONS_COUNT = 5
+FEATURES_COUNT = 3
+LEARNING_RATE = 0.3
+MEAN_RATE = 0.05
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
@@ -47,6 +53,15 @@ class Objective:
     product: Product
     hw: Hardware
     overlap: float
+
+    def default_tiling(self) -> Tiling:
+        """Return the tiling of the vendor's rule of thumb."""
+        return default_tiling(self.product, self.hw, self.overlap)
+
+    @property
+    def limits(self) -> tuple[int, int, int, int]:
+        """The most cores that can share the batch, m, k and n."""
+        return self.product.batch, self.product.m, self.product.k, self.product.n
 
     def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the microseconds of each candidate row."""
@@ -73,58 +88,47 @@ def search_tiles(
     The random numbers depend on `seed` and `key` alone.
     """
     if mode == "exhaustive":
-        return _search_all(objective, default)
+        rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
+        times_us = objective.times_us(rows)
+        best = int(np.argmin(times_us))
+        return Search(tiling_of(rows[best]), len(rows), (Round(float(times_us[best])),))
     generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
-    if mode == "rl,ga":
-        return _better(
-            _search_tree(objective, default, generator),
-            _search_genes(objective, default, generator),
-        )
-    search = _search_genes if mode == "ga" else _search_tree
-    return search(objective, default, generator)
-
-
-def _better(first: Search, second: Search) -> Search:
-    """Return the better of two searches, the rounds of the second after those of the first."""
-    reached = first.rounds[-1].best_us
-    later = tuple(replace(each, best_us=min(each.best_us, reached)) for each in second.rounds)
-    best = second if second.rounds[-1].best_us < reached else first
-    return Search(best.tiling, first.trials + second.trials, (*first.rounds, *later))
-
-
-def _tiling(row: NDArray[np.float64]) -> Tiling:
-    return Tiling(*(int(value) for value in row))
-
-
-def _search_all(objective: Objective, default: Tiling) -> Search:
-    rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
-    times_us = objective.times_us(rows)
-    at = int(np.argmin(times_us))
-    return Search(_tiling(rows[at]), len(rows), (Round(float(times_us[at])),))
+    if mode == "ga":
+        return _search_genes(objective, default, generator)
+    tree = _search_tree(objective, default, generator)
+    if mode == "rl":
+        return tree
+    genes = _search_genes(objective, default, generator)
+    tree_us = tree.rounds[-1].best_us
+    later = (replace(round_, best_us=min(round_.best_us, tree_us)) for round_ in genes.rounds)
+    best_search = genes if genes.rounds[-1].best_us < tree_us else tree
+    return Search(best_search.tiling, tree.trials + genes.trials, (*tree.rounds, *later))
 
 
 class _Ledger:
     """Genes that were priced: each once, the best so far, and the best of each round."""
 
     def __init__(self, objective: Objective, default: Tiling) -> None:
-        self.objective, self.blocks = objective, blocks_of(objective.hw)
-        self.known: dict[Genes, float] = {}
+        self.objective = objective
+        self.blocks = blocks_of(objective.hw)
+        self.times_us: dict[Genes, float] = {}
         self.best_row = row_of(default)[0]
-        self.best_us = float(objective.times_us(row_of(default))[0])
-        self.default_us = self.best_us
+        self.default_us = float(objective.times_us(row_of(default))[0])
+        self.best_us = self.default_us
         self.rounds: list[Round] = []
 
     def price(self, genes: Sequence[Genes]) -> None:
         """Price genes that were not priced before."""
-        fresh = sorted(set(genes) - self.known.keys())
+        fresh = sorted(set(genes) - self.times_us.keys())
         if not fresh:
             return
         rows = np.array([(*g[:4], *self.blocks[g[4]]) for g in fresh], dtype=np.float64)
         times_us = self.objective.times_us(rows)
-        self.known.update(zip(fresh, times_us.tolist(), strict=True))
-        at = int(np.argmin(times_us))
-        if times_us[at] < self.best_us:
-            self.best_us, self.best_row = float(times_us[at]), rows[at]
+        self.times_us.update(zip(fresh, times_us.tolist(), strict=True))
+        best = int(np.argmin(times_us))
+        if times_us[best] < self.best_us:
+            self.best_us = float(times_us[best])
+            self.best_row = rows[best]
 
     def end_round(self) -> None:
         """Record the best time so far as a round's."""
@@ -132,40 +136,34 @@ class _Ledger:
 
     def result(self) -> Search:
         """Return the best tiling of all rounds."""
-        return Search(_tiling(self.best_row), len(self.known) + 1, tuple(self.rounds))
+        return Search(tiling_of(self.best_row), len(self.times_us) + 1, tuple(self.rounds))
 
 
-def _limits(objective: Objective) -> tuple[int, int, int, int]:
-    product = objective.product
-    return product.batch, product.m, product.k, product.n
-
-
-def _repaired(genes: Sequence[int], objective: Objective) -> Genes:
+def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:
     """Return genes within the product and the cores; excess is taken from the later ones."""
-    left, cores = int(objective.hw.ai_cores_count), []
-    for value, limit in zip(genes, _limits(objective), strict=False):
-        cores.append(max(min(int(value), limit, left), 1))
-        left //= cores[-1]
+    remaining = int(objective.hw.ai_cores_count)
+    cores: list[int] = []
+    for value, limit in zip(genes, objective.limits, strict=False):
+        cores.append(max(min(int(value), limit, remaining), 1))
+        remaining //= cores[-1]
     batch, m, k, n = cores
     return batch, m, k, n, int(genes[4])
-
-
-def _random_genes(objective: Objective, generator: np.random.Generator, blocks: int) -> Genes:
-    cores = math.log2(max(objective.hw.ai_cores_count, 1))
-    shares = generator.dirichlet(np.ones(4)) * cores
-    values = [round(2**share) for share in shares]
-    return _repaired([*values, int(generator.integers(blocks))], objective)
 
 
 def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
     """Search by generations of crossings and mutations of the fittest."""
     ledger = _Ledger(objective, default)
     blocks = len(ledger.blocks)
-    population = [_random_genes(objective, generator, blocks) for _ in range(POPULATION_COUNT)]
+    cores = math.log2(max(objective.hw.ai_cores_count, 1))
+    population = []
+    for _ in range(POPULATION_COUNT):
+        values = [round(2**share) for share in generator.dirichlet(np.ones(4)) * cores]
+        values.append(int(generator.integers(blocks)))
+        population.append(_clip_genes(values, objective))
     for _ in range(GENERATIONS_COUNT):
         ledger.price(population)
         ledger.end_round()
-        ranked = sorted(set(population), key=lambda genes: (ledger.known[genes], genes))
+        ranked = sorted(set(population), key=lambda genes: (ledger.times_us[genes], genes))
         elite = ranked[:ELITE_COUNT]
         children = [
             _child(elite, objective, generator, blocks)
@@ -185,7 +183,7 @@ def _child(
             genes[at] = round(genes[at] * float(generator.choice((0.5, 0.75, 1.5, 2.0))))
     if generator.random() < MUTATION_CHANCE:
         genes[4] = int(generator.integers(blocks))
-    return _repaired(genes, objective)
+    return _clip_genes(genes, objective)
 
 
 @dataclass(slots=True)
@@ -200,7 +198,7 @@ class _Node:
 class _Policy:
     """Chances of a decision's options, linear in features, learned from the rewards of walks.
 
-    The gradient is REINFORCE's (Williams 1992): that of the log of the chance, times the reward
+    The gradient is REINFORCE's (Williams 1992): of the log of the chance, times the reward
     above the mean of those before. Its chances guide the tree, as in AlphaGo (Silver et al. 2016).
     """
 
@@ -230,7 +228,8 @@ _Decision = tuple[int, NDArray[np.float64], int]
 def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
     """Search by walks down a chain of decisions, each chosen by its upper confidence bound."""
     ledger = _Ledger(objective, default)
-    root, policy = _Node(), _Policy()
+    root = _Node()
+    policy = _Policy()
     for _ in range(ROUNDS_COUNT):
         for _ in range(WALKS_PER_ROUND):
             _walk(root, policy, ledger, objective, generator)
@@ -245,20 +244,21 @@ def _walk(
     objective: Objective,
     generator: np.random.Generator,
 ) -> None:
-    node, path = root, [root]
-    chosen: list[int] = []
+    node = root
+    path = [root]
     taken: list[_Decision] = []
+    choices: list[int] = []
     for depth in range(DECISIONS_COUNT):
-        options = _options(depth, chosen, objective, len(ledger.blocks))
+        options = _options(depth, choices, objective, len(ledger.blocks))
         features = _features(depth, options, objective)
         place = _choose(node, options, policy.chances(depth, features), generator)
         taken.append((depth, features, place))
-        chosen.append(options[place])
+        choices.append(options[place])
         node = node.children.setdefault(options[place], _Node())
         path.append(node)
-    genes = _repaired(chosen, objective)
+    genes = _clip_genes(choices, objective)
     ledger.price([genes])
-    reward = 1 / (1 + ledger.known[genes] / ledger.default_us)
+    reward = 1 / (1 + ledger.times_us[genes] / ledger.default_us)
     policy.learn(taken, reward)
     for node in path:
         node.visits += 1
@@ -271,17 +271,17 @@ def _features(depth: int, options: Sequence[int], objective: Objective) -> NDArr
     if depth == DECISIONS_COUNT - 1:
         share = (sizes + 1) / len(options)
         return np.stack([share, share**2, np.zeros_like(share)], axis=1)
-    cores, limit = objective.hw.ai_cores_count, _limits(objective)[depth]
-    share = np.log2(sizes + 1) / math.log2(cores + 1)
+    limit = objective.limits[depth]
+    share = np.log2(sizes + 1) / math.log2(objective.hw.ai_cores_count + 1)
     return np.stack([share, share**2, (limit % sizes == 0).astype(np.float64)], axis=1)
 
 
-def _options(depth: int, chosen: Sequence[int], objective: Objective, blocks: int) -> list[int]:
+def _options(depth: int, choices: Sequence[int], objective: Objective, blocks: int) -> list[int]:
     """Return powers of two of the remaining cores, and all of them; at the end the blocks."""
     if depth == 4:
         return list(range(blocks))
-    left = int(objective.hw.ai_cores_count) // math.prod(chosen)
-    most = min(left, _limits(objective)[depth])
+    left = int(objective.hw.ai_cores_count) // math.prod(choices)
+    most = min(left, objective.limits[depth])
     if depth == 3:
         return [max(most, 1)]
     powers = {2**power for power in range(most.bit_length()) if 2**power <= most}

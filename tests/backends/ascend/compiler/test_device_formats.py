@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.tasks import Layout
-from pipeline.backends.ascend.compiler.device_formats import (
+from pipeline.backends.ascend.compiler.buffers import (
     channel_axes,
     padded_elements,
 )

@@ -8,7 +8,7 @@ from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import CubeWork, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.fusion import fuse
-from pipeline.backends.ascend.compiler.op_patterns import vendor_patterns
+from pipeline.backends.ascend.compiler.primitives import vendor_patterns
 from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from tests.backends.ascend.products import buffer
 from tests.backends.ascend.steps import (

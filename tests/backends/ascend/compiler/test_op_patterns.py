@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.tasks import CostClass
-from pipeline.backends.ascend.compiler.op_patterns import (
+from pipeline.backends.ascend.compiler.primitives import (
     Features,
     KernelPattern,
     match_pattern,

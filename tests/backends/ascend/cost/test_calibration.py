@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.calibration import GROUPS, calibrate_with, load_calibration
+from pipeline.backends.ascend.cost.efficiency import GROUPS, calibrate_with, load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import (
     Published,
@@ -22,7 +22,7 @@ def test_a_multiplier_speeds_up_its_group_alone():
     plain = calibrate_with(ones, 0.0).efficiency
     faster = calibrate_with({**ones, "depthwise": 2.0}, 0.0).efficiency
     for name in plain.classes:
-        ratio = faster.rate(name) / plain.rate(name)
+        ratio = faster.classes[name].rate / plain.classes[name].rate
         assert ratio == pytest.approx(2.0 if name in GROUPS["depthwise"] else 1.0)
 
 

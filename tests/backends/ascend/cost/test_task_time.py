@@ -89,7 +89,7 @@ def us(graph: TaskGraph, hw: Hardware = HW) -> float:
 
 def test_a_product_takes_its_blocks_over_cores_clock_and_rate_where_memory_is_free() -> None:
     blocks = 256**3
-    rate = EFFICIENCY.rate("matmul")
+    rate = EFFICIENCY.classes["matmul"].rate
     expected = HW.task_floor_all_cores_us + blocks / (32 * HW.ai_core_clock_mhz) / rate
     assert us(matmul(4096, 4096, 4096), FAST_MEMORY) == pytest.approx(expected, rel=0.02)
 
@@ -97,7 +97,7 @@ def test_a_product_takes_its_blocks_over_cores_clock_and_rate_where_memory_is_fr
 def test_a_stream_takes_its_reads_and_writes_at_their_rates() -> None:
     nbytes, shape = 400_000_000, ((200_000_000,), "float16")
     graph = graph_of("copy", [shape, shape], shape)
-    rate = EFFICIENCY.rate("copy")
+    rate = EFFICIENCY.classes["copy"].rate
     traffic_us = 2 * nbytes / 1e6 / CONSTANTS.hbm_read + nbytes / 1e6 / CONSTANTS.hbm_write
     expected = HW.task_floor_all_cores_us + traffic_us / rate
     assert us(graph) == pytest.approx(expected)
@@ -107,7 +107,7 @@ def test_many_operations_on_little_data_are_bound_by_lanes() -> None:
     graph = stream("elementwise", 10**6, simple=1000.0)
     lanes_us = 10**6 * 2 * 1000 / HW.vector_bytes_per_us / CONSTANTS.vector_rate
     time = price_tasks(graph, HW)[0]
-    expected = HW.task_floor_all_cores_us + lanes_us / EFFICIENCY.rate("elementwise")
+    expected = HW.task_floor_all_cores_us + lanes_us / EFFICIENCY.classes["elementwise"].rate
     assert time.bound == "vector"
     assert time.us == pytest.approx(expected, rel=0.001)
 
@@ -295,9 +295,9 @@ def test_every_class_has_a_bounded_efficiency_and_says_where_it_is_from() -> Non
 
 
 def test_a_scaled_class_changes_its_own_tasks_only() -> None:
-    slower = EFFICIENCY.scaled({"cast": 0.5})
-    assert slower.rate("cast") == EFFICIENCY.rate("cast") / 2
-    assert slower.rate("copy") == EFFICIENCY.rate("copy")
+    slower = EFFICIENCY.scale_rates({"cast": 0.5})
+    assert slower.classes["cast"].rate == EFFICIENCY.classes["cast"].rate / 2
+    assert slower.classes["copy"].rate == EFFICIENCY.classes["copy"].rate
     assert price_tasks(stream("cast", 10**8), HW, slower)[0].us > us(stream("cast", 10**8))
 
 
@@ -307,7 +307,7 @@ def test_a_scaled_class_changes_its_own_tasks_only() -> None:
 )
 def test_a_wrong_multiplier_is_refused(multipliers: dict[str, float], message: str) -> None:
     with pytest.raises(RunError, match=message):
-        EFFICIENCY.scaled(multipliers)
+        EFFICIENCY.scale_rates(multipliers)
 
 
 def test_a_broken_file_of_efficiencies_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.backends.ascend import price
 from pipeline.backends.ascend.chip.options import OptionError
-from pipeline.backends.ascend.tune import bank_path
-from pipeline.backends.ascend.tune.bank_path import custom_bank
+from pipeline.backends.ascend.tune import autotune
+from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.core.files.knowledge_bank import read_bank
 from tests.backends.ascend.made_up import HW
 
@@ -155,7 +155,7 @@ def test_a_bank_in_a_folder_of_others_is_refused(
     with pytest.raises(OptionError, match="everybody can write it; make it your own alone"):
         price(step, WEIGHTS, ALIGNED)
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(bank_path, "find_foreign_owner", lambda found: "user ann")
+    monkeypatch.setattr(autotune, "find_foreign_owner", lambda found: "user ann")
     with pytest.raises(OptionError, match="must be a folder of your own, not of user ann"):
         price(step, WEIGHTS, ALIGNED)
     assert os.listdir(tmp_path) == []

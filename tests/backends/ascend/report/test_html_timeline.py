@@ -11,7 +11,7 @@ import pytest
 from pipeline.backends.ascend.chip.options import MODES, Mode, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.report.html_timeline import COLOURS, picture, write_picture
-from pipeline.backends.ascend.report.time_by_layer import Layer, slowest_layers
+from pipeline.backends.ascend.report.priced_step import Layer, slowest_layers
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.core.pages.charts import WIDE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.ascend.report.time_by_layer import IMPORTED, layer_named
+from pipeline.backends.ascend.report.priced_step import IMPORTED, layer_named
 from pipeline.models.imported.imported_network import ImportedNetwork
 from tests.backends.ascend.made_up import task
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pipeline.backends.ascend.chip.options import OptionError, StepOptions
-from pipeline.backends.ascend.simulate.feeding import device_images_per_s, feed_of, queue_batches
-from pipeline.backends.ascend.simulate.launch_modes import schedule
+from pipeline.backends.ascend.simulate.launch_modes import (
+    device_images_per_s,
+    feed_of,
+    queue_batches,
+    schedule,
+)
 from tests.backends.ascend.made_up import HW, chain
 
 PIXELS = 224 * 224

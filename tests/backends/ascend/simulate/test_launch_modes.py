@@ -16,7 +16,7 @@ from pipeline.backends.ascend.chip.options import MODES, OptionError, StepOption
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.collectives import all_reduce_us
 from pipeline.backends.ascend.simulate.launch_modes import schedule
-from pipeline.backends.ascend.simulate.stream_assignment import assign_streams
+from pipeline.backends.ascend.simulate.streams import assign_streams
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from tests.backends.ascend.made_up import BARE, HW, chain, graphs, network, options, task, timed
 
