@@ -7,41 +7,20 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax import Array
 
-from pipeline.backends.base import CompileInputs, CompileReport, Mechanism
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.base import Mechanism
 from pipeline.backends.gpu.step_programs import EvalCarry, GpuPrograms, StepCarry
-from pipeline.backends.xla import (
-    LoopCarry,
-    empty_buffers,
-    in_blocks,
-    read_telemetry,
-    split_at_windows,
-)
+from pipeline.backends.xla import LoopCarry, XlaExecutable, split_at_windows
 from pipeline.training.metrics import EvalSums
-from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 
 @dataclass(eq=False)
-class GpuExecutable:
+class GpuExecutable(XlaExecutable):
     """A run compiled for one GPU. `GpuBackend.compile` builds it."""
 
-    work: CompileInputs
-    placement: DevicePlacement
-    report: CompileReport
-    programs: GpuPrograms
-    rates: Array
-    """Learning rates on the device, a row for each step, in blocks."""
-    buffers: tuple[Array, Array]
-    """Telemetry buffer and `should_continue` for the next program, which consumes them."""
-
-    @property
-    def feed(self) -> Feed:
-        """The source of the batches that are trained on."""
-        return self.work.train
+    programs: GpuPrograms  # type: ignore[assignment]
 
     @property
     def program_text(self) -> str:
@@ -51,23 +30,18 @@ class GpuExecutable:
         return text
 
     def init(self) -> TrainState:
-        """The state at step 0, drawn from the seed by the host's processor, where it still lies:
-        `put` copies it to the GPU, or else `run` does, once."""
+        """The state at step 0 in the memory of the host, which draws it; `run` copies it once."""
         return self.programs.init(self.work.seed)
 
     def put(self, state: TrainState) -> TrainState:
         """A copy of a state on the device, in the layouts of the programs."""
         # Copied first: a state of the host's processor may share its memory with the caller.
-        whole: TrainState = self.placement.put(jax.tree.map(np.array, state))
-        return whole if self.programs.place is None else self.programs.place(whole)
+        copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
+        return copied if self.programs.place is None else self.programs.place(copied)
 
-    def _placed(self, state: TrainState) -> TrainState:
-        there = state.step.devices() == {self.placement.device}
-        return state if there else self.put(state)
-
-    def set_learning_rates(self, rates: np.ndarray) -> None:
-        """Replace the learning rates, which are an argument of the programs."""
-        self.rates = self.placement.put(in_blocks(rates))
+    def _put_once(self, state: TrainState) -> TrainState:
+        on_device = state.step.devices() == {self.placement.device}
+        return state if on_device else self.put(state)
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -76,27 +50,19 @@ class GpuExecutable:
 
         The host reads nothing before the last step of a window has been dispatched.
         """
-        loop, rows = LoopCarry(self._placed(state), *self.buffers), []
+        loop = LoopCarry(self._put_once(state), *self.buffers)
+        rows = []
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             carry = StepCarry(self.placement.put(np.int32(first)), loop)
             last = self.placement.put(np.int32(first + count))
             for steps in self._dispatches(count, mechanism):
                 program = self.programs.train[steps]
-                if steps == 0:
-                    carry = program(carry, inputs, self.rates, last)
-                else:
-                    carry = program(carry, inputs, self.rates)
+                bound = (last,) if steps == 0 else ()
+                carry = program(carry, inputs, self.rates, *bound)
             loop = carry.loop
             # Copied at once, since the next program consumes the buffer.
             rows.append(np.array(loop.telemetry_buffer)[first : first + count])
-        self.buffers = loop.telemetry_buffer, loop.should_continue
-        telemetry = read_telemetry(start, np.concatenate(rows))
-        if telemetry.bad_step is not None:
-            # Reset, or no later step would change the state: steps that were only timed may
-            # diverge.
-            empty = empty_buffers(self.work.train.window(start).inputs)
-            self.buffers = self.placement.put(empty)
-        return loop.state, telemetry
+        return loop.state, self._read_telemetry(start, loop, rows)
 
     def _dispatches(self, count: int, mechanism: Mechanism) -> Iterator[int]:
         """Yield the numbers of steps of the programs that run `count` steps, the longest first; 0
@@ -124,7 +90,7 @@ class GpuExecutable:
         Batches are dispatched one after the other without waiting.
         """
         sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
-        state = self._placed(state)
+        state = self._put_once(state)
         feed = self.work.train_sample if on_train else self.work.eval
         assert feed is not None, "the recipe asks for training samples"
         for inputs, first, count in split_at_windows(feed, start, stop):

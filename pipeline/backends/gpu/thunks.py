@@ -1,20 +1,22 @@
-"""The launches of a program, read from the list of them that XLA's compiler writes.
+"""The launches of a program, read from the list of thunks that XLA's compiler writes.
 
-XLA calls them thunks. The list is a tree by indentation: `kCommandBuffer` holds those of a CUDA
-graph, `kWhile` a condition and a body.
+The list is a tree by indentation: `kCommandBuffer` holds the launches of a CUDA graph, `kWhile` a
+condition and a body.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _LINE = re.compile(r"^( *)\d+: k(\w+)(.*)$")
 _PART = re.compile(r"^ *(condition|body|branch[^:]*):\s*$")
 _NAME = re.compile(r"\[[^\]]*\]\s+(\S+)")
 
-GRAPH, LOOP = "CommandBuffer", "While"
+GRAPH = "CommandBuffer"
+LOOP = "While"
 KINDS = {
     "cudnn": ("Convolution", "CuDnn", "ConvolutionReorder", "Norm"),
     "gemm": ("Gemm", "CublasLtMatmul", "CublasLtMatmulF8"),
@@ -27,24 +29,20 @@ KINDS = {
 
 @dataclass
 class Thunk:
-    """A launch, a graph or a loop, and those inside of it; `inside` says in which part."""
+    """A launch, a graph or a loop with the thunks inside; `part` is condition or body of a loop."""
 
     kind: str
     name: str
     part: str = ""
     inside: list[Thunk] = field(default_factory=list)
 
-    def walk(self) -> Iterator[Thunk]:
-        """Yield it and all inside of it."""
-        yield self
-        for one in self.inside:
-            yield from one.walk()
-
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches of a step, or of a program without one: kernels and calls of libraries, how many
-    graphs hold some of them, and how many are in none."""
+    """Launches of a step, or of a program without one: kernels and calls of libraries.
+
+    `graphs` hold some of them, `alone` counts the others.
+    """
 
     kernels: int = 0
     cudnn: int = 0
@@ -58,61 +56,54 @@ class Launches:
 
 
 def parse_thunks(text: str) -> tuple[Thunk, ...]:
-    """Read a list of launches; lines that are not understood are left out."""
+    """Read a list of launches; lines of any other form are left out."""
     root = Thunk("Root", "")
-    open_ones: list[tuple[int, Thunk]] = [(-1, root)]
+    parents = [(-1, root)]
     part = ""
     for line in text.splitlines():
-        if named := _PART.match(line):
-            part = named[1]
-            continue
-        found = _LINE.match(line)
-        if found is None:
-            continue
-        indent = len(found[1])
-        while open_ones[-1][0] >= indent:
-            open_ones.pop()
-        parent = open_ones[-1][1]
-        name = _NAME.search(found[3])
-        thunk = Thunk(found[2], name[1] if name else "", part if parent.kind == LOOP else "")
-        parent.inside.append(thunk)
-        open_ones.append((indent, thunk))
+        if header := _PART.match(line):
+            part = header[1]
+        elif match := _LINE.match(line):
+            indent = len(match[1])
+            while parents[-1][0] >= indent:
+                parents.pop()
+            parent = parents[-1][1]
+            name = _NAME.search(match[3])
+            thunk = Thunk(match[2], name[1] if name else "", part if parent.kind == LOOP else "")
+            parent.inside.append(thunk)
+            parents.append((indent, thunk))
     return tuple(root.inside)
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
-    """Count the launches of some thunks; those of a loop inside of them once."""
-    counts = dict.fromkeys(Launches.__dataclass_fields__, 0)
+    """Count the launches of thunks; the launches of a loop inside of them once."""
+    counts: Counter[str] = Counter()
+
+    def count(thunk: Thunk, in_graph: bool) -> None:
+        if thunk.kind == GRAPH:
+            counts["graphs"] += not in_graph
+        elif thunk.kind == LOOP:
+            counts["loops"] += 1
+        elif not thunk.inside:
+            library = (name for name, kinds in KINDS.items() if thunk.kind in kinds)
+            counts[next(library, "kernels")] += 1
+            counts["alone"] += not in_graph
+        for inner in thunk.inside:
+            count(inner, in_graph or thunk.kind == GRAPH)
+
     for thunk in thunks:
-        _count(thunk, counts, in_graph)
+        count(thunk, in_graph)
     return Launches(**counts)
 
 
-def _count(thunk: Thunk, counts: dict[str, int], in_graph: bool) -> None:
-    if thunk.kind == GRAPH:
-        counts["graphs"] += not in_graph
-        in_graph = True
-    elif thunk.kind == LOOP:
-        counts["loops"] += 1
-    elif not thunk.inside:
-        kind = next((name for name, kinds in KINDS.items() if thunk.kind in kinds), "kernels")
-        counts[kind] += 1
-        counts["alone"] += not in_graph
-    for one in thunk.inside:
-        _count(one, counts, in_graph)
-
-
-def outer_loops(thunks: Sequence[Thunk]) -> tuple[tuple[Thunk, bool], ...]:
-    """Return the loops that are in no other one, each with whether a graph holds it."""
-    found: list[tuple[Thunk, bool]] = []
-
-    def look(one: Thunk, in_graph: bool) -> None:
-        if one.kind == LOOP:
-            found.append((one, in_graph))
-            return
-        for inner in one.inside:
-            look(inner, in_graph or one.kind == GRAPH)
-
+def outer_loops(
+    thunks: Sequence[Thunk], *, in_graph: bool = False
+) -> tuple[tuple[Thunk, bool], ...]:
+    """Return the loops that are in no other loop, each with whether a graph holds it."""
+    loops: list[tuple[Thunk, bool]] = []
     for thunk in thunks:
-        look(thunk, False)
-    return tuple(found)
+        if thunk.kind == LOOP:
+            loops.append((thunk, in_graph))
+        else:
+            loops += outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
+    return tuple(loops)
