@@ -109,9 +109,9 @@ def parse_program(text: str) -> HloProgram:
     shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}
     opcodes: dict[str | None, frozenset[str]] = {}
     flops: dict[str | None, float] = {}
-    for called, body in program.computations.items():
-        opcodes[called] = frozenset(line.opcode for line in body.values())
-        flops[called] = sum(_flops(line, shapes) for line in body.values())
+    for computation, body in program.computations.items():
+        opcodes[computation] = frozenset(line.opcode for line in body.values())
+        flops[computation] = sum(_flops(line, shapes) for line in body.values())
     instructions = {}
     for name, line in lines.items():
         called = line.called
