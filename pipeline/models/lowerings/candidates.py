@@ -9,15 +9,21 @@ from jax import Array
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.formulas.max_pools import POOLINGS
-from pipeline.models.lowerings.problem.formula import Formula
-from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.problem.lowering import (
+    WIDENED,
+    Engine,
+    Formula,
+    Lowering,
+    Problem,
+    Role,
+)
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Images at a time, for formulas that work on chunks."""
 
 CHUNK_BYTES = range(128 << 10, 16 << 20)
-"""Sizes of a chunk: below, calls take most of the time; above, it fits into no cache."""
+"""Sizes of a chunk: in smaller ones calls take most of the time, larger ones fit into no cache."""
 
 FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
     "conv2d": CONVOLUTIONS,
@@ -45,21 +51,18 @@ def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, 
 def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
     """Whether the chunks, if there are any, are smaller than the batch and of a good size."""
     images = lowering.images
-    if images is None or (images == 1 < problem.batch and _is_depthwise(problem)):
+    is_depthwise = isinstance(problem, ConvolutionProblem) and problem.is_depthwise
+    if images is None or (images == 1 < problem.batch and is_depthwise):
         return True
     return images < problem.batch and images * problem.sample_bytes in CHUNK_BYTES
-
-
-def _is_depthwise(problem: Problem) -> bool:
-    return isinstance(problem, ConvolutionProblem) and problem.is_depthwise
 
 
 def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:
     """Whether a lowering can compute a problem with these engines."""
     formula = FORMULAS[problem.kind][problem.role].get(lowering.family)
-    if formula is None or not formula.fits(problem) or lowering.engine not in formula.engines:
+    if formula is None or not formula.fits(problem):
         return False
-    if lowering.engine not in engines:
+    if lowering.engine not in engines.intersection(formula.engines):
         return False
     if lowering.images is None:
         return True

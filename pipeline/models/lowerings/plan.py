@@ -1,14 +1,22 @@
-"""The lowerings that were chosen for a layer's computations."""
+"""The lowerings of a layer's computations, as a policy chooses them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from jax import Array
 
 from pipeline.models.lowerings.candidates import compute
-from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Problem
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    ROLES,
+    Lowering,
+    LoweringPolicy,
+    Problem,
+    Role,
+)
 
 P = TypeVar("P", bound=Problem)
 
@@ -40,5 +48,12 @@ class LayerPlan(Generic[P]):
     @property
     def is_default(self) -> bool:
         """Whether nothing was chosen for any of the three."""
-        choices = (self.forward, self.input_grad, self.weight_grad)
-        return all(choice.is_default for choice in choices)
+        return (
+            self.forward.is_default and self.input_grad.is_default and self.weight_grad.is_default
+        )
+
+
+def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:
+    """Let a policy choose the lowering of each role's problem."""
+    problems = map(make_problem, ROLES)
+    return LayerPlan(*(ChosenLowering(problem, policy.choose(problem)) for problem in problems))

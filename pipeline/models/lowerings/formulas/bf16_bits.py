@@ -1,8 +1,7 @@
 """Copy and rearrange bfloat16 values as their bits.
 
-XLA:CPU computes nothing in bfloat16, and treats slices, pads, transposes and concatenations as
-computations: it converts the whole array to float32, rearranges that, and rounds it back. Integers
-it copies as they are.
+XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations: it
+converts the array to float32, rearranges it, and rounds it back. It copies integers as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def via_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
     return from_bits(rearrange(*map(as_bits, arrays)), arrays[0].dtype)
 
 
-def padded(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
+def pad_zeros(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
     """`lax.pad` with zeros."""
     return via_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
 

@@ -1,4 +1,4 @@
-"""The layout that a network is fastest in: from a bank, or timed and kept in one."""
+"""The fastest layout of a network: from a bank, or timed and written into one."""
 
 from __future__ import annotations
 
@@ -33,35 +33,32 @@ class TimedLayout:
 
     def to_operator(self) -> Mapping[str, Any]:
         """Entry of AutoTune's result file; `before_tune` is NHWC."""
-        before_us, after_us = self.times_us["nhwc"], self.times_us[self.best]
         op = ("network", "layout")
-        record = operator_record(op, self.key, before_us, after_us, self.status)
-        return {**record, "layout": self.best}
+        times_us = (self.times_us["nhwc"], self.times_us[self.best])
+        return {**operator_record(op, self.key, *times_us, self.status), "layout": self.best}
 
 
 def find_layout(
     key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
 ) -> TimedLayout | None:
-    """Look a network up in the banks, or time it by `clock` in each layout where the mode says so.
+    """Look a network up in the banks, or time it by `clock` in each layout if the mode says so.
 
-    Raises RunError for a bank that is not one.
+    Raises RunError for a file that isn't a bank.
     """
-    banks = Banks(folder / "layouts.json", BUILT_IN, _checked)
+    banks = Banks(folder / "layouts.json", BUILT_IN, check_layout_entry)
     entry = banks.read().get(key)
     if mode != "repeat" and (entry is not None or mode == "bank"):
-        return TimedLayout(key, _times_us(entry), "bank_hit") if entry is not None else None
+        if entry is None:
+            return None
+        return TimedLayout(key, {layout: entry[layout] for layout in LAYOUTS}, "bank_hit")
     times_us = {layout: clock(layout) for layout in LAYOUTS}
     banks.add({key: dict(times_us.items())})
     return TimedLayout(key, times_us, "bank_append" if entry is None else "bank_update")
 
 
-def _checked(entry: Entry) -> Entry:
+def check_layout_entry(entry: Entry) -> Entry:
     """The entry. Raises ValueError unless it has a positive number for every layout."""
-    times_us = _times_us(entry)
+    times_us = {str(layout): float(entry[layout]) for layout in LAYOUTS}
     if not all(0 < us < float("inf") for us in times_us.values()):
         raise ValueError(f"times {times_us}")
-    return dict(times_us.items())
-
-
-def _times_us(entry: Entry) -> dict[Layout, float]:
-    return {layout: float(entry[layout]) for layout in LAYOUTS}
+    return times_us

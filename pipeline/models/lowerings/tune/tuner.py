@@ -1,5 +1,4 @@
-"""Choose lowerings: look a computation up in the banks, tune it where the mode says so, and
-keep the results."""
+"""Choose lowerings: from the banks, by timing candidates, or by a rule."""
 
 from __future__ import annotations
 
@@ -35,9 +34,10 @@ from pipeline.models.lowerings.tune.timing import Stopwatch
 BUILT_IN = Path(__file__).parent / "built_in.json"
 """Bank of the shapes of the shipped recipes, on the devices that its keys name."""
 
-WORTH_SHARE, WORTH_US = 0.1, 1000.0
-"""oneDNN is called where it saves at least this share of the time of all problems, and this many
-microseconds a step: a program that calls it is compiled again in every process."""
+WORTH_SHARE = 0.1
+WORTH_US = 1000.0
+"""oneDNN is called if it saves this share of the time of all problems and these microseconds a
+step: a program that calls it is compiled again in every process."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
 
@@ -50,7 +50,7 @@ class Tuning:
     strategy: Strategy
     folder: Path
     kept: Lowerings | None = None
-    """Lowerings of an earlier part of the run, which the rest must use too."""
+    """Lowerings of an earlier part of the run, which stay."""
 
     @property
     def bank(self) -> Path:
@@ -68,7 +68,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class TunedProblem:
-    """Times of a problem: the default before, the best after, and the best by XLA alone (plain)."""
+    """Times of a problem: the default (before), the best (after), the best of XLA (plain)."""
 
     problem: Problem
     before_us: float
@@ -104,16 +104,11 @@ class LoweringChoice:
     @property
     def tuned(self) -> int:
         """Number of problems and layouts that were timed in this run."""
-        statuses = [result.status for result in self.results]
-        statuses += [result.status for result in self._layouts]
-        return sum(status != "bank_hit" for status in statuses)
-
-    @property
-    def _layouts(self) -> tuple[TimedLayout, ...]:
-        return () if self.layout_found is None else (self.layout_found,)
+        layouts = () if self.layout_found is None else (self.layout_found,)
+        return sum(result.status != "bank_hit" for result in (*self.results, *layouts))
 
     def to_result(self) -> Mapping[str, Any]:
-        """AutoTune's result file: times in microseconds, the bank's part as booleans.
+        """AutoTune's result file: times in microseconds, the bank's status as booleans.
 
         The totals are sums over the operators; the layout of the network is listed after them.
         """
@@ -122,7 +117,8 @@ class LoweringChoice:
             "after_tune": sum(result.after.us for result in self.results),
         }
         operators = [_operator(result) for result in self.results]
-        operators += [result.to_operator() for result in self._layouts]
+        if self.layout_found is not None:
+            operators.append(self.layout_found.to_operator())
         return {"result_data": totals, "operators": operators}
 
 
@@ -135,74 +131,71 @@ def choose_lowerings(
     """
     requested = tuple(problems)
     if tuning.kept is not None:
-        return _as_before(tuning.kept, requested, device, tuning.folder)
+        return _check_kept(tuning.kept, requested, device, tuning.folder)
     if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
-    known = banks.read()
-    here, *lesser = scopes_from(device)
-    if tuning.mode == "bank":
-        known = _with_lesser(known, requested, here, lesser)
-    keys = {problem: f"{problem} on {here}" for problem in requested}
-    calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in requested)
-    needed = tuning.mode != "bank" or any(calls)
-    engines = _engines(requested, device, tuning.folder) if needed else {}
-    results, ruled = [], []
-    for problem, key in keys.items():
+    scopes = scopes_from(device)
+    entries = _find_entries(banks.read(), requested, scopes, tuning.mode)
+    # The probe of oneDNN is a process that takes most of a second.
+    needs_engines = tuning.mode != "bank" or any(
+        is_worth_a_call(problem) or (entry is not None and _parse_after(entry).engine == "onednn")
+        for problem, entry in entries.items()
+    )
+    engines = _find_engines(requested, device, tuning.folder) if needs_engines else {}
+    results = []
+    ruled = []
+    for problem, entry in entries.items():
         available = engines.get(problem.dtype, frozenset(("xla",)))
-        result = _tune_one(problem, known.get(key), available, device, tuning, watch)
+        result = _tune_one(problem, entry, available, device, tuning, watch)
         if result is None:
             ruled.append((str(problem), usual_lowering(problem, available)))
             continue
         results.append(result)
         if result.status in ("bank_append", "bank_update"):
             # Each one at once: a large network takes minutes, and the run may be stopped.
-            banks.add({key: _entry(result)})
+            banks.add({f"{problem} on {scopes[0]}": _entry(result)})
     return _choose(tuple(results), tuple(ruled))
 
 
-def _with_lesser(
-    known: Mapping[str, Entry], problems: tuple[Problem, ...], here: str, lesser: Sequence[str]
-) -> dict[str, Entry]:
-    """The entries, and those of lesser instruction sets for problems without one.
-
-    In ResNet-18 what was found on AVX-512 is 5 to 10 % faster than the rule's choice on a
-    processor with AMX that can't be used.
-    """
-    found = dict(known)
-    for problem in problems:
-        entries = (known.get(f"{problem} on {scope}") for scope in (here, *lesser))
-        entry = next((entry for entry in entries if entry is not None), None)
-        if entry is not None:
-            found[f"{problem} on {here}"] = entry
-    return found
+def _find_entries(
+    bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
+) -> dict[Problem, Entry | None]:
+    """Return the entry of each problem. Unless they are tuned, entries of lesser instruction sets
+    stand in: on a processor whose AMX can't be used, those of AVX-512 are 5 to 10 % faster in
+    ResNet-18 than the rule's choices."""
+    scopes = scopes if mode == "bank" else scopes[:1]
+    return {
+        problem: next(
+            (bank[key] for scope in scopes if (key := f"{problem} on {scope}") in bank), None
+        )
+        for problem in problems
+    }
 
 
-def _engines(
-    problems: tuple[Problem, ...], device: jax.Device, folder: Path
+def _find_engines(
+    problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> Mapping[str, frozenset[Engine]]:
     """Usable engines by dtype."""
     dtypes = dict.fromkeys(problem.dtype for problem in problems)
     return {dtype: find_engines(device, dtype, folder) for dtype in dtypes}
 
 
-def _as_before(
-    kept: Lowerings,
-    problems: tuple[Problem, ...],
-    device: jax.Device,
-    folder: Path,
+def _check_kept(
+    lowerings: Lowerings, problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> LoweringChoice:
+    """Return the choice of an earlier part of the run. Raises RunError if it can't be computed."""
     by_text = {str(problem): problem for problem in problems}
-    requested = [(by_text[text], lowering) for text, lowering in kept.chosen if text in by_text]
+    requested = [(by_text[text], how) for text, how in lowerings.chosen if text in by_text]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
-    engines = _engines(problems, device, folder) if wants_onednn else {}
+    engines = _find_engines(problems, device, folder) if wants_onednn else {}
+    chooses = platform_of(device.platform).chooses_lowerings
     for problem, lowering in requested:
-        here = engines.get(problem.dtype, frozenset(("xla",)))
-        chooses = platform_of(device.platform).chooses_lowerings
-        able = chooses and can_compute(problem, lowering, here)
-        if lowering != DEFAULT and not able:
+        available = engines.get(problem.dtype, frozenset(("xla",)))
+        can_be_computed = chooses and can_compute(problem, lowering, available)
+        if lowering != DEFAULT and not can_be_computed:
             raise RunError(f"{lowering} can't compute {problem} here, as this run did before")
-    return LoweringChoice(kept)
+    return LoweringChoice(lowerings)
 
 
 def _tune_one(
@@ -213,8 +206,11 @@ def _tune_one(
     tuning: Tuning,
     watch: ProgressClock,
 ) -> TunedProblem | None:
-    """Result of the bank, else of a search; of a repeated search and the bank, the faster one."""
-    banked = _from_bank(problem, entry, engines)
+    """Result of the bank, else of a search; the faster of both if a search is repeated.
+
+    None if the mode is to search nothing, and the bank has no result for this machine.
+    """
+    banked = _from_entry(problem, entry, engines)
     if banked is None and tuning.mode == "bank":
         return None
 
@@ -232,7 +228,8 @@ def _search(
 ) -> TunedProblem:
     seed = zlib.crc32(str(problem).encode())
     result = search(lowerings, Stopwatch(problem, device), strategy, seed)
-    best, plain = result.best(), result.best(lambda lowering: lowering.engine == "xla")
+    best = result.best()
+    plain = result.best(lambda lowering: lowering.engine == "xla")
     return TunedProblem(
         problem,
         before_us=result.times_us[lowerings[0]],
@@ -243,21 +240,18 @@ def _search(
     )
 
 
-def _calls_onednn(entry: Entry | None) -> bool:
-    """Whether the entry needs oneDNN, whose probe is a process that takes most of a second."""
-    return entry is not None and Lowering.parse(entry["after"]["lowering"]).engine == "onednn"
+def _parse_after(entry: Entry) -> Lowering:
+    return Lowering.parse(entry["after"]["lowering"])
 
 
-def _from_bank(
+def _from_entry(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
 ) -> TunedProblem | None:
-    """Result of a bank; None where it names a lowering that this machine can't compute."""
+    """Result of a bank; None if this machine can't compute its lowerings."""
     if entry is None:
         return None
-    after, plain = (
-        Timed(Lowering.parse(entry[name]["lowering"]), entry[name]["us"])
-        for name in ("after", "plain")
-    )
+    after = Timed(_parse_after(entry), entry["after"]["us"])
+    plain = Timed(Lowering.parse(entry["plain"]["lowering"]), entry["plain"]["us"])
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
     return TunedProblem(problem, entry["before_us"], after, plain, "bank_hit")
@@ -266,7 +260,7 @@ def _from_bank(
 def _choose(
     results: tuple[TunedProblem, ...], ruled: tuple[tuple[str, Lowering], ...]
 ) -> LoweringChoice:
-    """Take the best of each, and oneDNN only where it saves more than it costs to compile."""
+    """Take the best of each, with oneDNN only if it saves more than it costs to compile."""
     saved_us = sum(result.plain.us - result.after.us for result in results)
     total_us = sum(result.plain.us for result in results)
     worth = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
@@ -297,10 +291,9 @@ def check_lowering_entry(entry: Entry) -> Entry:
 
 
 def _operator(result: TunedProblem) -> Mapping[str, Any]:
-    problem = result.problem
-    op = (problem.kind, problem.role)
+    op = (result.problem.kind, result.problem.role)
     return {
-        **operator_record(op, str(problem), result.before_us, result.us, result.status),
+        **operator_record(op, str(result.problem), result.before_us, result.us, result.status),
         "lowering": asdict(result.after.lowering),
         "ticks_best": ticks_best(result.rounds),
     }

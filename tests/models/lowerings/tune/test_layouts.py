@@ -97,5 +97,7 @@ def test_a_bank_that_is_none_is_named(entry: object, tmp_path: Path) -> None:
 
 
 def test_the_shipped_bank_can_be_read() -> None:
-    entries = read_bank(Path(layouts.__file__).parent / "built_in_layouts.json", layouts._checked)
+    entries = read_bank(
+        Path(layouts.__file__).parent / "built_in_layouts.json", layouts.check_layout_entry
+    )
     assert all(key.startswith("network ") and " on cpu " in key for key in entries)
