@@ -238,7 +238,7 @@ def test_the_step_and_its_evaluation_do_use_what_was_chosen(text: str, tiny: Com
     """Told by a lowering that does not fit: only where it is used is it refused."""
     recipe = tiny(*NETWORK)
     dataset, built, reporter = prepare(recipe)
-    chosen = LoweringChoice(Lowerings(((f"{text} float32", Lowering("pixels")),)))
+    chosen = LoweringChoice(Lowerings(((f"{text} float32", Lowering("pointwise")),)))
     made = lower(recipe, dataset, built, Choosing(chosen=chosen), None, reporter)
     sums = jax.eval_shape(made.step.zero_sums)
 
@@ -372,7 +372,7 @@ def tuned() -> LoweringChoice:
     one, other = (
         ConvolutionProblem("forward", window, batch, 4, 4, "float32") for batch in (16, 20)
     )
-    how = Lowering("patches")
+    how = Lowering("im2col")
     found = (
         TunedProblem(one, 3000.0, Timed(how, 1000.0), Timed(how, 1000.0), "bank_hit"),
         TunedProblem(
@@ -422,7 +422,7 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
 
 
 def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    lowerings = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
+    lowerings = Lowerings((("b", Lowering("im2col", "onednn", 8)), ("a", Lowering("default"))))
     chosen = LoweringChoice(lowerings, layout="chwn")
     write_choice(tmp_path / "lowerings.json", chosen)
     assert read_choice(tmp_path / "lowerings.json") == chosen

@@ -41,7 +41,7 @@ def _is_pointwise(problem: ConvolutionProblem) -> bool:
 
 def _has_few_terms(problem: ConvolutionProblem) -> bool:
     """Whether each sum over kernel positions and channels (of a group) is short."""
-    summed = problem.features if problem.role == "images_gradient" else problem.channels
+    summed = problem.features if problem.role == "input_grad" else problem.channels
     channels = summed // problem.window.groups
     height, width = problem.window.kernel
     return channels <= MAX_SUM_CHANNELS and height * width * channels <= MAX_SUM_TERMS
@@ -85,23 +85,23 @@ def _winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
 CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
         "convolution": _formula(conv2d_forward.by_convolution),
-        "patches": _formula(conv2d_forward.im2col, _has_small_patches, chunked=True),
-        "pixels": _formula(conv2d_forward.pointwise, _is_pointwise),
-        "multiply_adds": _formula(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
+        "im2col": _formula(conv2d_forward.im2col, _has_small_patches, chunked=True),
+        "pointwise": _formula(conv2d_forward.pointwise, _is_pointwise),
+        "shifted_sum": _formula(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
         **_winograd(winograd.forward, _is_exact_in_tiles),
     },
-    "images_gradient": {
+    "input_grad": {
         "convolution": _formula(conv2d_input_grad.by_convolution),
         "phases": _formula(conv2d_input_grad.phases, _is_strided),
-        "pixels": _formula(conv2d_input_grad.pointwise, _is_pointwise),
-        "multiply_adds": _formula(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
+        "pointwise": _formula(conv2d_input_grad.pointwise, _is_pointwise),
+        "shifted_sum": _formula(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
         **_winograd(winograd.input_grad, _is_exact_in_tiles),
     },
-    "kernel_gradient": {
+    "weight_grad": {
         "convolution": _formula(conv2d_weight_grad.by_convolution, chunked=True),
-        "positions": _formula(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
-        "patches": _formula(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
-        "blocks": _formula(
+        "per_tap_matmul": _formula(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
+        "im2col": _formula(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
+        "grouped_as_dense": _formula(
             conv2d_weight_grad.grouped_as_dense,
             lambda problem: not _is_ungrouped(problem),
             chunked=True,

@@ -77,7 +77,7 @@ def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> t
     derived = functools.partial(_derived_gradient, kernel.shape)
     if kernel.shape[1] > FEW_FEATURES:
         return by_inputs, derived(inputs, cotangent)
-    transposed = ChosenLowering(plan.weight_grad.problem, Lowering("turned"))
+    transposed = ChosenLowering(plan.weight_grad.problem, Lowering("transposed"))
     by_kernel: Array = lax.platform_dependent(inputs, cotangent, cpu=transposed, default=derived)
     return by_inputs, by_kernel
 

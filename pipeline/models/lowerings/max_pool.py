@@ -27,7 +27,7 @@ def pool_max(
     gradient, so that its sum is preserved. `policy` chooses how it and its gradient are computed;
     with a lowering that it chooses, it is differentiable in reverse mode only.
     """
-    roles: tuple[Role, Role] = ("forward", "images_gradient")
+    roles: tuple[Role, Role] = ("forward", "input_grad")
     choices = []
     for role in roles:
         problem = PoolingProblem(role, images.shape, window, strides, pads, str(images.dtype))

@@ -15,8 +15,8 @@ from pipeline.models.lowerings.problem.problems import DenseProblem
 
 SUMMED: Mapping[Role, tuple[int, int]] = {
     "forward": (1, 0),
-    "images_gradient": (1, 1),
-    "kernel_gradient": (0, 0),
+    "input_grad": (1, 1),
+    "weight_grad": (0, 0),
 }
 """By role, the axes of the left and of the right matrix that are summed over. Left and right are
 inputs and kernel, cotangent and kernel, inputs and cotangent."""
@@ -45,7 +45,7 @@ def transposed_product(
 
 
 def _left_and_right(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
-    return (second, first) if problem.role == "images_gradient" else (first, second)
+    return (second, first) if problem.role == "input_grad" else (first, second)
 
 
 def _multiply(
@@ -59,6 +59,7 @@ def _multiply(
 
 
 PRODUCTS: Mapping[Role, Mapping[str, Formula]] = {
-    role: {"product": Formula(product), "turned": Formula(transposed_product)} for role in SUMMED
+    role: {"product": Formula(product), "transposed": Formula(transposed_product)}
+    for role in SUMMED
 }
 """By role and name; the first, by XLA, always works."""

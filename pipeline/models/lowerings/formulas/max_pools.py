@@ -76,6 +76,6 @@ POOLINGS: Mapping[Role, Mapping[str, Formula]] = {
         "axes": Formula(axes, engines=("xla",), chunked=True),
         "reduced": Formula(reduce_window, engines=("xla",)),
     },
-    "images_gradient": {"axes": Formula(axes_gradient, engines=("xla",), chunked=True)},
+    "input_grad": {"axes": Formula(axes_gradient, engines=("xla",), chunked=True)},
 }
 """By role and name; the first, of all images at once, is the plain one."""

@@ -9,12 +9,30 @@ from typing import Any, Literal, Protocol, get_args
 
 from jax import Array
 
-Role = Literal["forward", "images_gradient", "kernel_gradient"]
-"""The result, the gradient by the input, the gradient by the weights. Banks hold these names. The
-inputs of a dense layer count as images of one pixel."""
+Role = Literal["forward", "input_grad", "weight_grad"]
+"""The result, the gradient by the input, the gradient by the weights."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Engine = Literal["xla", "onednn"]
 """Library of matrix products and convolutions: the one that XLA picks itself, or oneDNN."""
+
+
+FILE_NAMES: Mapping[str, str] = {
+    "input_grad": "images_gradient",
+    "weight_grad": "kernel_gradient",
+    "im2col": "patches",
+    "pointwise": "pixels",
+    "shifted_sum": "multiply_adds",
+    "per_tap_matmul": "positions",
+    "grouped_as_dense": "blocks",
+    "transposed": "turned",
+}
+"""Names of roles and formulas in knowledge banks and run directories, where they differ."""
+CODE_NAMES = {name: code for code, name in FILE_NAMES.items()}
+
+
+def file_name(name: str) -> str:
+    """Return the name of a role or a formula in files."""
+    return FILE_NAMES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -29,12 +47,13 @@ class Lowering:
     images: int | None = None
 
     def __str__(self) -> str:
+        """`family/engine` or `family/engine/images`, by the names in files."""
         chunk = f"/{self.images}" if self.images else ""
-        return f"{self.family}/{self.engine}{chunk}"
+        return f"{file_name(self.family)}/{self.engine}{chunk}"
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """Parse `family/engine` or `family/engine/images`. Raises ValueError for anything else."""
+        """Parse the text of a lowering. Raises ValueError for anything else."""
         family, engine, *chunk = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(chunk) > 1:
@@ -42,7 +61,7 @@ class Lowering:
         images = int(chunk[0]) if chunk else None
         if images is not None and images < 1:
             raise ValueError(f"{text!r}: must take at least one image at a time")
-        return Lowering(family, engines[engines.index(engine)], images)
+        return Lowering(CODE_NAMES.get(family, family), engines[engines.index(engine)], images)
 
 
 DEFAULT = Lowering("default")

@@ -10,7 +10,7 @@ from jax import Array
 
 from pipeline.core.host.item_sizes import item_bytes
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair
-from pipeline.models.lowerings.problem.lowering import WIDENED, Role
+from pipeline.models.lowerings.problem.lowering import WIDENED, Role, file_name
 
 Kind = Literal["conv2d", "dense", "max_pool"]
 Shape = tuple[int, ...]
@@ -26,8 +26,8 @@ def _operand_shapes(
 ) -> tuple[Shape, ...]:
     shapes = {
         "forward": (inputs, kernel),
-        "images_gradient": (kernel, cotangent),
-        "kernel_gradient": (inputs, cotangent),
+        "input_grad": (kernel, cotangent),
+        "weight_grad": (inputs, cotangent),
     }
     return shapes[role]
 
@@ -82,7 +82,8 @@ class ConvolutionProblem:
     def __str__(self) -> str:
         w = self.window
         return (
-            f"{self.kind} {self.role} {self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
+            f"{self.kind} {file_name(self.role)} "
+            f"{self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
             f"kernel {w.kernel[0]}x{w.kernel[1]}x{self.features} "
             f"stride {w.strides[0]}x{w.strides[1]} pads {_pads_text(w.pads)} "
             f"dilation {w.dilation[0]}x{w.dilation[1]} groups {w.groups} {self.dtype}"
@@ -127,7 +128,7 @@ class DenseProblem:
 
     def __str__(self) -> str:
         shape = f"{self.batch}x{self.channels} kernel {self.channels}x{self.features}"
-        return f"{self.kind} {self.role} {shape} {self.dtype}"
+        return f"{self.kind} {file_name(self.role)} {shape} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,6 @@ class PoolingProblem:
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         return (
-            f"{self.kind} {self.role} {shape} window {self.window[0]}x{self.window[1]} "
+            f"{self.kind} {file_name(self.role)} {shape} window {self.window[0]}x{self.window[1]} "
             f"stride {self.strides[0]}x{self.strides[1]} pads {_pads_text(self.pads)} {self.dtype}"
         )

@@ -38,13 +38,13 @@ MIN_TILED = 7
 
 PREFERRED: Mapping[Role, Sequence[str]] = {
     "forward": ("winograd4", "convolution"),
-    "images_gradient": ("winograd4", "phases", "convolution"),
-    "kernel_gradient": ("winograd4", "convolution"),
+    "input_grad": ("winograd4", "phases", "convolution"),
+    "weight_grad": ("winograd4", "convolution"),
 }
 POINTWISE: Mapping[Role, str] = {
     "forward": "convolution",
-    "images_gradient": "pixels",
-    "kernel_gradient": "positions",
+    "input_grad": "pointwise",
+    "weight_grad": "per_tap_matmul",
 }
 """Formulas by role: the first that fits the problem, and the one for kernels of one pixel."""
 
@@ -53,7 +53,7 @@ def is_worth_a_call(problem: Problem) -> bool:
     """Whether a problem is one for oneDNN: a large convolution with channels enough, or a large
     product of a dense layer in bfloat16 or for the gradient of its kernel."""
     if isinstance(problem, DenseProblem):
-        suited = problem.role == "kernel_gradient" or problem.dtype == "bfloat16"
+        suited = problem.role == "weight_grad" or problem.dtype == "bfloat16"
         return suited and problem.flops >= LARGE_DENSE_FLOPS
     if not isinstance(problem, ConvolutionProblem):
         return False
@@ -102,7 +102,7 @@ def _choose_dense(problem: DenseProblem, called: bool) -> Lowering:
     """
     if called:
         return Lowering("product", "onednn")
-    is_rounded = problem.dtype == "bfloat16" and problem.role == "kernel_gradient"
+    is_rounded = problem.dtype == "bfloat16" and problem.role == "weight_grad"
     return Lowering("product") if is_rounded and problem.features > FEW_FEATURES else DEFAULT
 
 
@@ -112,10 +112,10 @@ def _choose_grouped(problem: ConvolutionProblem, called: bool) -> Lowering:
     In oneDNN's weight gradient the images of a chunk are the channels of each group; with one image
     at a time a depthwise convolution stays one.
     """
-    is_gradient = problem.role == "kernel_gradient"
+    is_gradient = problem.role == "weight_grad"
     if called:
         images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
         return Lowering("convolution", "onednn", images if is_gradient else None)
-    lowering = Lowering("blocks", images=1) if is_gradient else Lowering("multiply_adds")
+    lowering = Lowering("grouped_as_dense", images=1) if is_gradient else Lowering("shifted_sum")
     fits = problem.is_depthwise and can_compute(problem, lowering, frozenset(("xla",)))
     return lowering if fits else DEFAULT

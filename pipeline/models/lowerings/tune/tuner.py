@@ -24,6 +24,7 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowering,
     Lowerings,
     Problem,
+    file_name,
 )
 from pipeline.models.lowerings.tune.layouts import TimedLayout
 from pipeline.models.lowerings.tune.machine import find_engines, scopes_from
@@ -291,9 +292,10 @@ def check_lowering_entry(entry: Entry) -> Entry:
 
 
 def _operator(result: TunedProblem) -> Mapping[str, Any]:
-    op = (result.problem.kind, result.problem.role)
+    op = (result.problem.kind, file_name(result.problem.role))
+    lowering = result.after.lowering
     return {
         **operator_record(op, str(result.problem), result.before_us, result.us, result.status),
-        "lowering": asdict(result.after.lowering),
+        "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
         "ticks_best": ticks_best(result.rounds),
     }
