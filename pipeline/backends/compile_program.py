@@ -61,9 +61,9 @@ def compile_program(
 
     A program that XLA's cache can't hold is compiled once in a process for the same `devices`.
     """
-    found = find_compiled(spec, devices)
-    if found is not None:
-        return found
+    on_disk = find_compiled(spec, devices)
+    if on_disk is not None:
+        return on_disk
     started_at = time.perf_counter()
     # Runs of a sweep may compile in threads: one after the other is faster.
     with _LOCK, watch_compiler(spec.name, watch) as events:
@@ -183,9 +183,9 @@ def compile_later(
     """
     if notify is None:
         return compile_program(spec, watch, devices)
-    found = find_compiled(spec, devices)
-    if found is not None:
-        return found
+    on_disk = find_compiled(spec, devices)
+    if on_disk is not None:
+        return on_disk
 
     def compile_() -> Any:
         # No clock: training shows its own progress.

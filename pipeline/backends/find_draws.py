@@ -119,13 +119,14 @@ def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
 
     None stands for a result that is computed in any other way.
     """
-    inputs = [
-        Seed() if (var.aval.shape, var.aval.dtype) == ((2,), np.uint32) else None
-        for var in computation.jaxpr.invars
+    avals: Any = computation.in_avals
+    inputs: list[Any] = [
+        Seed() if (aval.shape, aval.dtype) == ((2,), np.uint32) else None for aval in avals
     ]
     results = walk(computation, inputs, _describe_results, _describe_constant)
-    variables = computation.jaxpr.outvars
-    return [_to_draw(result, var.aval) for result, var in zip(results, variables, strict=True)]
+    return [
+        _to_draw(values, aval) for values, aval in zip(results, computation.out_avals, strict=True)
+    ]
 
 
 def _to_draw(values: Any, aval: Any) -> Draw | Fill | None:
@@ -181,7 +182,8 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
         return None
     if name in _UNCHANGED or (name in _RESHAPES and _is_single(equation.invars[0])):
         return operands[0]
-    is_whole = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in equation.invars)
+    atoms: Any = equation.invars
+    is_whole = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
     draws = {(values.folds, values.shape) for values in operands if values.folds is not None}
     if name not in _ELEMENTWISE or not is_whole or len(draws) > 1:
         return None
@@ -191,8 +193,8 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
         # Other parameters, such as whether a type is weak, change no value.
         dtype = params.get("new_dtype")
         formula = (name, None if dtype is None else np.dtype(dtype).name, *parts)
-    drawn = next((values for values in operands if values.folds is not None), operands[0])
-    return replace(drawn, formula=formula)
+    random = next((values for values in operands if values.folds is not None), operands[0])
+    return replace(random, formula=formula)
 
 
 def _is_single(atom: Any) -> bool:

@@ -95,7 +95,8 @@ class XlaBackend:
         """The device and the versions that decide its numbers."""
         import jaxlib
 
-        count, device = len(self.placement.devices), self.device
+        count = len(self.placement.devices)
+        device = self.device
         name = f"{count} x {device.platform}" if count > 1 else f"{device.platform}:{device.id}"
         return {
             "device": f"{name} {device.device_kind}",
@@ -294,11 +295,11 @@ def _program_specs(
         results = (shardings, LoopCarry(shardings, replicated, replicated), replicated)
     else:
         # Every device runs the programs on its rows of a batch.
-        whole = PartitionSpec()
-        arguments = [whole] * 4
-        init = _on_mesh(init, placement, (whole,))
-        training = _on_mesh(training, placement, (whole, _window_partition(train), *arguments))
-        partition = (whole, whole, _window_partition(evaluated), *arguments[1:])
+        replicated = PartitionSpec()
+        arguments = [replicated] * 4
+        init = _on_mesh(init, placement, (replicated,))
+        training = _on_mesh(training, placement, (replicated, _window_partition(train), *arguments))
+        partition = (replicated, replicated, _window_partition(evaluated), *arguments[1:])
         evaluation = _on_mesh(evaluation, placement, partition)
         options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
     train_args = (carry, train, rates, bound, bound, constants)
@@ -336,10 +337,12 @@ def _on_mesh(
 
 def _window_partition(inputs: Inputs) -> Any:
     """Partition of a window: a device has its rows of the batches, or all of a resident split."""
-    whole: Any = PartitionSpec()
+    replicated: Any = PartitionSpec()
     rows: Any = PartitionSpec(None, DATA)
-    columns = dict.fromkeys(inputs.columns, whole if inputs.resident else rows)
-    return Inputs(columns, rows, whole, whole, whole, inputs.resident, inputs.samples)
+    columns = dict.fromkeys(inputs.columns, replicated if inputs.resident else rows)
+    return Inputs(
+        columns, rows, replicated, replicated, replicated, inputs.resident, inputs.samples
+    )
 
 
 def in_blocks(rates: np.ndarray) -> np.ndarray:
@@ -363,20 +366,20 @@ def split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs
         start = end
 
 
-def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+def _python_loop(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
     """Do as `jax.lax.while_loop` does, not compiled."""
-    while unfinished(carry):
+    while condition(carry):
         carry = body(carry)
     return carry
 
 
-def run_once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
     """Do as `jax.lax.while_loop` does for one iteration at most, in no computation of its own.
 
     The body of a loop, or of a branch, is such a computation, in which XLA:CPU does not use its
     library for a convolution whose dimensions it would have to permute (jax issue 12868).
     """
-    proceed = unfinished(carry)
+    proceed = condition(carry)
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
 
 
@@ -395,7 +398,7 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
         last: Array,
         constants: Sequence[Array] = (),
     ) -> LoopCarry:
-        def unfinished(carry: tuple[Array, LoopCarry]) -> Array:
+        def condition(carry: tuple[Array, LoopCarry]) -> Array:
             return (carry[0] < last) & carry[1].should_continue
 
         def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
@@ -407,7 +410,7 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
                 rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
             return position + 1, LoopCarry(state, rows, record.should_continue)
 
-        return repeat(unfinished, body, (first, carried))[1]
+        return repeat(condition, body, (first, carried))[1]
 
     return loop
 
@@ -421,7 +424,7 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
         last: Array,
         constants: Sequence[Array],
     ) -> EvalSums:
-        def unfinished(carry: tuple[Array, EvalSums]) -> Array:
+        def condition(carry: tuple[Array, EvalSums]) -> Array:
             return carry[0] < last
 
         def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
@@ -429,7 +432,7 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
             batch = batch_at(inputs, position)
             return position + 1, step.evaluate(state, batch, before, *constants)
 
-        return repeat(unfinished, body, (first, sums))[1]
+        return repeat(condition, body, (first, sums))[1]
 
     return loop
 

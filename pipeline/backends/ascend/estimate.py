@@ -30,7 +30,7 @@ from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout, several
 from pipeline.backends.ascend.tune.bank_path import custom_bank
 from pipeline.backends.base import StepToPrice
-from pipeline.backends.communication import Communication
+from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole

@@ -76,7 +76,7 @@ class Reader:
         if self.step is None:
             return 0
         steps = len(self._plan.span(self._jump, self._taken))
-        return min(steps, self._source.unclaimed * steps // self._plan.parts)
+        return min(steps, self._source.num_unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
         """The next window. As its parts are taken, reading continues with the one after it."""
@@ -130,7 +130,7 @@ class PartSource:
         return (last + 1) * plan.parts
 
     @property
-    def unclaimed(self) -> int:
+    def num_unclaimed(self) -> int:
         """The number of parts that have been read and not taken."""
         return self._read - self._claimed
 

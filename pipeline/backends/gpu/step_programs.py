@@ -161,8 +161,8 @@ def train_spec(
     carry = carry_shapes(work, chip)
     if formats is None:
         formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.whole), carry.loop.state)
-    whole: Any = chip.whole
-    carry_formats = StepCarry(whole, LoopCarry(formats, whole, whole))
+    sharding: Any = chip.whole
+    carry_formats = StepCarry(sharding, LoopCarry(formats, sharding, sharding))
     inputs = chip.shapes(work.train.window(0).inputs)
     rates = chip.shapes(in_blocks(work.learning_rates))
     bounds = (carry.position,) if steps == 0 else ()
@@ -172,7 +172,7 @@ def train_spec(
         _step_function(work.step, steps),
         (carry, inputs, rates, *bounds),
         donated=0,
-        in_shardings=(carry_formats, *[whole] * (2 + len(bounds))),
+        in_shardings=(carry_formats, *[sharding] * (2 + len(bounds))),
         out_shardings=carry_formats,
         compiler_options=options,
     )

@@ -1,8 +1,10 @@
-"""The lowerings of a problem, and the computation of each."""
+"""The lowerings of a problem, the computation of each, and the choice for a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from jax import Array
 
@@ -10,10 +12,13 @@ from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.formulas.max_pools import POOLINGS
 from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    ROLES,
     WIDENED,
     Engine,
     Formula,
     Lowering,
+    LoweringPolicy,
     Problem,
     Role,
 )
@@ -81,3 +86,44 @@ def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> 
     dtype = WIDENED.get(problem.dtype, problem.dtype)
     result = formula.compute(problem, lowering, *(operand.astype(dtype) for operand in operands))
     return result.astype(problem.dtype)
+
+
+P = TypeVar("P", bound=Problem)
+
+
+@dataclass(frozen=True)
+class ChosenLowering(Generic[P]):
+    """A problem and its lowering. Call it with the operands for the result."""
+
+    problem: P
+    lowering: Lowering
+
+    def __call__(self, *operands: Array) -> Array:
+        return compute(self.problem, self.lowering, operands)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was chosen."""
+        return self.lowering == DEFAULT
+
+
+@dataclass(frozen=True)
+class LayerPlan(Generic[P]):
+    """Lowerings of a layer with weights: of its result and of its two gradients."""
+
+    forward: ChosenLowering[P]
+    input_grad: ChosenLowering[P]
+    weight_grad: ChosenLowering[P]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was chosen for any of the three."""
+        return (
+            self.forward.is_default and self.input_grad.is_default and self.weight_grad.is_default
+        )
+
+
+def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:
+    """Let a policy choose the lowering of each role's problem."""
+    problems = map(make_problem, ROLES)
+    return LayerPlan(*(ChosenLowering(problem, policy.choose(problem)) for problem in problems))

@@ -17,8 +17,8 @@ import jax
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from pipeline.models.lowerings.candidates import LayerPlan, plan_layer
 from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
-from pipeline.models.lowerings.plan import LayerPlan, plan_layer
 from pipeline.models.lowerings.problem.conv_window import Pair, make_window
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, convolution_problem
@@ -56,7 +56,7 @@ _Plan = LayerPlan[ConvolutionProblem]
 def _convolve(plan: _Plan, images: Array, kernel: Array) -> Array:
     if plan.forward.is_default:
         window = plan.forward.problem.window
-        return conv2d_forward.by_convolution(window, XLA_CONVOLUTION, images, kernel)
+        return conv2d_forward.convolution(window, XLA_CONVOLUTION, images, kernel)
     return plan.forward(images, kernel)
 
 
@@ -101,7 +101,7 @@ def _input_grad(plan: _Plan, kernel: Array, cotangent: Array) -> Array:
     if not plan.input_grad.is_default:
         return plan.input_grad(kernel, cotangent)
     window = plan.forward.problem.window
-    return conv2d_input_grad.by_convolution(window, XLA_CONVOLUTION, kernel, cotangent)
+    return conv2d_input_grad.convolution(window, XLA_CONVOLUTION, kernel, cotangent)
 
 
 def _weight_grad(plan: _Plan, images: Array, cotangent: Array) -> Array:
@@ -110,7 +110,5 @@ def _weight_grad(plan: _Plan, images: Array, cotangent: Array) -> Array:
     window = plan.forward.problem.window
     # For one pixel a matrix product, about 3 times as fast with the same result.
     is_pointwise = window.is_pointwise
-    formula = (
-        conv2d_weight_grad.per_tap_matmul if is_pointwise else conv2d_weight_grad.by_convolution
-    )
+    formula = conv2d_weight_grad.per_tap_matmul if is_pointwise else conv2d_weight_grad.convolution
     return formula(window, XLA_CONVOLUTION, images, cotangent)

@@ -84,21 +84,21 @@ def _winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
 
 CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
-        "convolution": _formula(conv2d_forward.by_convolution),
+        "convolution": _formula(conv2d_forward.convolution),
         "im2col": _formula(conv2d_forward.im2col, _has_small_patches, chunked=True),
         "pointwise": _formula(conv2d_forward.pointwise, _is_pointwise),
         "shifted_sum": _formula(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
         **_winograd(winograd.forward, _is_exact_in_tiles),
     },
     "input_grad": {
-        "convolution": _formula(conv2d_input_grad.by_convolution),
+        "convolution": _formula(conv2d_input_grad.convolution),
         "phases": _formula(conv2d_input_grad.phases, _is_strided),
         "pointwise": _formula(conv2d_input_grad.pointwise, _is_pointwise),
         "shifted_sum": _formula(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
         **_winograd(winograd.input_grad, _is_exact_in_tiles),
     },
     "weight_grad": {
-        "convolution": _formula(conv2d_weight_grad.by_convolution, chunked=True),
+        "convolution": _formula(conv2d_weight_grad.convolution, chunked=True),
         "per_tap_matmul": _formula(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
         "im2col": _formula(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
         "grouped_as_dense": _formula(

@@ -14,10 +14,10 @@ from typing import Literal
 import jax
 from jax import Array, lax
 
+from pipeline.models.lowerings.candidates import LayerPlan, plan_layer
 from pipeline.models.lowerings.conv2d import XLA_CONVOLUTION
 from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
-from pipeline.models.lowerings.plan import LayerPlan, plan_layer
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
@@ -105,11 +105,11 @@ def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     window = _window(plan)
     rotated = rotate_and_swap(kernel, window.groups)
     if plan.forward.is_default:
-        by_x = conv2d_forward.by_convolution(window, XLA_CONVOLUTION, cotangent, rotated)
+        by_x = conv2d_forward.convolution(window, XLA_CONVOLUTION, cotangent, rotated)
     else:
         by_x = plan.forward(cotangent, rotated)
     if plan.weight_grad.is_default:
-        by_rotated = conv2d_weight_grad.by_convolution(window, XLA_CONVOLUTION, cotangent, x)
+        by_rotated = conv2d_weight_grad.convolution(window, XLA_CONVOLUTION, cotangent, x)
     else:
         by_rotated = plan.weight_grad(cotangent, x)
     return by_x, rotate_and_swap(by_rotated, window.groups)

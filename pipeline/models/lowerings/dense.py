@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan, plan_layer
+from pipeline.models.lowerings.candidates import ChosenLowering, LayerPlan, plan_layer
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import DenseProblem
 

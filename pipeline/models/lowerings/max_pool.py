@@ -7,8 +7,8 @@ import functools
 import jax
 from jax import Array
 
+from pipeline.models.lowerings.candidates import ChosenLowering
 from pipeline.models.lowerings.formulas import max_pools
-from pipeline.models.lowerings.plan import ChosenLowering
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import PoolingProblem

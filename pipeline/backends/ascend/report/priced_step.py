@@ -20,7 +20,7 @@ from pipeline.backends.ascend.report.explanation import (
 from pipeline.backends.ascend.report.time_by_layer import layer_named
 from pipeline.backends.ascend.report.uncertainty import class_spread, interval_of
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
-from pipeline.backends.communication import Communication
+from pipeline.backends.rates import Communication
 from pipeline.core.files.error_text import no_such
 
 

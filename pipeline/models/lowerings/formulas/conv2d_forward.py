@@ -7,19 +7,19 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.lowerings.formulas.bf16_bits import via_bits
 from pipeline.models.lowerings.formulas.matmuls import (
     convolve,
     kernel_taps,
     map_chunks,
     multiply,
     patches,
+    via_bits,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
+def convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The engine's own convolution."""
     return convolve(lowering.engine, images, kernel, window.slide)
 

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, pad_zeros
 from pipeline.models.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
-from pipeline.models.lowerings.formulas.matmuls import convolve, multiply
+from pipeline.models.lowerings.formulas.matmuls import (
+    as_bits,
+    convolve,
+    from_bits,
+    multiply,
+    pad_zeros,
+)
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(
-    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
-) -> Array:
+def convolution(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
     flipped = rotate_and_swap(kernel, window.groups)
     if lowering.engine == "xla":

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.formulas.bf16_bits import via_bits
 from pipeline.models.lowerings.formulas.matmuls import (
     crop,
     kernel_taps,
     multiply_by_rows,
     patches,
     sum_chunks,
+    via_bits,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
@@ -21,9 +21,7 @@ BLOCK_CHANNELS = 64
 """Most channels of the groups that are multiplied together."""
 
 
-def by_convolution(
-    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
-) -> Array:
+def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
     """Slide the cotangent, dilated by the strides, over the images, and sum over the batch."""
 
     def compute(images: Array, cotangent: Array) -> Array:

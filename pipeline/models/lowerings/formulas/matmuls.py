@@ -1,18 +1,44 @@
-"""Matrix products and convolutions of both engines, chunks of images, and patches of images."""
+"""Matrix products and convolutions of both engines, chunks of images, and patches of images.
+
+XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations: it
+converts the array to float32, rearranges it, and rounds it back. It copies integers as they are, so
+that bfloat16 values are rearranged as their bits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, pad_zeros, via_bits
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Engine
+
+
+def as_bits(values: Array) -> Array:
+    """bfloat16 as uint16 of the same shape; other types unchanged."""
+    is_bfloat16 = values.dtype == jnp.bfloat16
+    return lax.bitcast_convert_type(values, jnp.uint16) if is_bfloat16 else values
+
+
+def from_bits(bits: Array, dtype: Any) -> Array:
+    """Inverse of `as_bits` for an array of that type."""
+    return lax.bitcast_convert_type(bits, dtype) if jnp.dtype(dtype) == jnp.bfloat16 else bits
+
+
+def via_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
+    """Apply `rearrange`, which only copies values or adds zeros, to arrays of one type."""
+    return from_bits(rearrange(*map(as_bits, arrays)), arrays[0].dtype)
+
+
+def pad_zeros(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
+    """`lax.pad` with zeros."""
+    return via_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
 
 
 def multiply(engine: Engine, a: Array, b: Array) -> Array:

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits
-from pipeline.models.lowerings.formulas.matmuls import map_chunks
+from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits, map_chunks
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.lowering import Formula, Lowering, Role
 from pipeline.models.lowerings.problem.problems import PoolingProblem

@@ -74,7 +74,8 @@ def matmul(
     Summed in float32; the result has `dtype`, by default that of `a`.
     """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
-    rows, columns = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
+    rows = a.shape[-1 if transpose_a else -2]
+    columns = b.shape[-2 if transpose_b else -1]
     result = jax.ShapeDtypeStruct((*a.shape[:-2], rows, columns), dtype or a.dtype)
     return _call("matmul", result, config, a, b)
 

@@ -149,7 +149,7 @@ class PoolingProblem:
         return self.shape[0]
 
     @property
-    def pooled(self) -> Shape:
+    def output_shape(self) -> Shape:
         """The shape of the maxima."""
         height, width = (
             (size + sum(pad) - window) // stride + 1
@@ -162,7 +162,7 @@ class PoolingProblem:
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the images, and for the gradient also of the cotangent."""
-        return (self.shape,) if self.role == "forward" else (self.shape, self.pooled)
+        return (self.shape,) if self.role == "forward" else (self.shape, self.output_shape)
 
     @property
     def sample_bytes(self) -> int:

@@ -15,7 +15,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.models.lowerings.candidates import compute
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits
+from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
 from pipeline.models.lowerings.problem.lowering import Lowering, Problem
 
 ROUNDS = 4
@@ -96,14 +96,14 @@ def repeatedly(function: Callable[..., Any]) -> Any:
     """
 
     def run(operands: tuple[Any, ...], count: Array) -> Any:
-        first, *others = operands
+        first, *constants = operands
         shapes = jax.eval_shape(function, operands)
 
         def body(_: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
             # A call that XLA doesn't look into: it could move computations out of the loop, or
             # compute a result again for its corner.
             with set_xla_metadata(inlineable="false"):
-                result = jax.jit(function)((carry[0], *others))
+                result = jax.jit(function)((carry[0], *constants))
             corners = jnp.stack([_corner(leaf) for leaf in jax.tree.leaves(result)])
             return _add_to_corner(carry[0], 1e-30 * corners.astype(jnp.float32).sum()), result
 

@@ -50,7 +50,7 @@ class Tuning:
     mode: Mode
     strategy: Strategy
     folder: Path
-    kept: Lowerings | None = None
+    fixed: Lowerings | None = None
     """Lowerings of an earlier part of the run, which stay."""
 
     @property
@@ -128,11 +128,11 @@ def choose_lowerings(
 ) -> LoweringChoice:
     """Choose a lowering for every problem. `watch` is entered around the tuning of each.
 
-    Raises RunError for a bank that is not one, and for a kept lowering that can't be carried out.
+    Raises RunError for a bank that is not one, and for a fixed lowering that can't be carried out.
     """
     requested = tuple(problems)
-    if tuning.kept is not None:
-        return _check_kept(tuning.kept, requested, device, tuning.folder)
+    if tuning.fixed is not None:
+        return _check_fixed(tuning.fixed, requested, device, tuning.folder)
     if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
@@ -182,7 +182,7 @@ def _find_engines(
     return {dtype: find_engines(device, dtype, folder) for dtype in dtypes}
 
 
-def _check_kept(
+def _check_fixed(
     lowerings: Lowerings, problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> LoweringChoice:
     """Return the choice of an earlier part of the run. Raises RunError if it can't be computed."""
