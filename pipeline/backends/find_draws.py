@@ -68,7 +68,7 @@ _FOLDED: Mapping[str, Any] = {
 class Draw:
     """An array of random values: `formula` of the bits of a key, times `scale`.
 
-    The key is that of the seed, with the numbers `folds` folded in one after the other.
+    The key is the seed's, with the numbers `folds` folded in one after the other.
     """
 
     shape: tuple[int, ...]
@@ -98,7 +98,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Key:
-    """A key: that of the seed, with the numbers `folds` folded in one after the other."""
+    """The key of the seed, with the numbers `folds` folded in one after the other."""
 
     folds: tuple[int, ...] = ()
 

@@ -217,7 +217,7 @@ def _draw(draws: Sequence[Draw], sampler: Program, words: np.ndarray) -> dict[Dr
 
 
 def key_words(seed: np.ndarray, folds: Sequence[int]) -> np.ndarray:
-    """The words of a key: that of the seed, with numbers folded in as `jax.random.fold_in` does."""
+    """The words of the seed's key with numbers folded in, as `jax.random.fold_in` does."""
     key = seed.astype(np.uint32)
     for number in folds:
         counter = np.zeros(1, np.uint32), np.array([number], np.uint32)

@@ -36,7 +36,7 @@ class Rates(Protocol):
 
     @property
     def scatters_sums(self) -> bool:
-        """Whether a sum of which each device keeps a piece is a reduce-scatter.
+        """Whether a sum that devices share in pieces is a reduce-scatter.
 
         XLA for CPUs all-reduces and slices instead.
         """
@@ -46,7 +46,7 @@ class Rates(Protocol):
         """Bytes of memory of one device; infinite if they aren't known."""
 
     def slowdown(self, devices: int) -> float:
-        """Factor of all times where these devices compute at once, as they may share cores."""
+        """Factor of all times if these devices compute at once, as they may share cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Microseconds of one kernel that computes `flops` and moves `nbytes`."""

@@ -57,18 +57,18 @@ from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""Options for a step that computes activations again: on the CPU XLA otherwise drops the barriers
-in between, finds the same operations twice, and keeps the results of the first."""
+"""Options for a step that computes activations again: otherwise XLA on the CPU drops the barriers
+in between, finds the same operations twice, and stores the results of the first."""
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, start) -> the carried value at which the condition no longer holds."""
+"""(condition, body, start) -> the carried value at which the condition is false."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class LoopCarry:
-    """Values that the training loop carries: the state, one row of telemetry per step, and whether
-    no step has ended the loop."""
+    """Values that the training loop carries: the state, a row of telemetry per step, and whether to
+    run another step."""
 
     state: Any
     telemetry_buffer: Array
@@ -117,15 +117,14 @@ class XlaBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """On the CPU from the banks, the tuner or a rule; elsewhere XLA's own are the fastest."""
+        """On the CPU from the banks, the tuner or a rule; elsewhere XLA's are the fastest."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile initialisation, the training loop and the evaluation loop.
 
-        In eager mode nothing is compiled here: the three are the Python functions themselves, and
-        the layers of `jit_layers` are compiled when they are first called. Raises RunError where
-        XLA refuses a program.
+        In eager mode the three are Python functions, and the layers of `jit_layers` are compiled at
+        their first call. Raises RunError if XLA refuses a program.
         """
         rates = self.placement.put(in_blocks(work.learning_rates))
         init, train, evaluation = _program_specs(work, rates, self.placement)
@@ -175,7 +174,7 @@ class XlaExecutable:
     report: CompileReport
     programs: Programs
     rates: Array
-    """Learning rates on the device, a row for each step, in blocks of `RATES_BLOCK`."""
+    """Learning rates on the device, a row for each step, padded to blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
     """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
     them: every call leaves new ones here."""
@@ -225,7 +224,7 @@ class XlaExecutable:
         return carry.state, self._read_telemetry(start, carry, rows)
 
     def _read_telemetry(self, start: int, carry: LoopCarry, rows: list[np.ndarray]) -> Telemetry:
-        """Return the telemetry of rows of the buffer, and keep the buffers for the next call.
+        """Return the telemetry of rows of the buffer, and store the buffers for the next call.
 
         Rows after the step that ended the loop are left out: those steps didn't run.
         """
@@ -247,7 +246,7 @@ class XlaExecutable:
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
+        """Sums over evaluation batches `start + 1 .. stop`, added to `before`.
 
         The same program adds the batches in their order, however windows split them.
         """
@@ -346,7 +345,7 @@ def _window_partition(inputs: Inputs) -> Any:
 
 
 def in_blocks(rates: np.ndarray) -> np.ndarray:
-    """The table, with its last row repeated to a full block: most lengths share a program."""
+    """Repeat the last row of a table to a full block, so that most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
@@ -374,10 +373,10 @@ def _python_loop(condition: Callable[[Any], Array], body: Callable[[Any], Any], 
 
 
 def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """Do as `jax.lax.while_loop` does for one iteration at most, in no computation of its own.
+    """Do as `jax.lax.while_loop` does for one iteration at most, without a loop.
 
-    The body of a loop, or of a branch, is such a computation, in which XLA:CPU does not use its
-    library for a convolution whose dimensions it would have to permute (jax issue 12868).
+    In the body of a loop or a branch XLA:CPU doesn't use its library for a convolution whose
+    dimensions it would have to permute (jax issue 12868).
     """
     proceed = condition(carry)
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)

@@ -30,8 +30,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, Lowering, Lowerings, Problem
-from pipeline.models.lowerings.tune.layouts import find_layout
-from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
 from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
 from pipeline.stages.build import Built
 from pipeline.stages.lowering_problems import (

@@ -90,8 +90,8 @@ class Choosing(XlaBackend):
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
         self.asked.append((problems, tuning))
-        if tuning.kept is not None:
-            return LoweringChoice(tuning.kept)
+        if tuning.fixed is not None:
+            return LoweringChoice(tuning.fixed)
         if self._chosen is not None:
             return self._chosen
         return LoweringChoice(
@@ -351,7 +351,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
     other = Choosing("convolution/xla")
     again, lines = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
-    assert tuning.kept == chooser(first)
+    assert tuning.fixed == chooser(first)
     assert chooser(again) == chooser(first)
     assert lines == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 

@@ -38,7 +38,7 @@ class StreamedWindows:
         return reader.ready_steps() if reader is not None and reader.step == step else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """The window from `step`. Raises DataError where a sample can't be read."""
+        """The window from `step`. Raises DataError if a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
             self._reader = Reader(self._plan, step, self._threads)

@@ -130,7 +130,7 @@ class GpuExecutable(XlaExecutable):
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
+        """Sums over evaluation batches `start + 1 .. stop`, added to `before`.
 
         Batches are dispatched one after the other without waiting.
         """
@@ -156,7 +156,7 @@ class GpuBackend(XlaBackend):
         self.graphs = graphs
 
     def describe(self) -> Mapping[str, str]:
-        """Return the device, JAX's versions, and those of driver, CUDA and cuDNN."""
+        """Return the device, and the versions of JAX, the driver, CUDA and cuDNN."""
         return {**super().describe(), **cuda_versions()}
 
     def mechanism(
@@ -208,7 +208,7 @@ class AbsentGpuBackend(XlaBackend):
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """XLA's own: others are for CPUs alone."""
+        """XLA's: others are for CPUs alone."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:

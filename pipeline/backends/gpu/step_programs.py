@@ -39,7 +39,7 @@ LOOP_STEPS = 64
 """The most steps of a program with a loop. A dispatch then costs the host as much as 1/64 of one
 for each step, and at most 63 steps of a sink are dispatched by themselves."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
-"""Operations that XLA may put into a CUDA graph: all that it knows but loops and collectives."""
+"""Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
 
 def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | bool]:

@@ -88,7 +88,7 @@ class HloText:
 
 
 def read_hlo_text(text: str) -> HloText:
-    """Read a program. Instructions outside of a computation are those of a computation ""."""
+    """Read a program. Instructions outside of a computation belong to a computation ""."""
     computations: dict[str, dict[str, HloLine]] = {}
     current = entry = ""
     for line in text.splitlines():

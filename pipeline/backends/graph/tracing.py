@@ -42,7 +42,7 @@ class _Place:
 def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
     """Return the graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
 
-    Raises UnboundedLoopError where a while loop has no trip count.
+    Raises UnboundedLoopError for a while loop without a trip count.
     """
     return trace_with_result(function, arguments)[0]
 
@@ -85,7 +85,7 @@ class _Tracer:
         return tuple(walk(jaxpr, inputs, partial(self.equation, place), self.constant))
 
     def equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
-        """Add one equation: inlined where it holds a jaxpr, else as a node."""
+        """Add one equation: inlined if it holds a jaxpr, else as a node."""
         name = eqn.primitive.name
         inside = replace(place, scope=scope_of(eqn, place.scope))
         flow = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}

@@ -78,7 +78,7 @@ def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]
 def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> Array:
     """Compute a problem by a lowering, on the operands of its role.
 
-    The result has the operands' dtype. Raises ValueError where the lowering can't compute it.
+    The result has the operands' dtype. Raises ValueError if the lowering can't compute it.
     """
     if not can_compute(problem, lowering, frozenset((lowering.engine,))):
         raise ValueError(f"{lowering} can't compute {problem}")

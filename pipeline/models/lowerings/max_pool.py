@@ -46,9 +46,9 @@ def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]
     """The default: one axis after the other, with the gradient that jax derives.
 
     With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64,
-    where the gradient of `lax.reduce_window` takes 25 and 66 ms on two cores.
+    the gradient of `lax.reduce_window` 25 and 66 ms on two cores.
 
-    Jitted so that it keeps its name in a trace, where the emulated device looks for it.
+    Jitted so that a trace has its name, which the emulated device looks for.
     """
     return max_pools.pool_axes(images, window, strides, pads)
 

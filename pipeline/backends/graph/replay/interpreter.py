@@ -42,7 +42,7 @@ class ReplayValue:
     layer: str = ""
     primitive: str = ""
     constant: bool = False
-    """Computed from constants only."""
+    """Whether it is computed from constants alone."""
     origin: Origin | None = None
     """The origin of a value that is not finite; None for a constant of the program."""
 
@@ -65,15 +65,6 @@ def is_below(array: Any) -> bool:
     """Whether minus infinity, the padding and mask of maxima, is the only value not finite."""
     values = np.asarray(array)
     return not np.isnan(values).any() and not np.isposinf(values).any()
-
-
-def operands_of(values: Sequence[ReplayValue]) -> tuple[Operand, ...]:
-    """The floating-point operands of an equation, with their ranges."""
-    return tuple(
-        Operand(value.source, range_of(value.array), value.named)
-        for value in values
-        if is_float(value.array)
-    )
 
 
 def as_constant(array: Any) -> ReplayValue:
@@ -233,7 +224,11 @@ class Interpreter:
         return replace(
             origin,
             result=range_of(array),
-            operands=operands_of(operands),
+            operands=tuple(
+                Operand(value.source, range_of(value.array), value.named)
+                for value in operands
+                if is_float(value.array)
+            ),
             array=array,
             line=source_line(eqn),
         )

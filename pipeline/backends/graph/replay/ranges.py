@@ -61,7 +61,7 @@ def is_float(array: Any) -> bool:
 
 
 def largest(array: Any) -> float:
-    """The greatest magnitude in an array; NaN where it holds one."""
+    """The greatest magnitude in an array; NaN if it holds one."""
     values = np.asarray(array)
     if not values.size:
         return 0.0
@@ -71,10 +71,10 @@ def largest(array: Any) -> float:
 
 
 def bad_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
-    """The samples of a batch whose part of an array has a value that is not finite.
+    """The samples of a batch that have a value that isn't finite in an array.
 
-    The batch is the first axis, or the outermost part of it, or the last and innermost axis where
-    `last`. None where that axis is not one of samples.
+    The batch is the first axis, or the outermost part of it, or, with `last`, the last axis. None
+    if that axis isn't an axis of samples.
     """
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:

@@ -20,7 +20,7 @@ from pipeline.models.lowerings.problem.lowering import Lowering
 
 
 def convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """The engine's own convolution."""
+    """The engine's convolution."""
     return convolve(lowering.engine, images, kernel, window.slide)
 
 

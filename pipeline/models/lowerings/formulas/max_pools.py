@@ -38,7 +38,7 @@ def axes(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
 
 
 def reduce_window(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
-    """XLA's own `reduce_window`."""
+    """XLA's `reduce_window`."""
     lowest = jnp.array(-jnp.inf, images.dtype)
     pads = ((0, 0), *problem.pads, (0, 0))
     window = (1, *problem.window, 1)

@@ -57,7 +57,7 @@ class Lowering:
         family, engine, *chunk = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(chunk) > 1:
-            raise ValueError(f"{text!r} is no lowering, such as positions/onednn/8")
+            raise ValueError(f"{text!r} isn't a lowering, such as positions/onednn/8")
         images = int(chunk[0]) if chunk else None
         if images is not None and images < 1:
             raise ValueError(f"{text!r}: must take at least one image at a time")

@@ -145,7 +145,7 @@ class PoolingProblem:
 
     @property
     def batch(self) -> int:
-        """Samples, or channels where those come first."""
+        """Samples, or channels if those are the first axis."""
         return self.shape[0]
 
     @property

@@ -11,7 +11,7 @@ from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 
 LARGE_FLOPS = 50_000_000
-"""Smallest convolution that is worth a library call of its own."""
+"""Smallest convolution that is worth a library call."""
 
 LARGE_GROUPED_FLOPS = 2_000_000
 """The same in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""

@@ -50,7 +50,7 @@ class Timer:
         """Microseconds per call; only one call is timed if it takes `give_up_us`.
 
         The result is the minimum of several rounds, since other load only adds to a time. The time
-        around the loop, such as that of copies of the operands, is subtracted.
+        around the loop, such as copies of the operands, is subtracted.
         """
         lowered = repeatedly(function).lower(self._operands, np.int32(1))
         with no_compile_cache():

@@ -1,4 +1,4 @@
-"""Choose lowerings: from the banks, by timing candidates, or by a rule."""
+"""Choose lowerings and layouts: from the banks, by timing candidates, or by a rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -26,7 +26,6 @@ from pipeline.models.lowerings.problem.lowering import (
     Problem,
     file_name,
 )
-from pipeline.models.lowerings.tune.layouts import TimedLayout
 from pipeline.models.lowerings.tune.machine import find_engines, scopes_from
 from pipeline.models.lowerings.tune.rule import is_worth_a_call, usual_lowering
 from pipeline.models.lowerings.tune.search import Mode, Strategy, search
@@ -43,6 +42,58 @@ step: a program that calls it is compiled again in every process."""
 ProgressClock = Callable[[str], AbstractContextManager[object]]
 
 
+BUILT_IN_LAYOUTS = Path(__file__).parent / "built_in_layouts.json"
+"""Bank of the shipped recipes, on the devices that its keys name."""
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+@dataclass(frozen=True)
+class TimedLayout:
+    """Times of a network's step in every layout, in microseconds."""
+
+    key: str
+    times_us: Mapping[Layout, float]
+    status: Status
+
+    @property
+    def best(self) -> Layout:
+        """The fastest layout."""
+        return min(LAYOUTS, key=self.times_us.__getitem__)
+
+    def to_operator(self) -> Mapping[str, Any]:
+        """Entry of AutoTune's result file; `before_tune` is NHWC."""
+        op = ("network", "layout")
+        times_us = (self.times_us["nhwc"], self.times_us[self.best])
+        return {**operator_record(op, self.key, *times_us, self.status), "layout": self.best}
+
+
+def find_layout(
+    key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
+) -> TimedLayout | None:
+    """Look a network up in the banks, or time it by `clock` in each layout if the mode says so.
+
+    Raises RunError for a file that isn't a bank.
+    """
+    banks = Banks(folder / "layouts.json", BUILT_IN_LAYOUTS, check_layout_entry)
+    entry = banks.read().get(key)
+    if mode != "repeat" and (entry is not None or mode == "bank"):
+        if entry is None:
+            return None
+        return TimedLayout(key, {layout: entry[layout] for layout in LAYOUTS}, "bank_hit")
+    times_us = {layout: clock(layout) for layout in LAYOUTS}
+    banks.add({key: dict(times_us.items())})
+    return TimedLayout(key, times_us, "bank_append" if entry is None else "bank_update")
+
+
+def check_layout_entry(entry: Entry) -> Entry:
+    """The entry. Raises ValueError unless it has a positive number for every layout."""
+    times_us = {str(layout): float(entry[layout]) for layout in LAYOUTS}
+    if not all(0 < us < float("inf") for us in times_us.values()):
+        raise ValueError(f"times {times_us}")
+    return times_us
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Settings of the tuner; `folder` holds the user's bank and the results of probes."""
@@ -55,7 +106,7 @@ class Tuning:
 
     @property
     def bank(self) -> Path:
-        """The user's bank. Its entries replace those of the built-in one."""
+        """The user's bank. Its entries replace built-in ones."""
         return self.folder / "lowerings.json"
 
 
@@ -95,7 +146,7 @@ class LoweringChoice:
     layout: Layout = "nhwc"
     """Layout of the images between the layers."""
     layout_found: TimedLayout | None = None
-    """Times of the layouts; None where the layout is chosen by rule."""
+    """Times of the layouts; None if the layout is chosen by rule."""
 
     @property
     def calls_onednn(self) -> bool:
