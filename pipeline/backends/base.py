@@ -1,4 +1,4 @@
-"""The interface between a training run and its device: one file per backend."""
+"""The interface between a training run and its device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from pipeline.backends.communication import Communication
 from pipeline.backends.feed.feed import Feed
+from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
@@ -33,15 +33,15 @@ class ProgramReport:
     name: str
     compile_s: float
     cache: Literal["hit", "miss", "off", "reused"]
-    """Whether it came from the persistent cache, or from an earlier run of this process."""
+    """hit: from the persistent cache; reused: from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
     figures: Mapping[str, Any] | None = None
-    """Launches, copies and memory on a chip that is not there, as JSON; None on one that is."""
+    """Launches, copies and memory on an absent chip, as JSON; None on a chip that is there."""
     lines: tuple[str, ...] = ()
-    """The same for the user to read."""
+    """The figures as text."""
     calls_onednn: bool = False
-    """Whether no cache on disk can hold it."""
+    """Whether it calls oneDNN, so that no cache on disk can hold it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CompileReport:
 
     programs: tuple[ProgramReport, ...]
     single_steps: bool = False
-    """Whether the programs have no loop, so that every step is a dispatch of its own."""
+    """Whether the programs have no loop, so that every step is a dispatch."""
 
     @property
     def compile_s(self) -> float:
@@ -71,31 +71,31 @@ class CompileInputs:
     constants: tuple[np.ndarray, ...] = ()
     """Values of the constants that a step of several runs takes as arguments."""
     eager: bool = False
-    """Run every operation on its own instead of compiled programs."""
+    """Run operations one by one instead of compiled programs."""
     jit_layers: tuple[str, ...] = ()
-    """Patterns of layers that are compiled in eager mode all the same."""
+    """Patterns of layers that are compiled in eager mode too."""
     cuts: Cuts | None = None
-    """How devices share parameters; None where each has all of them."""
+    """How devices share parameters; None if each has all of them."""
     single_steps: bool = False
     """Compile one step, or one batch of an evaluation, without a loop around it."""
     recomputes: bool = False
     """Whether the backward pass of the step computes activations again."""
     train_sample: Feed | None = None
-    """Training samples that are evaluated, as many as there are evaluation samples."""
+    """Training samples to evaluate, the same number as evaluation samples."""
     dispatch_steps: int | None = None
-    """The most steps of a dispatch, where the recipe says; 1 where each has one of its own."""
+    """The most steps of a dispatch; None if the recipe leaves it open."""
     state: TrainState | None = None
-    """Shapes of the state; None where only the step knows them."""
+    """Shapes of the state; None: as the step initialises it."""
     key: str | None = None
-    """A digest of all that the programs are made from, by which those of an earlier process are
-    found; None where that is unknown."""
+    """Digest of everything that the programs are made from, which finds them on disk; None if
+    unknown."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
-    """Called once the evaluation is compiled, in a thread beside the first steps of training; None:
-    it is compiled with the others."""
+    """Called when the evaluation is compiled, in a thread beside the first steps of training; None:
+    it is compiled before."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
-"""Context manager around one compilation, given its name: the clock that the user sees."""
+"""(name) -> context manager around a compilation that shows a clock to the user."""
 
 
 class Executable(Protocol):
@@ -118,12 +118,12 @@ class Executable(Protocol):
         """Copy a state that was read from a checkpoint to the device."""
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
-        """Replace the learning rates, float32, a row for each update, as many as were compiled."""
+        """Replace the learning rates, float32, a row for each update, without a new shape."""
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop` and return every record. The given state is consumed.
+        """Run steps `start + 1 .. stop` and return every record. The state is consumed.
 
         Ends early at the first step that is not finite, with the state of the step before.
         """
@@ -137,10 +137,10 @@ class Executable(Protocol):
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
+        """Sums over evaluation batches `start + 1 .. stop`, added to `before`, which is consumed.
 
-        With `on_train` the batches are those of the training samples to evaluate. They are
-        complete, and on the device, when it returns. `before` is consumed.
+        With `on_train` the batches are of the training samples to evaluate. The sums are complete,
+        and on the device, when it returns.
         """
 
 
@@ -152,11 +152,10 @@ SinkPrice = Callable[[int | None], float]
 class StepToPrice:
     """A run for an emulated device to price: shapes alone, no data and no weights.
 
-    `step(state, batch) -> (state, loss)` is one update on a batch as the map ops leave it,
-    `batch(size)` the shapes of a batch of any size. `sink_steps` is the length of a sink, also
-    where `sink` is off. Where the recipe leaves it open, `choose_sink` chooses by the price of each
-    length. `batch_size` samples are of all `devices`, which have equal shares of every batch;
-    `steps_per_pass` and `total_steps` are of the run, whose batches these are.
+    `step(state, batch) -> (state, loss)` is an update on a batch after its map ops, `batch(size)`
+    the shapes of a batch of any size. `sink_steps` is the length of a sink, even if `sink` is off.
+    If the recipe leaves it open, `choose_sink` chooses by the price of each length. `batch_size`
+    counts samples of all `devices`, which have equal shares of every batch.
     """
 
     name: str
@@ -172,7 +171,7 @@ class StepToPrice:
     eager: bool = False
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
     sizes_each: bool = False
-    """Whether the recipe gives the batch of one device, not that of all."""
+    """Whether the recipe's batch size is for each device, not for all together."""
 
     @property
     def device_batch(self) -> int:
@@ -208,7 +207,7 @@ class Estimate(Protocol):
 
     @property
     def choice(self) -> SinkChoice | None:
-        """The sink that was chosen, where `StepToPrice` left it open."""
+        """The chosen sink, if `StepToPrice` left it open."""
 
     def summary(self) -> Mapping[str, Any]:
         """The object `modelled` of summary.json."""
@@ -222,7 +221,7 @@ class Backend(Protocol):
 
     placement: DevicePlacement
     device: jax.Device
-    """One of its devices, for what is measured on one."""
+    """One of its devices, for measurements on one."""
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions that its numbers depend on, for the summary."""
@@ -238,8 +237,8 @@ class Backend(Protocol):
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
         """Model the time of a run on an emulated device; None on a device that is there.
 
-        Raises RunError when the device can't take the run, RecipeError when the recipe asks for
-        what the model doesn't have.
+        Raises RunError when the device can't take the run, RecipeError for an option that the model
+        doesn't have.
         """
 
     def mechanism(

@@ -1,11 +1,12 @@
-"""Compiling one program ahead of time, and what is known of it then."""
+"""Compile a program ahead of time: at once, or in a thread while another program runs."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,8 +14,7 @@ from typing import Any, Literal
 import jax
 
 from pipeline.backends.base import ProgramReport, ProgressClock
-from pipeline.backends.kept_programs import find_program, keep_program
-from pipeline.backends.programs_in_process import compiled_once
+from pipeline.backends.kept_programs import compile_once, find_program, keep_program
 from pipeline.core.errors import RunError
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.models.lowerings.formulas.onednn import CALLS
@@ -31,23 +31,27 @@ class ProgramSpec:
     args: tuple[Any, ...]
     donated: int | None = None
     out_shardings: Any = None
-    """Where results lie; None where that follows from the arguments."""
+    """Shardings of the results; None if they follow from the arguments."""
     compiler_options: dict[str, str | bool] | None = None
     in_shardings: Any = None
-    """Where arguments lie, and in which layouts; None where they say so themselves."""
+    """Shardings and layouts of the arguments; None if the arguments have them."""
     platforms: tuple[str, ...] | None = None
-    """Platforms to compile for where no device of theirs is there; None: that of the arguments."""
-    cached: bool = True
+    """Platforms of an absent device, whose programs aren't cached; None: as the arguments."""
     key: str | None = None
-    """A digest of what it is made from, by which it is found again; None where that is unknown."""
-    gives: int | None = None
-    """The argument that results are like, for a program with a key."""
+    """Digest of everything that it is made from, which finds it on disk; None if unknown. Its
+    results have the shapes of the donated argument."""
 
     def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:
-        """The same program with more options of the compiler; its own win."""
+        """Add options of the compiler; options that it has already stay."""
         if not options:
             return self
         return replace(self, compiler_options={**options, **(self.compiler_options or {})})
+
+    @property
+    def full_key(self) -> str:
+        """The key with the name and the options."""
+        options = sorted((self.compiler_options or {}).items())
+        return f"{self.key} {self.name} {self.donated} {options!r}"
 
 
 def compile_program(
@@ -55,62 +59,56 @@ def compile_program(
 ) -> tuple[Any, ProgramReport]:
     """Compile ahead of time. Raises RunError with XLA's first line where it refuses.
 
-    A program that XLA's cache can't keep is compiled once in a process for the same `devices`.
+    A program that XLA's cache can't hold is compiled once in a process for the same `devices`.
     """
-    found = find_compiled(spec, devices)
-    if found is not None:
-        return found
+    on_disk = find_compiled(spec, devices)
+    if on_disk is not None:
+        return on_disk
     started_at = time.perf_counter()
     # Runs of a sweep may compile in threads: one after the other is faster.
-    with _LOCK, watch(spec.name), cache_events() as events, xla_errors(spec.name):
-        lowered = _lowered(spec)
-        # XLA does not look into the calls of another library, and can't keep them.
-        foreign, options = CALLS in lowered.as_text(), spec.compiler_options
-        compile_ = partial(lowered.compile, compiler_options=options)
+    with _LOCK, watch_compiler(spec.name, watch) as events:
+        lowered = _lower(spec)
+        # XLA doesn't look into the calls of another library, and can't write them.
+        calls_onednn = CALLS in lowered.as_text()
+        cached = spec.platforms is None and not calls_onednn
+        compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
         reused = False
-        if spec.cached and not foreign:
-            compiled = compile_()
-        else:
-            with no_compile_cache():
-                if foreign:
-                    compiled, reused = compiled_once(lowered, options, devices, compile_)
-                else:
-                    compiled = compile_()
+        with nullcontext() if cached else no_compile_cache():
+            if calls_onednn:
+                compiled, reused = compile_once(lowered, spec.compiler_options, devices, compile_)
+            else:
+                compiled = compile_()
     seconds = time.perf_counter() - started_at
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    kept = cache_outcome(events) if spec.cached and not foreign else "off"
-    facts = ProgramReport(
+    outcome = cache_outcome(events) if cached else "off"
+    memory = compiled.memory_analysis()
+    cost = compiled.cost_analysis()
+    report = ProgramReport(
         name=spec.name,
         compile_s=seconds,
-        cache="reused" if reused else kept,
+        cache="reused" if reused else outcome,
         temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
-        flops=cost.get("flops") if cost and not foreign else None,
-        calls_onednn=foreign,
+        flops=cost.get("flops") if cost and not calls_onednn else None,
+        calls_onednn=calls_onednn,
     )
-    if spec.key is not None and spec.gives is not None and kept != "off":
-        result = spec.args[spec.gives]
-        keep_program(_full_key(spec), spec.args, result, devices[0], compiled, facts)
-    return compiled, facts
+    if spec.key is not None and spec.donated is not None and outcome != "off":
+        result = spec.args[spec.donated]
+        keep_program(spec.full_key, spec.args, result, devices[0], compiled, report)
+    return compiled, report
 
 
 def find_compiled(
     spec: ProgramSpec, devices: Sequence[jax.Device]
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program that an earlier process has compiled from the same; None without one."""
-    if spec.key is None or spec.gives is None:
+    """Return the program of the same key that an earlier process has compiled; None without one."""
+    if spec.key is None or spec.donated is None:
         return None
-    return find_program(_full_key(spec), spec.args, spec.args[spec.gives], devices[0])
+    return find_program(spec.full_key, spec.args, spec.args[spec.donated], devices[0])
 
 
-def _full_key(spec: ProgramSpec) -> str:
-    options = sorted((spec.compiler_options or {}).items())
-    return f"{spec.key} {spec.name} {spec.donated} {options!r}"
-
-
-def _lowered(spec: ProgramSpec) -> Any:
-    given = {} if spec.in_shardings is None else {"in_shardings": spec.in_shardings}
+def _lower(spec: ProgramSpec) -> Any:
+    shardings = {} if spec.in_shardings is None else {"in_shardings": spec.in_shardings}
     program = jax.jit(
-        spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings, **given
+        spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings, **shardings
     )
     if spec.platforms is None:
         return program.lower(*spec.args)
@@ -118,33 +116,81 @@ def _lowered(spec: ProgramSpec) -> Any:
 
 
 @contextmanager
-def xla_errors(name: str) -> Iterator[None]:
-    """Raise RunError with XLA's first line where it refuses a program."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
+def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
+    """Show progress, and collect JAX's events in this thread, while a program is compiled.
 
-
-@contextmanager
-def cache_events() -> Iterator[list[str]]:
-    """Collect the events of JAX in this thread within the context."""
+    Raises RunError with XLA's first line where it refuses the program.
+    """
     events: list[str] = []
-    own = threading.get_ident()
+    thread = threading.get_ident()
 
     def listen(event: str, **_: object) -> None:
-        if threading.get_ident() == own:
+        if threading.get_ident() == thread:
             events.append(event)
 
     jax.monitoring.register_event_listener(listen)
     try:
-        yield events
+        with watch(name):
+            yield events
+    except jax.errors.JaxRuntimeError as error:
+        raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
     finally:
         jax.monitoring.unregister_event_listener(listen)
 
 
 def cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
-    """Whether the cache had all programs that were compiled meanwhile."""
+    """Return whether the cache had all programs that were compiled during the events."""
     if "/jax/compilation_cache/cache_misses" in events:
         return "miss"
     return "hit" if "/jax/compilation_cache/cache_hits" in events else "off"
+
+
+class LaterProgram:
+    """A program that `begin` compiles in a thread; the first call waits for it.
+
+    The next `begin` or call raises the errors of the compilation.
+    """
+
+    def __init__(self, compile_: Callable[[], Callable[..., Any]]) -> None:
+        self._compile = compile_
+        self._compiled: Future[Callable[..., Any]] | None = None
+
+    def begin(self) -> None:
+        """Begin to compile; from the second time on, raise the error if that has failed."""
+        if self._compiled is None:
+            threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
+            self._compiled = threads.submit(self._compile)
+            threads.shutdown(wait=False)
+        elif self._compiled.done():
+            self._compiled.result()
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the program, once it is compiled."""
+        self.begin()
+        assert self._compiled is not None
+        return self._compiled.result()(*args)
+
+
+def compile_later(
+    spec: ProgramSpec,
+    watch: ProgressClock,
+    devices: Sequence[jax.Device],
+    notify: Callable[[ProgramReport], None] | None,
+) -> tuple[Any, ProgramReport | None]:
+    """Find a program on disk, or prepare to compile it later and then call `notify`.
+
+    Without `notify` it is compiled at once. A later program has no report yet, but None.
+    """
+    if notify is None:
+        return compile_program(spec, watch, devices)
+    on_disk = find_compiled(spec, devices)
+    if on_disk is not None:
+        return on_disk
+
+    def compile_() -> Any:
+        # No clock: training shows its own progress.
+        program, report = compile_program(spec, lambda _: nullcontext(), devices)
+        notify(report)
+        return program
+
+    return LaterProgram(compile_), None

@@ -28,17 +28,17 @@ class DeviceSpec(Spec):
     name: str
 
     def refuses(self, dtype: str) -> str | None:
-        """Why the device can't compute in a type, and what to use instead; None where it can."""
+        """Why the device can't compute in a type, and what to use instead; None if it can."""
         return None
 
     def refuses_devices(self, count: int) -> str | None:
-        """Why a run can't have this number of such devices; None where it may."""
+        """Why a run can't have this number of such devices; None if it can."""
         return None
 
     def rates(self) -> Rates | None:
-        """Return the rates of its devices; None if they have those of the host, as measured."""
+        """Return the rates of its devices; None if they are the measured ones of the host."""
         return None
 
     @abstractmethod
     def open(self, parallel: ParallelSpec) -> Backend:
-        """Open the backend that compiles for this device. Raises RunError where there is none."""
+        """Open the backend that compiles for this device. Raises RunError if there is none."""

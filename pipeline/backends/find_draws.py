@@ -1,26 +1,29 @@
 """Read the computation of an initial state: which of its arrays are drawn, value by value.
 
-Fresh weights of most networks are a function of 32 random bits, applied to every value, times a
-factor. Such arrays need no program of their own: those with the same function share one, whatever
-their shapes and factors are.
+Initial weights of most networks are a function of 32 random bits, applied to every value, times a
+factor. Arrays with the same function share a program, whatever their shapes and factors are.
+
+`walk` evaluates the computation with descriptions in place of arrays: `Seed`, `Key`, `Values`, or
+None for anything else.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from pipeline.core.host.jaxpr import called_jaxpr
+from pipeline.core.host.jaxpr import called_jaxpr, walk
 
-BITS, CONSTANT = "bits", "constant"
+BITS = "bits"
+CONSTANT = "constant"
 """The random bits, and a number, in a `Formula`."""
 
 Formula = tuple[Any, ...]
@@ -47,7 +50,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "bitcast_convert_type": lax.bitcast_convert_type,
     "convert_element_type": lax.convert_element_type,
 }
-"""Primitives that compute each value by itself, with what computes them."""
+"""Functions of the primitives that compute each value by itself."""
 _UNCHANGED = frozenset(("copy", "copy_p", "stop_gradient"))
 _RESHAPES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 _FOLDED: Mapping[str, Any] = {
@@ -58,14 +61,14 @@ _FOLDED: Mapping[str, Any] = {
     "sqrt": np.sqrt,
     "neg": np.negative,
 }
-"""Operations on two constants, exactly rounded, so that numpy gives what XLA does."""
+"""Operations on constants, rounded exactly, so that numpy has the bits of XLA."""
 
 
 @dataclass(frozen=True)
 class Draw:
     """An array of random values: `formula` of the bits of a key, times `scale`.
 
-    The key is that of the seed, with the numbers `folds` folded in one after the other.
+    The key is the seed's, with the numbers `folds` folded in one after the other.
     """
 
     shape: tuple[int, ...]
@@ -88,8 +91,27 @@ class Fill:
     """A numpy scalar."""
 
 
-class _UnknownError(Exception):
-    """An array that is computed in a way that is not read here."""
+@dataclass(frozen=True)
+class Seed:
+    """The words of the seed, uint32 (2,)."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of the seed, with the numbers `folds` folded in one after the other."""
+
+    folds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Values:
+    """An array with a formula; constants have no key and no shape of bits."""
+
+    formula: Formula
+    folds: tuple[int, ...] | None = None
+    """The key of the bits."""
+    shape: tuple[int, ...] | None = None
+    """The shape of the bits."""
 
 
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
@@ -97,111 +119,107 @@ def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
 
     None stands for a result that is computed in any other way.
     """
-    top = _Scope(computation.jaxpr, computation.consts, {})
-    found: list[Draw | Fill | None] = []
-    for result in computation.jaxpr.outvars:
-        try:
-            found.append(_read(top, result))
-        except _UnknownError:
-            found.append(None)
-    return found
+    avals: Any = computation.in_avals
+    inputs: list[Any] = [
+        Seed() if (aval.shape, aval.dtype) == ((2,), np.uint32) else None for aval in avals
+    ]
+    results = walk(computation, inputs, _describe_results, _describe_constant)
+    return [
+        _to_draw(values, aval) for values, aval in zip(results, computation.out_avals, strict=True)
+    ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Scope:
-    """A computation, with the values that it is called with in the one around it."""
-
-    jaxpr: Any
-    consts: Sequence[Any]
-    args: Mapping[Any, tuple[_Scope, Any]]
-    producers: dict[Any, Any] = field(default_factory=dict)
-    inner: dict[int, _Scope] = field(default_factory=dict)
-    """Scopes of the calls in it, by the identity of the equation."""
-
-    def __post_init__(self) -> None:
-        for equation in self.jaxpr.eqns:
-            self.producers.update(dict.fromkeys(equation.outvars, equation))
-
-
-def _resolved(scope: _Scope, atom: Any) -> tuple[_Scope, Any]:
-    """Follow a value through calls to the equation, literal or input that it is."""
-    while not isinstance(atom, Literal):
-        if atom in scope.args:
-            scope, atom = scope.args[atom]
-            continue
-        equation = scope.producers.get(atom)
-        called = None if equation is None else called_jaxpr(equation)
-        if equation is None or called is None:
-            break
-        key = id(equation)
-        if key not in scope.inner:
-            given = {
-                inner: (scope, outer)
-                for inner, outer in zip(called.jaxpr.invars, equation.invars, strict=True)
-            }
-            scope.inner[key] = _Scope(called.jaxpr, called.consts, given)
-        scope, atom = scope.inner[key], called.jaxpr.outvars[equation.outvars.index(atom)]
-    return scope, atom
-
-
-def _read(scope: _Scope, result: Any) -> Draw | Fill:
-    keys: list[tuple[int, ...]] = []
-    shape = tuple(result.aval.shape)
-    formula = _formula(scope, result, shape, keys)
-    if formula[0] == CONSTANT:
-        return Fill(shape, constant_of(formula))
-    if len(set(keys)) != 1 or result.aval.dtype != np.float32 or result.aval.size >= 2**32:
-        raise _UnknownError
-    inner, scale = _without_scale(formula)
-    return Draw(shape, inner, scale, keys[0])
-
-
-def _without_scale(formula: Formula) -> tuple[Formula, float]:
-    """Split off the constant factors at the end, multiplied as XLA does; 1 where there is none."""
+def _to_draw(values: Any, aval: Any) -> Draw | Fill | None:
+    shape = tuple(aval.shape)
+    if not isinstance(values, Values):
+        return None
+    if values.formula[0] == CONSTANT:
+        return Fill(shape, constant_of(values.formula))
+    if values.shape != shape or aval.dtype != np.float32 or aval.size >= 2**32:
+        return None
+    # Factors at the end are split off, multiplied as XLA does. Its order of three isn't known here.
+    formula = values.formula
     factors = []
     while formula[0] == "mul" and CONSTANT in (formula[2][0], formula[3][0]):
         constant, formula = sorted(formula[2:4], key=lambda part: part[0] != CONSTANT)
         factors.append(constant_of(constant))
-    if len(factors) > 2:
-        # In which order XLA multiplies them is not known here.
-        raise _UnknownError
-    return formula, float(np.prod(np.array(factors, np.float32), dtype=np.float32))
+    scale = float(np.prod(np.array(factors, np.float32), dtype=np.float32))
+    return Draw(shape, formula, scale, values.folds or ()) if len(factors) <= 2 else None
 
 
-def _formula(
-    scope: _Scope, atom: Any, shape: tuple[int, ...], keys: list[tuple[int, ...]]
-) -> Formula:
-    """The formula of a value of a shape, or of one value; adds the keys of its bits to `keys`."""
-    if not isinstance(atom, Literal) and atom.aval.shape != shape and atom.aval.size != 1:
-        raise _UnknownError
-    scope, atom = _resolved(scope, atom)
-    if isinstance(atom, Literal):
-        described: Any = atom.aval
-        return _constant(np.asarray(atom.val, described.dtype))
-    if atom.aval.shape != shape and atom.aval.size != 1:
-        raise _UnknownError
-    equation = scope.producers.get(atom)
-    if equation is None:
-        return _constant(_value(scope, atom))
+def _describe_constant(atom: Any, value: Any) -> Values | None:
+    is_number = isinstance(atom.aval.dtype, np.dtype) and atom.aval.dtype.kind in "fiub"
+    if not is_number or atom.aval.size != 1:
+        return None
+    return Values(_constant(np.asarray(value, atom.aval.dtype)))
+
+
+def _describe_results(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    called = called_jaxpr(equation)
+    if called is not None:
+        return walk(called, operands, _describe_results, _describe_constant)
+    if len(equation.outvars) != 1:
+        return [None] * len(equation.outvars)
+    return [_describe_result(equation, operands)]
+
+
+def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     name = equation.primitive.name
-    if name == "random_bits":
-        if equation.params["bit_width"] != 32 or tuple(equation.params["shape"]) != shape:
-            raise _UnknownError
-        keys.append(_folds(scope, equation.invars[0]))
-        return (BITS,)
-    if name in _RESHAPES and equation.invars[0].aval.size == 1:
-        return _formula(scope, equation.invars[0], shape, keys)
-    if name in _UNCHANGED:
-        return _formula(scope, equation.invars[0], shape, keys)
-    if name not in _ELEMENTWISE:
-        raise _UnknownError
-    parts = [_formula(scope, operand, shape, keys) for operand in equation.invars]
-    folded = _fold(equation, parts)
-    if folded is not None:
-        return folded
-    # Others, such as whether a type is weak, change no value.
-    dtype = equation.params.get("new_dtype")
-    return (name, None if dtype is None else np.dtype(dtype).name, *parts)
+    params = equation.params
+    aval: Any = equation.outvars[0].aval
+    match operands:
+        case [Seed()] if name == "random_wrap":
+            partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+            return Key() if "fry" in str(params["impl"]) and partitionable else None
+        case [Seed() as seed] if name == "convert_element_type" and aval.dtype == np.uint32:
+            return seed
+        case [Key(folds), Values((kind, *_)) as number] if kind == CONSTANT:
+            fold = int(constant_of(number.formula)) & 0xFFFFFFFF
+            return Key((*folds, fold)) if name == "random_fold_in" and aval.shape == () else None
+        case [Key(folds)] if name == "random_bits" and params["bit_width"] == 32:
+            return Values((BITS,), folds, tuple(params["shape"]))
+    if not operands or not all(isinstance(operand, Values) for operand in operands):
+        return None
+    if name in _UNCHANGED or (name in _RESHAPES and _is_single(equation.invars[0])):
+        return operands[0]
+    atoms: Any = equation.invars
+    is_whole = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
+    draws = {(values.folds, values.shape) for values in operands if values.folds is not None}
+    if name not in _ELEMENTWISE or not is_whole or len(draws) > 1:
+        return None
+    parts = [values.formula for values in operands]
+    formula = _fold_constants(name, parts, aval.dtype)
+    if formula is None:
+        # Other parameters, such as whether a type is weak, change no value.
+        dtype = params.get("new_dtype")
+        formula = (name, None if dtype is None else np.dtype(dtype).name, *parts)
+    random = next((values for values in operands if values.folds is not None), operands[0])
+    return replace(random, formula=formula)
+
+
+def _is_single(atom: Any) -> bool:
+    return bool(atom.aval.size == 1)
+
+
+def _fold_constants(name: str, parts: Sequence[Formula], dtype: Any) -> Formula | None:
+    """Compute an operation on constants, if numpy surely has its bits."""
+    if any(part[0] != CONSTANT for part in parts):
+        return None
+    values = [constant_of(part) for part in parts]
+    if name == "convert_element_type":
+        return _constant(np.asarray(values[0]).astype(dtype))
+    if name in _FOLDED and dtype == np.float32:
+        return _constant(np.asarray(_FOLDED[name](*values), dtype))
+    return None
+
+
+def _constant(array: np.ndarray) -> Formula:
+    return (CONSTANT, array.dtype.name, array.tobytes())
+
+
+def constant_of(formula: Formula) -> Any:
+    """The numpy scalar of a constant."""
+    return np.frombuffer(formula[2], formula[1])[0]
 
 
 def apply_formula(formula: Formula, bits: Any) -> Any:
@@ -215,70 +233,3 @@ def apply_formula(formula: Formula, bits: Any) -> Any:
     shape = np.broadcast_shapes(*(operand.shape for operand in operands))
     operands = [jnp.broadcast_to(operand, shape) for operand in operands]
     return _ELEMENTWISE[name](*operands, *(() if dtype is None else (dtype,)))
-
-
-def _fold(equation: Any, parts: Sequence[Formula]) -> Formula | None:
-    """A constant, where that is what an operation on constants gives without a doubt."""
-    if any(part[0] != CONSTANT for part in parts):
-        return None
-    result: Any = equation.outvars[0].aval
-    name, dtype = equation.primitive.name, result.dtype
-    values = [constant_of(part) for part in parts]
-    if name == "convert_element_type":
-        return _constant(np.asarray(values[0]).astype(dtype))
-    if name in _FOLDED and dtype == np.float32:
-        return _constant(np.asarray(_FOLDED[name](*values), dtype))
-    return None
-
-
-def _constant(value: Any) -> Formula:
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "fiub":
-        raise _UnknownError
-    return (CONSTANT, array.dtype.name, array.tobytes())
-
-
-def constant_of(formula: Formula) -> Any:
-    """The numpy scalar of a constant."""
-    return np.frombuffer(formula[2], formula[1])[0]
-
-
-def _value(scope: _Scope, atom: Any) -> np.ndarray:
-    """The value of a constant of a computation; the seed has none."""
-    for variable, value in zip(scope.jaxpr.constvars, scope.consts, strict=True):
-        if variable is atom:
-            return np.asarray(value)
-    raise _UnknownError
-
-
-def _folds(scope: _Scope, key: Any) -> tuple[int, ...]:
-    """The numbers that are folded into the key of the seed to make a key."""
-    folds: list[int] = []
-    while True:
-        scope, key = _resolved(scope, key)
-        equation = None if isinstance(key, Literal) else scope.producers.get(key)
-        name = equation.primitive.name if equation is not None else ""
-        if equation is not None and name == "random_fold_in":
-            number = _formula(scope, equation.invars[1], (), [])
-            if number[0] != CONSTANT or key.aval.shape != ():
-                raise _UnknownError
-            folds.insert(0, int(constant_of(number)) & 0xFFFFFFFF)
-            key = equation.invars[0]
-        elif equation is not None and name == "random_wrap":
-            _require_seed(scope, equation.invars[0], str(equation.params["impl"]))
-            return tuple(folds)
-        else:
-            raise _UnknownError
-
-
-def _require_seed(scope: _Scope, words: Any, generator: str) -> None:
-    """Raise _UnknownError unless the words are the input itself, for the generator of this file."""
-    scope, words = _resolved(scope, words)
-    equation = None if isinstance(words, Literal) else scope.producers.get(words)
-    if equation is not None and equation.primitive.name == "convert_element_type":
-        scope, words = _resolved(scope, equation.invars[0])
-    seed = not isinstance(words, Literal) and words in scope.jaxpr.invars and not scope.args
-    if not seed or words.aval.shape != (2,) or words.aval.dtype != np.uint32:
-        raise _UnknownError
-    if "fry" not in generator or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
-        raise _UnknownError

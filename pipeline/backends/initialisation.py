@@ -1,10 +1,10 @@
-"""Initialisation on the CPU: few small programs that draw all arrays of a state, piece by piece.
+"""Initialisation on the CPU: a few small programs that draw all arrays of a state by rows.
 
-One program for all arrays takes longer to compile than a step of training, and keeps three times
-their memory. Here the random bits of any array, 1,024 values a row, come from one program, and each
-distribution has one more (`find_draws`), whatever the number of arrays, their shapes and factors.
-Values of a distribution depend on 23 of their bits alone, so large states look them up in a table.
-The bits of all arrays are those that the one program gives.
+One program for all arrays takes longer to compile than a step of training, and three times the
+memory of the arrays. Here one program draws the random bits of all arrays, 1,024 values a row, and
+each distribution has another (`find_draws`), whatever the number of arrays, their shapes and
+factors. Values depend on 23 of their bits alone, so that large states look them up in a table. All
+arrays are equal bit for bit to those of one program.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -35,19 +33,19 @@ from pipeline.data.random import threefry_2x32
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 
-ROWS, COLUMNS = 256, 1024
-"""Values that a call draws: 1 MB, too many for the cost of a call to count, few enough for a cache
-and for the smallest network not to wait for them."""
+ROWS = 256
+COLUMNS = 1024
+"""Values that a call draws: 1 MB, so that calls are cheap, and small networks don't wait."""
 
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Options of programs with formulas. Optimised ones would contract products and sums, which changes
-last bits of the weights of all runs before."""
+"""Options of programs with formulas. Optimised programs would contract products and sums, which
+changes last bits of the weights of earlier runs."""
 
 KEPT_BITS = 23
 """Bits of a float32 between 1 and 2; draws of jax are made of such a number."""
 TABLE_VALUES = 1 << KEPT_BITS
 WORTH_A_TABLE = 3 * TABLE_VALUES
-"""Values of one distribution from which on a table of all of them is faster."""
+"""Values of a distribution above which a table of all of them is faster."""
 
 PLACED_AT_ONCE = 1 << 24
 """Values that are drawn before they are put on the devices."""
@@ -69,75 +67,75 @@ def compile_initialisation(
     """Compile `init(seed)` into a function with the same results, bit for bit.
 
     `compile_` compiles a function for one device of this process. Results that are not drawn value
-    by value are computed by a program of their own, which every device runs: `on_devices` compiles
-    it.
+    by value have a program for all devices, which `on_devices` compiles.
     """
     traced, state = jax.make_jaxpr(init, return_shape=True)(seed)
-    found = find_draws(traced)
-    rest = [position for position, one in enumerate(found) if one is None]
-    others = on_devices(partial(_chosen_leaves, init, rest)) if rest else None
+    arrays = find_draws(traced)
+    undrawn = [position for position, array in enumerate(arrays) if array is None]
+    compute_undrawn = on_devices(partial(_select_leaves, init, undrawn)) if undrawn else None
     by_formula: dict[Formula, dict[int, Draw]] = {}
-    for position, one in enumerate(found):
-        if isinstance(one, Draw):
-            by_formula.setdefault(one.formula, {})[position] = one
+    # By their text, in which 0.0 and -0.0 differ.
+    fills: dict[str, tuple[Fill, list[int]]] = {}
+    for position, array in enumerate(arrays):
+        if isinstance(array, Draw):
+            by_formula.setdefault(array.formula, {})[position] = array
+        elif isinstance(array, Fill):
+            fills.setdefault(repr(array), (array, []))[1].append(position)
     samplers = {
-        formula: _sampler(
+        formula: _compile_sampler(
             formula, sum(draw.size for draw in draws.values()), compile_, placement.device
         )
         for formula, draws in by_formula.items()
     }
 
     def initialise(words: Array) -> TrainState:
-        leaves: list[Any] = [None] * len(found)
-        if others is not None:
-            for position, leaf in zip(rest, others(words), strict=True):
+        leaves: list[Any] = [None] * len(arrays)
+        if compute_undrawn is not None:
+            for position, leaf in zip(undrawn, compute_undrawn(words), strict=True):
                 leaves[position] = leaf
-        own_words = np.asarray(words)
+        host_words = np.asarray(words)
         for formula, draws in by_formula.items():
             sampler = samplers[formula]()
-            for portion in _portions(draws):
-                drawn = _draw(list(portion.values()), sampler, own_words)
+            for portion in _split_portions(draws):
+                values = _draw(list(portion.values()), sampler, host_words)
                 for position, draw in portion.items():
-                    leaves[position] = placement.put(drawn[draw])
-                # Or the host's arrays of all portions would be there at once.
+                    leaves[position] = placement.put(values[draw])
+                # Or the host would hold the arrays of all portions at once.
                 jax.block_until_ready([leaves[position] for position in portion])
-        fills = [(repr(one), n, one) for n, one in enumerate(found) if isinstance(one, Fill)]
-        for _, equal in groupby(sorted(fills, key=itemgetter(0)), itemgetter(0)):
-            (_, _, fill), *_ = same = list(equal)
-            source = np.full(fill.shape, fill.value)
-            for _, position, _ in same:
-                leaves[position] = placement.put(source)
+        for fill, positions in fills.values():
+            constant = np.full(fill.shape, fill.value)
+            for position in positions:
+                leaves[position] = placement.put(constant)
         return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
     return initialise
 
 
-def _sampler(
+def _compile_sampler(
     formula: Formula, total: int, compile_: Compile, device: jax.Device
 ) -> Callable[[], Program]:
-    """Compile what draws rows of a distribution.
+    """Compile the program that draws rows of a distribution.
 
-    The result makes a function (keys uint32 (rows, 2), first counters uint32 (rows,)) -> float32
-    (rows, columns), without factors.
+    Returns a function that makes the sampler (keys uint32 (rows, 2), first counters uint32 (rows,))
+    -> float32 (rows, columns), without factors.
     """
-    shape = ROWS, COLUMNS
     keys = np.zeros((ROWS, 2), np.uint32), np.zeros(ROWS, np.uint32)
-    bits = np.zeros(shape, np.uint32)
+    bits = np.zeros((ROWS, COLUMNS), np.uint32)
     apply = compile_(partial(apply_formula, formula), (bits,), UNOPTIMIZED)
-    if total <= WORTH_A_TABLE or not _keeps_few_bits(formula):
+    if total <= WORTH_A_TABLE or not _ignores_low_bits(formula):
         random = compile_(random_bits, keys, None)
         return lambda: lambda keys, first: apply(random(keys, first))
     table = np.zeros(TABLE_VALUES, np.float32)
     look_up = compile_(_look_up, (table, *keys), None)
     # On the device once, or every call would copy it there.
-    return lambda: partial(look_up, jax.device_put(_table(apply), device))
+    return lambda: partial(look_up, jax.device_put(_make_table(apply), device))
 
 
 def random_bits(keys: Any, first: Any) -> Any:
-    """Random bits uint32 (rows, columns): those that jax draws for a key at counters from `first`.
+    """Random bits uint32 (rows, columns) of keys (rows, 2) at counters from `first` (rows,).
 
-    `keys` is (rows, 2), `first` (rows,). As `jax.random.bits` of arrays of fewer than 2**32 values,
-    with `jax_threefry_partitionable`; without its loop, which would write every round to memory.
+    As `jax.random.bits` of fewer than 2**32 values with `jax_threefry_partitionable`, without its
+    loop, which would write every round to memory.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)
     high, low = threefry_2x32((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
@@ -149,40 +147,38 @@ def _look_up(table: Any, keys: Any, first: Any) -> Any:
     return table.at[places].get(mode="promise_in_bounds")
 
 
-def _table(apply: Program) -> np.ndarray:
+def _make_table(apply: Program) -> np.ndarray:
     """Values of a distribution by the bits that decide them."""
     values = np.empty((TABLE_VALUES // (ROWS * COLUMNS), ROWS, COLUMNS), np.float32)
     bits = np.arange(TABLE_VALUES, dtype=np.uint32) << (32 - KEPT_BITS)
-    for own, chunk in zip(values, bits.reshape(values.shape), strict=True):
-        own[:] = apply(chunk)
+    for rows, chunk in zip(values, bits.reshape(values.shape), strict=True):
+        rows[:] = apply(chunk)
     return values.ravel()
 
 
-def _keeps_few_bits(formula: Formula) -> bool:
-    """Whether the bits are used without the lowest ones alone."""
-    if formula[0] == BITS:
-        return False
-    if formula[0] == CONSTANT:
-        return True
+def _ignores_low_bits(formula: Formula) -> bool:
+    """Whether the formula reads the bits without the lowest ones alone."""
+    if formula[0] in (BITS, CONSTANT):
+        return bool(formula[0] == CONSTANT)
     if formula[0] == "shift_right_logical" and formula[2][0] == BITS:
         count = formula[3]
         return count[0] == CONSTANT and int(constant_of(count)) == 32 - KEPT_BITS
-    return all(map(_keeps_few_bits, formula[2:]))
+    return all(map(_ignores_low_bits, formula[2:]))
 
 
-def _chosen_leaves(
-    init: Callable[[Array], TrainState], chosen: Sequence[int], words: Array
+def _select_leaves(
+    init: Callable[[Array], TrainState], positions: Sequence[int], words: Array
 ) -> list[Array]:
     leaves = jax.tree.leaves(init(words))
-    return [leaves[position] for position in chosen]
+    return [leaves[position] for position in positions]
 
 
-def _portions(draws: Mapping[int, Draw]) -> Iterator[dict[int, Draw]]:
+def _split_portions(draws: Mapping[int, Draw]) -> Iterator[dict[int, Draw]]:
     """Divide arrays into portions of about `PLACED_AT_ONCE` values."""
     portion: dict[int, Draw] = {}
     for position, draw in draws.items():
         portion[position] = draw
-        if sum(one.size for one in portion.values()) >= PLACED_AT_ONCE:
+        if sum(draw.size for draw in portion.values()) >= PLACED_AT_ONCE:
             yield portion
             portion = {}
     if portion:
@@ -190,27 +186,30 @@ def _portions(draws: Mapping[int, Draw]) -> Iterator[dict[int, Draw]]:
 
 
 def _draw(draws: Sequence[Draw], sampler: Program, words: np.ndarray) -> dict[Draw, np.ndarray]:
-    """Draw arrays of one distribution in calls that may draw rows of several."""
+    """Draw arrays of a distribution in calls that may draw rows of several."""
     arrays = {draw: np.empty(draw.shape, np.float32) for draw in draws}
     counts = [-(-array.size // COLUMNS) for array in arrays.values()]
     ends = np.cumsum(counts)
     rows = int(ends[-1])
-    owner = np.repeat(np.arange(len(counts)), counts)
-    in_own = np.arange(rows) - np.repeat(ends - counts, counts)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    row_in_array = np.arange(rows) - np.repeat(ends - counts, counts)
     keys = np.array([key_words(words, draw.folds) for draw in arrays], np.uint32)
     flat = [array.reshape(-1) for array in arrays.values()]
     scales = [np.float32(draw.scale) for draw in arrays]
 
     def call(first: int) -> None:
         chunk = np.arange(first, first + ROWS).clip(max=rows - 1)
-        counters = (in_own[chunk] * COLUMNS).astype(np.uint32)
-        values = np.asarray(sampler(keys[owner[chunk]], counters)).reshape(-1)
+        counters = (row_in_array[chunk] * COLUMNS).astype(np.uint32)
+        values = np.asarray(sampler(keys[owners[chunk]], counters)).reshape(-1)
         last = min(first + ROWS, rows)
-        for own in range(owner[first], owner[last - 1] + 1):
-            start, stop = max(first, ends[own] - counts[own]), min(last, ends[own])
-            into = flat[own][in_own[start] * COLUMNS : (in_own[stop - 1] + 1) * COLUMNS]
+        for owner in range(owners[first], owners[last - 1] + 1):
+            start = max(first, ends[owner] - counts[owner])
+            stop = min(last, ends[owner])
+            out = flat[owner][
+                row_in_array[start] * COLUMNS : (row_in_array[stop - 1] + 1) * COLUMNS
+            ]
             begin = (start - first) * COLUMNS
-            np.multiply(values[begin : begin + into.size], scales[own], out=into)
+            np.multiply(values[begin : begin + out.size], scales[owner], out=out)
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="initialisation") as threads:
         list(threads.map(call, range(0, rows, ROWS)))
@@ -218,7 +217,7 @@ def _draw(draws: Sequence[Draw], sampler: Program, words: np.ndarray) -> dict[Dr
 
 
 def key_words(seed: np.ndarray, folds: Sequence[int]) -> np.ndarray:
-    """The words of a key: that of the seed, with numbers folded in as `jax.random.fold_in` does."""
+    """The words of the seed's key with numbers folded in, as `jax.random.fold_in` does."""
     key = seed.astype(np.uint32)
     for number in folds:
         counter = np.zeros(1, np.uint32), np.array([number], np.uint32)

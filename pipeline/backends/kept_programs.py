@@ -1,17 +1,26 @@
-"""Compiled programs that are found again by what they were made from, without tracing a step.
+"""Compiled programs that are found again: on disk by later processes, in memory by later runs.
 
-JAX's own cache finds a program by its text, for which the step is traced and lowered: half of the
-time from the command to the first step of a small network. Here the key is a digest of what the
-text is a function of (`pipeline.stages.compile`). A file holds what JAX knows of the compiled
-program, and the name of the file in JAX's cache that has its machine code, beside which it lies,
-with the same precautions: to load one is to run it.
+Both places are keyed by a SHA-256 of texts that decide the program. On disk these are everything
+that the step is made from (`pipeline.stages.compile`), so that nothing is traced: JAX's own
+cache finds a program by its text, which a start has to trace and lower first. A file holds what JAX
+knows of a compiled program and the name of the file in JAX's cache with its machine code. It is in
+the same folder, with the same precautions: to load a program is to run it.
+
+In memory are programs that call oneDNN, by their text. No file can hold them: jaxlib 0.10.2 writes
+such a call as another kind of call, reads fields that it doesn't have, and fails with
+`std::bad_alloc` (`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep that differ in
+rates, seeds and lengths share one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,21 +35,61 @@ from pipeline.core.host.jax_private import (
     machine_code,
 )
 
+MAX_IN_MEMORY = 4
+"""Programs in memory: training and evaluation of the last two networks, some megabytes each."""
+_SCOPES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
+"""Paths of layers and operations in a program's text; names of Python's functions have no slash."""
+
+_LOCK = threading.Lock()
+_IN_MEMORY: OrderedDict[tuple[str, tuple[jax.Device, ...]], Any] = OrderedDict()
+
+
+def digest(texts: Sequence[str]) -> str:
+    """Return the key of a program: SHA-256 of the texts that decide it."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def compile_once(
+    lowered: Any,
+    options: Mapping[str, Any] | None,
+    devices: Sequence[jax.Device],
+    compile_: Callable[[], Any],
+) -> tuple[Any, bool]:
+    """Return the compiled program of a lowered one, and whether it was in memory.
+
+    Programs are equal if their texts, names of layers and options are, for the same devices; those
+    of a client that JAX has closed are others. Lines of source are left out, since they differ with
+    the place that a run is started from.
+    """
+    scopes = sorted(set(_SCOPES.findall(lowered.as_text(debug_info=True))))
+    trees = str(lowered.in_tree), str(lowered.out_tree)
+    key = digest([lowered.as_text(), *scopes, repr(sorted((options or {}).items())), *trees])
+    with _LOCK:
+        if (key, tuple(devices)) in _IN_MEMORY:
+            _IN_MEMORY.move_to_end((key, tuple(devices)))
+            return _IN_MEMORY[key, tuple(devices)], True
+    program = compile_()
+    with _LOCK:
+        _IN_MEMORY[key, tuple(devices)] = program
+        while len(_IN_MEMORY) > MAX_IN_MEMORY:
+            _IN_MEMORY.popitem(last=False)
+    return program, False
+
 
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the compiled program of a key, and what is known of it; None where none is kept.
+    """Return the program of a key on disk, and its report; None without one.
 
-    `args` are the shapes that it takes, `result` those that it gives.
+    `args` are the shapes of its arguments, `result` the shapes of its results.
     """
     started_at = time.perf_counter()
     cache = opened_cache(device)
-    found = cache.get(_name(key, args)) if cache is not None else None
-    if cache is None or found is None:
+    content = cache.get(_file_key(key, args)) if cache is not None else None
+    if cache is None or content is None:
         return None
     try:
-        loaded, shapes, no_kwargs, facts = _Reader(found, cache, device).load()
+        loaded, shapes, no_kwargs, report = _Reader(content, cache, device).load()
         compiled = jax.stages.Compiled(
             loaded.load(),
             [],
@@ -48,10 +97,9 @@ def find_program(
             jax.tree.structure(result),
             no_kwargs=no_kwargs,
         )
-    except Exception:  # as from another version of what wrote it: of any type
+    except Exception:  # of any type, if another version wrote it
         return None
-    seconds = time.perf_counter() - started_at
-    return compiled, replace(facts, compile_s=seconds, cache="hit")
+    return compiled, replace(report, compile_s=time.perf_counter() - started_at, cache="hit")
 
 
 def keep_program(
@@ -60,64 +108,60 @@ def keep_program(
     result: Any,
     device: jax.Device,
     compiled: Any,
-    facts: ProgramReport,
+    report: ProgramReport,
 ) -> None:
-    """Keep a program that this thread has compiled last, if its results are like `result`.
+    """Write the program that this thread compiled last, if its results are like `result`.
 
-    Nothing is kept of one that JAX's cache has not.
+    A program that JAX's cache doesn't have is left out.
     """
     cache = opened_cache(device)
     code = cache.newest_key if cache is not None else None
-    if cache is None or code is None or _structure(result) != compiled.out_tree:
+    results: Any = jax.tree.structure(result)
+    if cache is None or code is None or results != compiled.out_tree:
         return
+    arguments: Any = jax.tree.structure((args, {}))
     shapes, structure = jax.tree.flatten(compiled.args_info)
-    if structure != _structure((args, {})) or compiled._params.const_args:
+    if structure != arguments or compiled._params.const_args:
         return
     content = io.BytesIO()
     try:
         unloaded = compiled._executable._unloaded_executable
-        _Writer(content, code).dump((unloaded, shapes, compiled._no_kwargs, facts))
-    except Exception:  # as for a program with callbacks: of any type
+        _Writer(content, code).dump((unloaded, shapes, compiled._no_kwargs, report))
+    except Exception:  # of any type, as for a program with callbacks
         return
-    cache.put(_name(key, args), content.getvalue())
+    cache.put(_file_key(key, args), content.getvalue())
+
+
+def _file_key(key: str, args: tuple[Any, ...]) -> str:
+    shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args)]
+    return f"kept-{digest([key, repr(shapes), str(jax.tree.structure(args))])}"
 
 
 class _Writer(ExecutablePickler):  # type: ignore[misc]
-    """Writes the key of JAX's cache in place of machine code. XLA writes that of a program which it
-    has read itself without some of its functions (jaxlib 0.10.2)."""
+    """Writes the key of JAX's cache in place of machine code. XLA writes the code of a program that
+    it has read itself without some of its functions (jaxlib 0.10.2)."""
 
     def __init__(self, file: io.BytesIO, code: str) -> None:
         super().__init__(file)
         self._code = code
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return what stands for an object of the device's client."""
         return ("exec", self._code) if is_machine_code(obj) else super().persistent_id(obj)
 
 
 class _Reader(ExecutableUnpickler):  # type: ignore[misc]
-    """Reads what `_Writer` wrote, and machine code from JAX's cache."""
+    """Reads a file of `_Writer`, and machine code from JAX's cache."""
 
     def __init__(self, content: bytes, cache: ProgramFiles, device: jax.Device) -> None:
         super().__init__(io.BytesIO(content), device.client, [device])
         self._cache = cache
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the object that a persistent id stands for. Raises KeyError for lost code."""
-        kind, *of_kind = pid
+        """Return the object of a persistent id. Raises KeyError if the machine code is lost."""
+        kind, *names = pid
         if kind == "exec":
-            kept = self._cache.get(of_kind[0])
-            if kept is None:
-                raise KeyError(of_kind[0])
-            pid = kind, machine_code(kept)
+            code = self._cache.get(names[0])
+            if code is None:
+                raise KeyError(names[0])
+            pid = kind, machine_code(code)
         return super().persistent_load(pid)
-
-
-def _structure(tree: Any) -> Any:
-    return jax.tree.structure(tree)
-
-
-def _name(key: str, args: tuple[Any, ...]) -> str:
-    shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args)]
-    described = key, repr(shapes), str(jax.tree.structure(args))
-    return f"kept-{hashlib.sha256(chr(0).join(described).encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Rates of a device: how long it computes, and how long collectives take."""
+"""Rates of devices, and the modelled communication of emulated ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rates(Protocol):
 
     @property
     def scatters_sums(self) -> bool:
-        """Whether a sum of which each device keeps a piece is a reduce-scatter.
+        """Whether a sum that devices share in pieces is a reduce-scatter.
 
         XLA for CPUs all-reduces and slices instead.
         """
@@ -46,7 +46,7 @@ class Rates(Protocol):
         """Bytes of memory of one device; infinite if they aren't known."""
 
     def slowdown(self, devices: int) -> float:
-        """Factor of all times where these devices compute at once, as they may share cores."""
+        """Factor of all times if these devices compute at once, as they may share cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Microseconds of one kernel that computes `flops` and moves `nbytes`."""
@@ -56,3 +56,32 @@ class Rates(Protocol):
 
         Raises GroupError for a group that the servers of these devices can't hold.
         """
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Modelled all-reduces of the gradients in one step of several devices.
+
+    `count` all-reduces of `nbytes` in all take `all_reduce_ms`. For `exposed_ms` of a step of
+    `step_ms` nothing is computed, as an all-reduce or its launch is waited for.
+    """
+
+    devices: int
+    count: int
+    nbytes: int
+    all_reduce_ms: float
+    exposed_ms: float
+    step_ms: float
+
+    @property
+    def share(self) -> float:
+        """Share of the step that no computation hides."""
+        return self.exposed_ms / self.step_ms
+
+    def __str__(self) -> str:
+        several = "" if self.count == 1 else f" in {self.count}"
+        return (
+            f"{self.nbytes / 1e6:,.1f} MB{several} over {self.devices:,} devices: "
+            f"{self.all_reduce_ms:,.2f} ms; with launches {self.exposed_ms:,.2f} ms are exposed, "
+            f"{self.share:.1%} of the step"
+        )

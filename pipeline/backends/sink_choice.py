@@ -1,6 +1,6 @@
 """Choice of a sink: from measured costs to its length and mechanism, with the reason.
 
-A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, or several where an
+A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, or several if an
 event or the time that a signal may wait cuts it, so a longer sink divides the host's cost among
 more steps until something else ends its dispatches.
 """
@@ -19,7 +19,7 @@ SHOWN = (1, 10, 100, 1000)
 """Sizes of sinks in the table of predictions."""
 
 TOLERANCE = 0.005
-"""A shorter sink is preferred where a longer one saves no more than this share of a step."""
+"""A shorter sink is preferred if a longer one saves no more than this share of a step."""
 
 HORIZON_STEPS = 200_000
 """Dispatches are counted over at most this many steps: events have repeated by then."""
@@ -31,7 +31,7 @@ class Cost:
 
     mechanism: SinkMechanism
     dispatch_ms: float
-    """Time per dispatch, whatever its length; below zero where long dispatches run slower."""
+    """Time per dispatch, whatever its length; below zero if long dispatches run slower."""
     step_ms: float
     """Time per step of it."""
 
@@ -39,7 +39,7 @@ class Cost:
     def between(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
         """Fit to the times of a dispatch of one step and of one of `steps` > 1 steps.
 
-        Where noise made the long dispatch the faster one, a step takes its share of that.
+        If noise made the long dispatch the faster one, a step takes its share of that.
         """
         step_ms = (long_ms - single_ms) / (steps - 1) if long_ms > single_ms else long_ms / steps
         return Cost(mechanism, single_ms - step_ms, step_ms)
@@ -52,9 +52,9 @@ class Costs:
     off_ms: float
     """Time of a step whose record the host reads before it dispatches the next one."""
     sinks: tuple[Cost, ...]
-    """At least one; where two are equally good, the first is preferred."""
+    """At least one; of two that are equally good, the first is preferred."""
     error: float
-    """Relative error of a gain by the noise of the measurement; 0 where it is modelled."""
+    """Relative error of a gain by the noise of the measurement; 0 if it is modelled."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class SinkChoice:
 
 
 def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
-    """Choose the shortest sink that is as good as any, or none where none is surely faster."""
+    """Choose the shortest sink that is as good as any, or none if none is surely faster."""
     cost, size = _best(costs, bounds)
     if size == 1:
         return no_sink(costs.off_ms, f"a sink would hold one step: {bounds.longest(cost)[1]}")
@@ -116,14 +116,15 @@ def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
     gain = costs.off_ms / ms
     times = f"{ms:.4g} ms a step in sinks of {size:,}, {costs.off_ms:.4g} without: {gain:.2f}x"
     if gain <= 1 + costs.error:
-        return no_sink(costs.off_ms, f"no sink is sure to be faster; {times}{_noise(costs)}")
+        noise = f", the noise is {100 * costs.error:.2g} %" if costs.error else ""
+        return no_sink(costs.off_ms, f"no sink is sure to be faster; {times}{noise}")
     longest, bound = bounds.longest(cost)
     limit = bound if size == longest else f"longer ones save less than {100 * TOLERANCE:g} %"
     return SinkChoice(size, cost.mechanism, f"{times}; {limit}", costs.off_ms, ms)
 
 
 def no_sink(off_ms: float, why: str) -> SinkChoice:
-    """Return the choice of no sinks, where the host sees every step."""
+    """Return the choice of no sinks: the host sees every step."""
     return SinkChoice(None, "none", why, off_ms, off_ms)
 
 
@@ -167,10 +168,6 @@ def _candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
     while decade <= longest:
         yield from (size for size in (decade, 2 * decade, 5 * decade) if 1 < size <= longest)
         decade *= 10
-
-
-def _noise(costs: Costs) -> str:
-    return f", the noise is {100 * costs.error:.2g} %" if costs.error else ""
 
 
 def _steps(count: int) -> str:

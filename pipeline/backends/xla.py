@@ -32,16 +32,16 @@ from pipeline.backends.base import (
     StepToPrice,
 )
 from pipeline.backends.compile_program import (
+    LaterProgram,
     ProgramSpec,
-    cache_events,
     cache_outcome,
+    compile_later,
     compile_program,
-    xla_errors,
+    watch_compiler,
 )
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
-from pipeline.backends.later_program import LaterProgram, compile_later
 from pipeline.core.host.platforms import Platform, platform_of
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
@@ -58,18 +58,18 @@ from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""Options for a step that computes activations again: on the CPU XLA otherwise drops the barriers
-in between, finds the same operations twice, and keeps the results of the first."""
+"""Options for a step that computes activations again: otherwise XLA on the CPU drops the barriers
+in between, finds the same operations twice, and stores the results of the first."""
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, start) -> the carried value at which the condition no longer holds."""
+"""(condition, body, start) -> the carried value at which the condition is false."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class LoopCarry:
-    """Values that the training loop carries: the state, one row of telemetry per step, and whether
-    no step has ended the loop."""
+    """Values that the training loop carries: the state, a row of telemetry per step, and whether to
+    run another step."""
 
     state: Any
     telemetry_buffer: Array
@@ -96,7 +96,8 @@ class XlaBackend:
         """The device and the versions that decide its numbers."""
         import jaxlib
 
-        count, device = len(self.placement.devices), self.device
+        count = len(self.placement.devices)
+        device = self.device
         name = f"{count} x {device.platform}" if count > 1 else f"{device.platform}:{device.id}"
         return {
             "device": f"{name} {device.device_kind}",
@@ -117,47 +118,41 @@ class XlaBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """On the CPU from the banks, the tuner or a rule; elsewhere XLA's own are the fastest."""
+        """On the CPU from the banks, the tuner or a rule; elsewhere XLA's are the fastest."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile initialisation, the training loop and the evaluation loop.
 
-        In eager mode nothing is compiled here: the three are the Python functions themselves, and
-        the layers of `jit_layers` are compiled when they are first called. Raises RunError where
-        XLA refuses a program.
+        In eager mode the three are Python functions, and the layers of `jit_layers` are compiled at
+        their first call. Raises RunError if XLA refuses a program.
         """
         rates = self.placement.put(in_blocks(work.learning_rates))
-        specs = _program_specs(work, rates, self.placement)
-        if work.recomputes and self.platform.removes_recomputation:
-            init, train, evaluation = specs
-            specs = init, replace(train, compiler_options=KEEP_RECOMPUTED), evaluation
+        init, train, evaluation = _program_specs(work, rates, self.placement)
         if work.eager:
-            init, train, evaluation = specs
             programs = Programs(init.function, train.function, evaluation.function)
             report = CompileReport(())
         else:
-            init, *loops = (spec.with_options(self.options) for spec in specs)
-            train, evaluation = (self._with_key(work, spec) for spec in loops)
+            if work.recomputes and self.platform.removes_recomputation:
+                train = replace(train, compiler_options=KEEP_RECOMPUTED)
+            keeps_programs = self.placement.mesh is None and self.platform.keeps_programs
+            key = work.key if keeps_programs else None
+            init, train, evaluation = (
+                replace(spec.with_options(self.options), key=key)
+                for spec in (init, train, evaluation)
+            )
             devices = self.placement.devices
-            init_program, init_facts = _compile_initialisation(work, init, self.placement, watch)
-            train_program, train_facts = compile_program(train, watch, devices)
-            eval_program, eval_facts = compile_later(
+            init_program, init_report = _compile_initialisation(work, init, self.placement, watch)
+            train_program, train_report = compile_program(train, watch, devices)
+            eval_program, eval_report = compile_later(
                 evaluation, watch, devices, work.when_evaluation_compiled
             )
             programs = Programs(init_program, train_program, eval_program)
-            facts = (init_facts, train_facts, eval_facts)
-            compiled = tuple(one for one in facts if one is not None)
+            reports = (init_report, train_report, eval_report)
+            compiled = tuple(report for report in reports if report is not None)
             report = CompileReport(compiled, work.single_steps)
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
         return XlaExecutable(work, self.placement, report, programs, rates, buffers)
-
-    def _with_key(self, work: CompileInputs, spec: ProgramSpec) -> ProgramSpec:
-        """Return the program with its key, where it is one for the one processor of this host."""
-        if work.key is None or self.placement.mesh is not None or not self.platform.keeps_programs:
-            return spec
-        # A loop gives what it was given, of which the next call consumes the memory.
-        return replace(spec, key=work.key, gives=spec.donated)
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
         """Return None: the cost of a step is measured here."""
@@ -165,7 +160,7 @@ class XlaBackend:
 
 
 class Programs(NamedTuple):
-    """The three programs of a run, compiled, or as Python functions in eager mode."""
+    """The programs of a run, compiled, or as Python functions in eager mode."""
 
     init: Callable[..., TrainState]
     train: Callable[..., LoopCarry]
@@ -181,7 +176,7 @@ class XlaExecutable:
     report: CompileReport
     programs: Programs
     rates: Array
-    """Learning rates on the device, a row for each step, in blocks of `RATES_BLOCK`."""
+    """Learning rates on the device, a row for each step, padded to blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
     """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
     them: every call leaves new ones here."""
@@ -222,21 +217,27 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
-                begin, end = np.int32(position), np.int32(position + stride)
-                carry = self.programs.train(
-                    carry, inputs, self.rates, begin, end, self.work.constants
-                )
+                bounds = np.int32(position), np.int32(position + stride)
+                carry = self.programs.train(carry, inputs, self.rates, *bounds, self.work.constants)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
             self.programs.evaluate.begin()
+        return carry.state, self._read_telemetry(start, carry, rows)
+
+    def _read_telemetry(self, start: int, carry: LoopCarry, rows: list[np.ndarray]) -> Telemetry:
+        """Return the telemetry of rows of the buffer, and store the buffers for the next call.
+
+        Rows after the step that ended the loop are left out: those steps didn't run.
+        """
         self.buffers = carry.telemetry_buffer, carry.should_continue
-        telemetry = read_telemetry(start, np.concatenate(rows))
-        if telemetry.bad_step is not None:
-            # Reset, or no later call would run a step: steps that were only timed may diverge.
-            empty = empty_buffers(self.work.train.window(start).inputs)
-            self.buffers = self.placement.put(empty)
-        return carry.state, telemetry
+        telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
+        if telemetry.bad_step is None:
+            return telemetry
+        # Reset, or no later call would run a step: steps that were only timed may diverge.
+        empty = empty_buffers(self.work.train.window(start).inputs)
+        self.buffers = self.placement.put(empty)
+        return telemetry.head(telemetry.bad_step - start)
 
     def evaluate(
         self,
@@ -247,19 +248,20 @@ class XlaExecutable:
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to those of the batches before.
+        """Sums over evaluation batches `start + 1 .. stop`, added to `before`.
 
         The same program adds the batches in their order, however windows split them.
         """
         if before is None:
             before = self.placement.put(self.work.step.zero_sums())
-        sums, feed = before, self.work.train_sample if on_train else self.work.eval
+        sums = before
+        feed = self.work.train_sample if on_train else self.work.eval
         assert feed is not None, "the recipe asks for training samples"
         for inputs, first, count in split_at_windows(feed, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
-                begin, end = np.int32(position), np.int32(position + stride)
-                sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
+                bounds = np.int32(position), np.int32(position + stride)
+                sums = self.programs.evaluate(state, sums, inputs, *bounds, self.work.constants)
         return jax.block_until_ready(sums)
 
 
@@ -267,100 +269,85 @@ def _program_specs(
     work: CompileInputs, rates: Array, placement: DevicePlacement
 ) -> tuple[ProgramSpec, ProgramSpec, ProgramSpec]:
     """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
-    step, seed = work.step, placement.put(work.seed)
-    train, evaluated = work.train.window(0).inputs, work.eval.window(0).inputs
+    step = work.step
+    seed = placement.put(work.seed)
+    train = work.train.window(0).inputs
+    evaluated = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     shardings = None if work.cuts is None else work.cuts.of_state(state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
     bound, constants = placement.shapes((np.int32(0), work.constants))
-    train_args = (carry, train, rates, bound, bound, constants)
-    eval_args = (state, sums, evaluated, bound, bound, constants)
+    if work.cuts is not None:
+        step = _intercept_layers(step, work.cuts.constrain(placement))
+    elif work.jit_layers:
+        step = _intercept_layers(step, compile_layers(work.jit_layers))
     repeat = _python_loop if work.eager else jax.lax.while_loop
     repeat = run_once if work.single_steps else repeat
-    args = (seed,), train_args, eval_args
+    init: Callable[..., Any] = step.init
+    training: Callable[..., Any] = train_loop(step.step, repeat)
+    evaluation: Callable[..., Any] = _eval_loop(step, repeat)
+    results: tuple[Any, Any, Any] = (None, None, None)
+    options = None
     if work.cuts is not None:
-        # Layers' results are cut as the recipe says.
-        cut_step = _intercepted(step, work.cuts.constrain(placement))
-        loops = train_loop(cut_step.step, repeat), _eval_loop(cut_step, repeat)
-        whole: Any = placement.whole
-        carried = LoopCarry(shardings, whole, whole)  # type: ignore[arg-type]
-        return _specs_of_xla((step.init, *loops), args, shardings, carried, placement)
-    if work.jit_layers:
-        step = _intercepted(step, compile_layers(work.jit_layers))
-    loops = train_loop(step.step, repeat), _eval_loop(step, repeat)
-    return _specs_on_mesh((step.init, *loops), args, train, evaluated, placement)
-
-
-Functions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
-Specs = tuple[ProgramSpec, ProgramSpec, ProgramSpec]
-Args = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
-
-
-def _specs_of_xla(
-    functions: Functions, args: Args, state: Any, carried: Any, placement: DevicePlacement
-) -> Specs:
-    """Programs of the whole batch, which XLA divides among the devices."""
-    init, train, evaluate = functions
+        # XLA divides the whole batch among the devices.
+        replicated: Any = placement.whole
+        results = (shardings, LoopCarry(shardings, replicated, replicated), replicated)
+    else:
+        # Every device runs the programs on its rows of a batch.
+        replicated = PartitionSpec()
+        arguments = [replicated] * 4
+        init = _on_mesh(init, placement, (replicated,))
+        training = _on_mesh(training, placement, (replicated, _window_partition(train), *arguments))
+        partition = (replicated, replicated, _window_partition(evaluated), *arguments[1:])
+        evaluation = _on_mesh(evaluation, placement, partition)
+        options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
+    train_args = (carry, train, rates, bound, bound, constants)
+    eval_args = (state, sums, evaluated, bound, bound, constants)
     return (
-        ProgramSpec("initialisation", init, args[0], out_shardings=state),
-        ProgramSpec("training step", train, args[1], donated=0, out_shardings=carried),
-        ProgramSpec("evaluation", evaluate, args[2], donated=1, out_shardings=placement.whole),
+        ProgramSpec("initialisation", init, (seed,), None, results[0], options),
+        ProgramSpec("training step", training, train_args, 0, results[1]),
+        ProgramSpec("evaluation", evaluation, eval_args, 1, results[2]),
     )
 
 
-def _specs_on_mesh(
-    functions: Functions, args: Args, train: Inputs, evaluated: Inputs, placement: DevicePlacement
-) -> Specs:
-    """Programs that every device runs on its part of a batch."""
-    whole = PartitionSpec()
-    train_specs = whole, _window_specs(train), whole, whole, whole, whole
-    eval_specs = whole, whole, _window_specs(evaluated), whole, whole, whole
-    init_on, train_on, eval_on = (
-        _on_mesh(function, placement, specs)
-        for function, specs in zip(functions, ((whole,), train_specs, eval_specs), strict=True)
-    )
-    options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
-    return (
-        ProgramSpec("initialisation", init_on, args[0], compiler_options=options),
-        ProgramSpec("training step", train_on, args[1], donated=0),
-        ProgramSpec("evaluation", eval_on, args[2], donated=1),
-    )
-
-
-def _intercepted(step: TrainStep, intercept: Callable[..., Any]) -> TrainStep:
+def _intercept_layers(step: TrainStep, interceptor: Callable[..., Any]) -> TrainStep:
     """Return the step with calls of the network's modules intercepted."""
-    intercepted = nn.intercept_methods(intercept)
-    return replace(step, step=intercepted(step.step), evaluate=intercepted(step.evaluate))
+    intercept = nn.intercept_methods(interceptor)
+    return replace(step, step=intercept(step.step), evaluate=intercept(step.evaluate))
 
 
 def _on_mesh(
-    function: Callable[..., Any], placement: DevicePlacement, specs: tuple[Any, ...]
+    function: Callable[..., Any], placement: DevicePlacement, partition: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """Let every device of a mesh run the function on its part of the arguments.
+    """Let every device of a mesh run a function on its part of each argument.
 
-    `specs` say for each argument how the devices share it. All return the same.
+    All devices return the same.
     """
     if placement.mesh is None:
         return function
-    whole = PartitionSpec()
     return jax.shard_map(
-        function, mesh=placement.mesh, in_specs=specs, out_specs=whole, check_vma=False
+        function,
+        mesh=placement.mesh,
+        in_specs=partition,
+        out_specs=PartitionSpec(),
+        check_vma=False,
     )
 
 
-def _window_specs(inputs: Inputs) -> Any:
-    """How devices share a window: each has its rows of the batches, all have a resident split."""
-    whole, rows = PartitionSpec(), PartitionSpec(None, DATA)
-    columns = dict.fromkeys(inputs.columns, whole if inputs.resident else rows)
-    cuts: Any = {"columns": columns, "indices": rows}
-    cuts |= {"passes": whole, "counts": whole, "seed": whole}
-    return Inputs(**cuts, resident=inputs.resident, samples=inputs.samples)
+def _window_partition(inputs: Inputs) -> Any:
+    """Partition of a window: a device has its rows of the batches, or all of a resident split."""
+    replicated: Any = PartitionSpec()
+    rows: Any = PartitionSpec(None, DATA)
+    columns = dict.fromkeys(inputs.columns, replicated if inputs.resident else rows)
+    return Inputs(
+        columns, rows, replicated, replicated, replicated, inputs.resident, inputs.samples
+    )
 
 
 def in_blocks(rates: np.ndarray) -> np.ndarray:
-    """The table, with its last row repeated to a full block: most lengths share a program."""
+    """Repeat the last row of a table to a full block, so that most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
@@ -369,15 +356,6 @@ def empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
     """A telemetry row for every step of a window, and `should_continue`, True."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
-
-
-def read_telemetry(start: int, rows: np.ndarray) -> Telemetry:
-    """Make telemetry of rows of the buffer, without the rows after the step that ended the loop:
-    those steps did not run."""
-    telemetry = Telemetry.from_rows(start, rows, Record._fields, FLAGS)
-    if telemetry.bad_step is None:
-        return telemetry
-    return telemetry.head(telemetry.bad_step - start)
 
 
 def split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
@@ -389,20 +367,20 @@ def split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs
         start = end
 
 
-def _python_loop(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+def _python_loop(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
     """Do as `jax.lax.while_loop` does, not compiled."""
-    while unfinished(carry):
+    while condition(carry):
         carry = body(carry)
     return carry
 
 
-def run_once(unfinished: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """Do as `jax.lax.while_loop` does for one iteration at most, in no computation of its own.
+def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+    """Do as `jax.lax.while_loop` does for one iteration at most, without a loop.
 
-    The body of a loop, or of a branch, is such a computation, in which XLA:CPU does not use its
-    library for a convolution whose dimensions it would have to permute (jax issue 12868).
+    In the body of a loop or a branch XLA:CPU doesn't use its library for a convolution whose
+    dimensions it would have to permute (jax issue 12868).
     """
-    proceed = unfinished(carry)
+    proceed = condition(carry)
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
 
 
@@ -421,7 +399,7 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
         last: Array,
         constants: Sequence[Array] = (),
     ) -> LoopCarry:
-        def unfinished(carry: tuple[Array, LoopCarry]) -> Array:
+        def condition(carry: tuple[Array, LoopCarry]) -> Array:
             return (carry[0] < last) & carry[1].should_continue
 
         def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
@@ -433,7 +411,7 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
                 rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
             return position + 1, LoopCarry(state, rows, record.should_continue)
 
-        return repeat(unfinished, body, (first, carried))[1]
+        return repeat(condition, body, (first, carried))[1]
 
     return loop
 
@@ -447,7 +425,7 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
         last: Array,
         constants: Sequence[Array],
     ) -> EvalSums:
-        def unfinished(carry: tuple[Array, EvalSums]) -> Array:
+        def condition(carry: tuple[Array, EvalSums]) -> Array:
             return carry[0] < last
 
         def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
@@ -455,7 +433,7 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
             batch = batch_at(inputs, position)
             return position + 1, step.evaluate(state, batch, before, *constants)
 
-        return repeat(unfinished, body, (first, sums))[1]
+        return repeat(condition, body, (first, sums))[1]
 
     return loop
 
@@ -463,29 +441,31 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
-    """Compile the initialisation: on CPUs that have whole parameters as programs for its parts."""
+    """Compile the initialisation: by its parts on CPUs that have whole parameters."""
     if work.cuts is not None or not platform_of(placement.device.platform).optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
     temporary_bytes = [0]
 
-    def compiled(function: Callable[..., Any], args: Any, options: Any) -> Any:
+    def compile_(function: Callable[..., Any], args: Any, options: Any) -> Any:
         program = jax.jit(function).lower(*args).compile(compiler_options=options)
         memory = program.memory_analysis()
         temporary_bytes.append(int(memory.temp_size_in_bytes) if memory is not None else 0)
         return program
 
-    def on_one(function: Callable[..., Any], args: Any, options: Any) -> Any:
+    def compile_on_one(function: Callable[..., Any], args: Any, options: Any) -> Any:
         sharding = SingleDeviceSharding(placement.device)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in args]
-        return compiled(function, shapes, options)
+        return compile_(function, shapes, options)
 
-    def on_all(function: Callable[..., Any]) -> Any:
+    def compile_on_all(function: Callable[..., Any]) -> Any:
         on_mesh = _on_mesh(function, placement, (PartitionSpec(),))
-        return compiled(on_mesh, spec.args, spec.compiler_options)
+        return compile_(on_mesh, spec.args, spec.compiler_options)
 
     started_at = time.perf_counter()
-    with watch(spec.name), cache_events() as events, xla_errors(spec.name):
-        init = compile_initialisation(work.step.init, work.seed, placement, on_one, on_all)
+    with watch_compiler(spec.name, watch) as events:
+        init = compile_initialisation(
+            work.step.init, work.seed, placement, compile_on_one, compile_on_all
+        )
     seconds = time.perf_counter() - started_at
     cache = cache_outcome(events)
     return init, ProgramReport(spec.name, seconds, cache, max(temporary_bytes), flops=None)

@@ -43,10 +43,9 @@ from pipeline.models.lowerings.problem.lowering import (
     RecordingPolicy,
 )
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
-from pipeline.models.lowerings.tune.layouts import find_layout
 from pipeline.models.lowerings.tune.machine import describe_device
 from pipeline.models.lowerings.tune.timing import Timer, random_operands
-from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
 from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder

@@ -1,6 +1,8 @@
+"""Programs that are found again on disk and in memory."""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.backends.compile_program import ProgramSpec, compile_program, find_compiled
-from pipeline.backends.later_program import LaterProgram
+from pipeline.backends import kept_programs
+from pipeline.backends.compile_program import (
+    LaterProgram,
+    ProgramSpec,
+    compile_program,
+    find_compiled,
+)
+from pipeline.backends.kept_programs import MAX_IN_MEMORY, compile_once
 from pipeline.core.files.compile_cache import enable_compile_cache
 
+DEVICES = jax.devices()[:1]
 CONFIGURED = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
@@ -40,7 +49,7 @@ def program(key: str | None, length: int = 3) -> tuple[ProgramSpec, list[Any]]:
         return {"x": values["x"] * 2}
 
     shapes = {"x": jax.ShapeDtypeStruct((length,), jnp.float32)}
-    return ProgramSpec("doubling", double, (shapes,), donated=0, key=key, gives=0), traced
+    return ProgramSpec("doubling", double, (shapes,), donated=0, key=key), traced
 
 
 def compile_again(key: str | None, length: int = 3) -> tuple[Any, str, int]:
@@ -100,3 +109,67 @@ def test_a_later_program_that_does_not_compile_raises_why() -> None:
         later()
     with pytest.raises(ValueError, match="no"):
         later.begin()
+
+
+def lowered(function: Callable[..., Any], size: int = 3) -> Any:
+    return jax.jit(function).lower(np.zeros(size, np.float32))
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    with jax.named_scope("one"):
+        return x * 2
+
+
+def renamed(x: jax.Array) -> jax.Array:
+    with jax.named_scope("other"):
+        return x * 2
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_programs._IN_MEMORY.clear()
+
+
+def test_the_same_program_is_compile_once() -> None:
+    """Wherever it is made: the text has the functions that were called."""
+
+    def elsewhere() -> Any:
+        jax.clear_caches()
+        return lowered(doubled)
+
+    first = compile_once(lowered(doubled), None, DEVICES, object)
+    again = compile_once(elsewhere(), None, DEVICES, object)
+    assert (first[1], again[1]) == (False, True)
+    assert again[0] is first[0]
+
+
+def test_another_shape_name_option_or_device_is_another_program() -> None:
+    others: list[tuple[Any, dict[str, str] | None, list[Any]]] = [
+        (lowered(doubled), None, DEVICES),
+        (lowered(doubled, 4), None, DEVICES),
+        (lowered(renamed), None, DEVICES),
+        (lowered(doubled), {"xla_backend_optimization_level": "0"}, DEVICES),
+        (lowered(doubled), None, [*DEVICES, *DEVICES]),
+    ]
+    assert [compile_once(*other, object)[1] for other in others] == [False] * 5
+
+
+def test_the_oldest_is_forgotten() -> None:
+    for size in range(1, MAX_IN_MEMORY + 2):
+        compile_once(lowered(doubled, size), None, DEVICES, object)
+    assert len(kept_programs._IN_MEMORY) == MAX_IN_MEMORY
+    assert compile_once(lowered(doubled, MAX_IN_MEMORY + 1), None, DEVICES, object)[1]
+    assert not compile_once(lowered(doubled, 1), None, DEVICES, object)[1]
+
+
+def test_devices_that_were_opened_anew_are_others() -> None:
+    """JAX gives up its client where more devices are asked for; its programs can't run any more."""
+
+    class _Device:
+        platform, id = "cpu", 0
+
+    earlier: list[Any] = [_Device()]
+    now: list[Any] = [_Device()]
+    assert not compile_once(lowered(doubled), None, earlier, object)[1]
+    assert not compile_once(lowered(doubled), None, now, object)[1]
+    assert compile_once(lowered(doubled), None, now, object)[1]

@@ -96,8 +96,8 @@ class Choosing(XlaBackend):
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
         self.asked.append((problems, tuning))
-        if tuning.kept is not None:
-            return LoweringChoice(tuning.kept)
+        if tuning.fixed is not None:
+            return LoweringChoice(tuning.fixed)
         if self._chosen is not None:
             return self._chosen
         return LoweringChoice(
@@ -244,7 +244,7 @@ def test_the_step_and_its_evaluation_do_use_what_was_chosen(text: str, tiny: Com
     """Told by a lowering that does not fit: only where it is used is it refused."""
     recipe = tiny(*NETWORK)
     dataset, built, reporter = prepare(recipe)
-    chosen = LoweringChoice(Lowerings(((f"{text} float32", Lowering("pixels")),)))
+    chosen = LoweringChoice(Lowerings(((f"{text} float32", Lowering("pointwise")),)))
     made = lower(recipe, dataset, built, Choosing(chosen=chosen), None, reporter)
     sums = jax.eval_shape(made.step.zero_sums)
 
@@ -357,7 +357,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
     other = Choosing("convolution/xla")
     again, lines = lowered(tiny(*NETWORK), other, tmp_path)
     ((_, tuning),) = other.asked
-    assert tuning.kept == chooser(first)
+    assert tuning.fixed == chooser(first)
     assert chooser(again) == chooser(first)
     assert lines == f"lower      as before: {tmp_path / 'lowerings.json'}\n"
 
@@ -378,7 +378,7 @@ def tuned() -> LoweringChoice:
     one, other = (
         ConvolutionProblem("forward", window, batch, 4, 4, "float32") for batch in (16, 20)
     )
-    how = Lowering("patches")
+    how = Lowering("im2col")
     found = (
         TunedProblem(one, 3000.0, Timed(how, 1000.0), Timed(how, 1000.0), "bank_hit"),
         TunedProblem(
@@ -428,7 +428,7 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
 
 
 def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    lowerings = Lowerings((("b", Lowering("patches", "onednn", 8)), ("a", Lowering("default"))))
+    lowerings = Lowerings((("b", Lowering("im2col", "onednn", 8)), ("a", Lowering("default"))))
     chosen = LoweringChoice(lowerings, layout="chwn")
     write_choice(tmp_path / "lowerings.json", chosen)
     assert read_choice(tmp_path / "lowerings.json") == chosen

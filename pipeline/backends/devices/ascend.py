@@ -45,10 +45,10 @@ class Ascend(Chip, DeviceSpec):
     auto_tune: Literal["exhaustive", "ga", "rl", "rl,ga"] | None
     """Search the tiles of every cube task before it is priced: all, genetic, by a tree, or both."""
     tune_bank: FilePath | None
-    """The knowledge bank of tiles, read before the search and written after it; null: that of the
-    folder that TUNE_BANK_PATH names, if any."""
+    """The knowledge bank of tiles, read before the search and written after it; null: the bank in
+    the folder TUNE_BANK_PATH, if any."""
     repeat_tune: bool
-    """Search again what a bank has, and keep the better (REPEAT_TUNE)."""
+    """Search again for tiles that a bank has, and use the faster ones (REPEAT_TUNE)."""
     strict: bool
     """Refuse an operation that the model doesn't know, instead of estimating it by its bytes."""
 

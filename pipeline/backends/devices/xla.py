@@ -39,7 +39,7 @@ class Gpu(DeviceSpec):
     uses_cuda: ClassVar[bool] = True
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
-    """Index among the visible GPUs, where one is used."""
+    """Index among the visible GPUs, if one is used."""
     target: str | None
     """A chip to compile for that need not be there: h200, or a YAML file of a chip's figures."""
     graphs: Annotated[
@@ -53,7 +53,7 @@ class Gpu(DeviceSpec):
     """Only algorithms whose results are the same in every run on one GPU; slower ones, at times."""
 
     def open(self, parallel: ParallelSpec) -> Backend:
-        """XLA on one GPU or several. Raises RunError where JAX sees fewer."""
+        """XLA on one GPU or several. Raises RunError if JAX sees fewer."""
         from pipeline.backends.gpu.chip_target import read_target
         from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend, GpuBackend
         from pipeline.training.parallel.devices import leave_gpus_alone, place, place_host

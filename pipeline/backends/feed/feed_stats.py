@@ -1,4 +1,4 @@
-"""Statistics of how long training waits for its data; starvation is reported, no error."""
+"""Statistics of how long training waits for its data, and the report when it starves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FED_SHARE = 0.01
 """Starvation ends when a window made it wait for a smaller share."""
 
 NOISE_S = 1e-3
-"""Shorter waits are the operating system's: waking a thread up may take as long."""
+"""Shorter waits don't count: the operating system may take as long to wake a thread."""
 
 Notify = Callable[[bool, str], None]
 """(starves, line for the user): called when starvation begins and when it ends."""
@@ -22,7 +22,7 @@ Notify = Callable[[bool, str], None]
 
 @dataclass(frozen=True)
 class SlowSample:
-    """The sample that took longest to read: its index, and its name where it has one."""
+    """The sample that took longest to read, with its index and name."""
 
     column: str
     sample: int
@@ -47,15 +47,10 @@ class PrepareTime:
         slowest = None
         for time in times:
             seconds.update(time.seconds)
-            slowest = slower(slowest, time.slowest)
+            sample = time.slowest
+            if slowest is None or (sample is not None and sample.read_s > slowest.read_s):
+                slowest = sample
         return cls(dict(seconds), slowest)
-
-
-def slower(one: SlowSample | None, other: SlowSample | None) -> SlowSample | None:
-    """Return the slower of two samples, the first in a tie."""
-    if one is None or other is None:
-        return one or other
-    return other if other.read_s > one.read_s else one
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class WindowHandoff:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time that was spent waiting."""
+        """The share of the time that training waited."""
         return self.wait_s / max(self.wait_s + self.busy_s, 1e-9)
 
 
@@ -104,7 +99,7 @@ class FeedStats:
     """Statistics of handoffs; reports when starvation begins and ends."""
 
     def __init__(self, notify: Notify | None) -> None:
-        self._notify = notify
+        self._notify = notify or (lambda starves, text: None)
         self._first_window_s: float | None = None
         self._first_wait_s = self._busy_s = self._wait_s = self._depths = 0.0
         self._steps = self._windows = self._prepared_steps = 0
@@ -116,7 +111,7 @@ class FeedStats:
         if self._first_window_s is None:
             self._first_window_s = wait_s
         self._first_wait_s += wait_s
-        self._prepared(window_steps, prepare_time)
+        self._add_prepared(window_steps, prepare_time)
 
     def add(self, handoff: WindowHandoff) -> None:
         """Record the handoff of the next window."""
@@ -125,58 +120,50 @@ class FeedStats:
         self._steps += handoff.steps
         self._windows += 1
         self._depths += handoff.ready_steps / handoff.window_steps
-        self._prepared(handoff.window_steps, handoff.prepare_time)
-        self._update_state(handoff)
-
-    def _prepared(self, steps: int, prepare_time: PrepareTime) -> None:
-        self._prepared_steps += steps
-        self._prepare_time = PrepareTime.total((self._prepare_time, prepare_time))
-
-    def _update_state(self, handoff: WindowHandoff) -> None:
+        self._add_prepared(handoff.window_steps, handoff.prepare_time)
         waited = handoff.wait_s > NOISE_S
         if not self._starves and waited and handoff.wait_share > STARVED_SHARE:
             self._starves = self._starved = True
-            self._report(True, starved_text(handoff))
+            self._notify(True, starved_text(handoff))
         elif self._starves and (not waited or handoff.wait_share < FED_SHARE):
             self._starves = False
-            self._report(False, f"data is fast enough again from step {handoff.start + 1}")
+            self._notify(False, f"data is fast enough again from step {handoff.start + 1}")
 
-    def _report(self, starves: bool, text: str) -> None:
-        if self._notify is not None:
-            self._notify(starves, text)
+    def _add_prepared(self, steps: int, prepare_time: PrepareTime) -> None:
+        self._prepared_steps += steps
+        self._prepare_time = PrepareTime.total((self._prepare_time, prepare_time))
 
     @property
     def waited_s(self) -> float:
-        """Seconds of all waits, those for windows that could not be prepared ahead included."""
+        """Seconds of all waits, also for windows that could not be prepared ahead."""
         return self._first_wait_s + self._wait_s
 
     def report(self, kind: Literal["resident", "stream"]) -> FeedReport:
         """The statistics so far."""
         prepared = max(1, self._prepared_steps)
-        measured, time_s = self._windows > 0, self._busy_s + self._wait_s
+        measured = self._windows > 0
+        time_s = max(self._busy_s + self._wait_s, 1e-9)
+        seconds = self._prepare_time.seconds
         return FeedReport(
             kind=kind,
             starved=self._starved,
             first_wait_ms=1000 * self._first_wait_s,
             first_window_ms=1000 * (self._first_window_s or 0.0),
             wait_ms_per_step=1000 * self._wait_s / self._steps if measured else None,
-            wait_share=self._wait_s / max(time_s, 1e-9) if measured else None,
+            wait_share=self._wait_s / time_s if measured else None,
             queue_depth=self._depths / self._windows if measured else None,
-            prepare_ms_per_step={
-                k: 1000 * s / prepared for k, s in self._prepare_time.seconds.items()
-            },
+            prepare_ms_per_step={name: 1000 * s / prepared for name, s in seconds.items()},
             slowest_sample=self._prepare_time.slowest,
         )
 
 
 def starved_text(handoff: WindowHandoff) -> str:
-    """The line that a user reads when training has to wait."""
+    """The line for the user when training has to wait."""
+    time = handoff.prepare_time
     step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
-    by_cost = sorted(handoff.prepare_time.seconds.items(), key=lambda item: -item[1])
+    by_cost = sorted(time.seconds.items(), key=lambda item: -item[1])
     costs = ", ".join(f"{name} {1000 * s / handoff.window_steps:.2f}" for name, s in by_cost)
-    slowest = (
-        f"; slowest sample: {handoff.prepare_time.slowest}" if handoff.prepare_time.slowest else ""
-    )
+    slowest = f"; slowest sample: {time.slowest}" if time.slowest else ""
     return (
         f"training waits for data from step {handoff.start + 1}: "
         f"{handoff.wait_share * step_ms:.2f} of {step_ms:.2f} ms a step "

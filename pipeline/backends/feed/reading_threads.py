@@ -24,7 +24,8 @@ class ReadingThreads:
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.limit = most
         """Threads that may read now."""
-        self._clock, self._free = clock, threading.Condition()
+        self._clock = clock
+        self._free = threading.Condition()
         self._numbers = [most]
         while self._numbers[-1] > 1:
             self._numbers.append(self._numbers[-1] // 2)
@@ -44,7 +45,8 @@ class ReadingThreads:
         with self._free:
             self._free.wait_for(lambda: self._active < self.limit)
             self._count(1)
-            trial, started_at = self._trial, self._changed_at
+            trial = self._trial
+            started_at = self._changed_at
         try:
             yield
         finally:
@@ -64,27 +66,23 @@ class ReadingThreads:
         if self._active:
             self._busy_s += now - self._changed_at
             self._thread_s += self._active * (now - self._changed_at)
-        self._active, self._changed_at = self._active + change, now
+        self._active += change
+        self._changed_at = now
 
     def _conclude(self) -> None:
-        """Choose the next number of threads, where this one has been tried for long enough."""
+        """End the trial of a number of threads if it is long enough: try another, or the best."""
         if len(self._numbers) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
             return
-        # A thread's own rate, times how many read on average: reads need not end together.
+        # A thread's rate times the mean number of readers: reads need not end together.
         threads = self._thread_s / self._busy_s
         self._rates[self.limit] = threads * self._samples / max(self._read_s, 1e-9)
-        before, self.limit = self.limit, self._next()
-        self._trial += self.limit != before
-        self._begin()
-
-    def _next(self) -> int:
-        """The number to read with now: one that is untried, or else the fastest."""
         untried = [number for number in self._numbers if number not in self._rates]
-        if untried:
-            return untried[0]
-        best = max(self._rates, key=lambda number: self._rates[number])
-        self._since += 1
-        if self._since == AGAIN_AFTER:
-            self._since = 0
-            self._rates.clear()
-        return best
+        limit = untried[0] if untried else max(self._rates, key=self._rates.__getitem__)
+        if not untried:
+            self._since += 1
+            if self._since == AGAIN_AFTER:
+                self._since = 0
+                self._rates.clear()
+        self._trial += self.limit != limit
+        self.limit = limit
+        self._begin()

@@ -1,10 +1,9 @@
 """Windows of a split that is larger than the device: samples are transferred with their window.
 
-grain reads, in several threads where samples are decoded one by one (`ReadingThreads` finds out how
-many), and always one window ahead.
-It reads parts of windows straight into the window's buffer; the thread that completes a window
-transfers it to the device. A part is a pure function of its number, so a jump to any step opens a
-reader there and skips nothing.
+grain reads one window ahead, in several threads if samples are decoded one by one (`ReadingThreads`
+chooses the number). It reads parts of windows into the window's buffer, and the thread that
+completes a window transfers it. A part is a pure function of its number, so that a jump to any step
+opens a reader there and skips nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class StreamedWindows:
         return reader.ready_steps() if reader is not None and reader.step == step else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """The window from `step`. Raises DataError where a sample can't be read."""
+        """The window from `step`. Raises DataError if a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
             self._reader = Reader(self._plan, step, self._threads)
@@ -60,12 +59,14 @@ class Reader:
     """Reads window after window from boundary `step` on."""
 
     def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
-        # Importing it takes 0.1 s, which runs without a stream are spared.
+        # Imported late: it takes 0.1 s, and runs without a stream don't need it.
         import grain
 
         self.step: int | None = step
         """Start of the next window; None after the last one."""
-        self._plan, self._jump, self._taken = plan, step, 0
+        self._plan = plan
+        self._jump = step
+        self._taken = 0
         self._source = PartSource(plan, step, threads)
         options = grain.ReadOptions(num_threads=plan.threads, prefetch_buffer_size=plan.parts)
         self._parts = iter(grain.MapDataset.source(self._source).to_iter_dataset(options))
@@ -75,22 +76,21 @@ class Reader:
         if self.step is None:
             return 0
         steps = len(self._plan.span(self._jump, self._taken))
-        return min(steps, self._source.unclaimed * steps // self._plan.parts)
+        return min(steps, self._source.num_unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
         """The next window. As its parts are taken, reading continues with the one after it."""
-        parts = [self._part() for _ in range(self._plan.parts)]
+        parts = []
+        for _ in range(self._plan.parts):
+            part = next(self._parts)
+            if part.error is not None:
+                raise part.error
+            parts.append(part)
         self._source.claim(len(parts))
         self._taken += 1
         (window,) = (part.window for part in parts if part.window is not None)
         self.step = window.stop if window.stop != self._plan.source.stop else None
         return window, PrepareTime.total(part.prepare_time for part in parts)
-
-    def _part(self) -> Part:
-        part = next(self._parts)
-        if part.error is not None:
-            raise part.error
-        return part
 
     def close(self) -> None:
         """Stop reading ahead; parts that are being read are finished and dropped."""
@@ -113,13 +113,15 @@ class PartSource:
     """The parts of the windows from a step on, in the form of a grain data source."""
 
     def __init__(self, plan: ReadPlan, step: int, threads: ReadingThreads) -> None:
-        self._plan, self._step, self._threads = plan, step, threads
+        self._plan = plan
+        self._step = step
+        self._threads = threads
         self._lock = threading.Lock()
         self._buffers: dict[int, WindowBuffer] = {}
         self._read = self._claimed = 0
 
     def __len__(self) -> int:
-        """Up to the window that reaches the last step; where that is passed, without end."""
+        """Parts up to the window with the last step; without end if the step is after that."""
         plan = self._plan
         if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize
@@ -128,7 +130,7 @@ class PartSource:
         return (last + 1) * plan.parts
 
     @property
-    def unclaimed(self) -> int:
+    def num_unclaimed(self) -> int:
         """The number of parts that have been read and not taken."""
         return self._read - self._claimed
 
@@ -141,7 +143,8 @@ class PartSource:
         number, part = divmod(index, self._plan.parts)
         with self._lock:
             if number not in self._buffers:
-                span, early = self._plan.span(self._step, number), self._plan.is_early(number)
+                span = self._plan.span(self._step, number)
+                early = self._plan.is_early(number)
                 self._buffers[number] = WindowBuffer(self._plan, span, early=early)
             buffer = self._buffers[number]
         try:

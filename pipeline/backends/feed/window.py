@@ -39,20 +39,21 @@ def batch_at(inputs: Inputs, position: Array) -> Batch:
     rows = sample if inputs.samples is None else sample % inputs.samples
     rows = rows if inputs.resident else position
     columns = {name: column[rows] for name, column in inputs.columns.items()}
-    passes, counts = inputs.passes[position], inputs.counts[position]
+    passes = inputs.passes[position]
+    counts = inputs.counts[position]
     return Batch(columns, inputs.seed, passes, sample, counts, inputs.samples)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Steps `start + 1 .. stop`, at positions 0 .. of `inputs`, which may have room for more."""
+    """Steps `start + 1 .. stop`, from position 0 of `inputs`, which may have room for more."""
 
     start: int
     stop: int
     inputs: Inputs
     early: bool = False
-    """Whether it is one of the short windows after a jump, or follows the last of them: to wait for
-    it is no starvation."""
+    """Whether it is a short window after a jump, or follows the last one: waits for it are not
+    starvation."""
 
     @property
     def most_steps(self) -> int:
@@ -69,8 +70,7 @@ def put_inputs(
     resident: bool,
 ) -> Inputs:
     """Make a window of columns that are on the devices already, and of the order of its samples."""
-    own = placement.rows(batches.indices.shape[1])
-    indices = placement.put_batches(batches.indices[:, own])
-    plan = (batches.passes, batches.counts, seed_words(seed))
-    passes, counts, seed_on_device = placement.put(plan)
-    return Inputs(columns, indices, passes, counts, seed_on_device, resident, batches.samples)
+    rows = placement.rows(batches.indices.shape[1])
+    indices = placement.put_batches(batches.indices[:, rows])
+    passes, counts, words = placement.put((batches.passes, batches.counts, seed_words(seed)))
+    return Inputs(columns, indices, passes, counts, words, resident, batches.samples)

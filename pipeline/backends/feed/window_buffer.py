@@ -19,26 +19,26 @@ from pipeline.data.order import Batches, SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement
 
 PARTS = 16
-"""Parts that a window is read in: enough to share among threads, few enough to cost nothing."""
+"""Parts that a window is read in: enough for all threads, too few to cost time."""
 
 FIRST_SHARE = 16
-"""The first window after a jump has this part of the steps of a full one, the next twice as many,
-and so on: training begins when a little has been read."""
+"""The first window after a jump has 1 / 16 of the steps of a full one, the next one twice that, and
+so on, so that training begins early."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class FeedSource:
-    """The split that a feed reads, in its order, and the devices that it goes to."""
+    """The split that a feed reads, its order, and the devices that it is transferred to."""
 
     split: Split
     order: SampleOrder
     placement: DevicePlacement
     stop: int | None = None
-    """No window that starts here or later is read ahead, and of the last no sample after it."""
+    """The last step: no sample after it is read ahead."""
     short_first: bool = False
-    """Whether windows after a jump are short at first; each costs the transfer of a full one."""
+    """Whether windows after a jump are short at first; the transfer of each costs as a full one."""
     clock: Clock = time.perf_counter
 
 
@@ -92,8 +92,7 @@ class ReadPlan:
 
     @property
     def _first_steps(self) -> int:
-        share = FIRST_SHARE if self.source.short_first else 1
-        return max(1, self.window_steps // share)
+        return max(1, self.window_steps // (FIRST_SHARE if self.source.short_first else 1))
 
 
 class WindowBuffer:
@@ -101,14 +100,17 @@ class WindowBuffer:
 
     def __init__(self, plan: ReadPlan, span: range, *, early: bool) -> None:
         started_at = plan.source.clock()
-        self._plan, self._span, self._early = plan, span, early
+        self._plan = plan
+        self._span = span
+        self._early = early
         self._batches: Batches = plan.source.order.batches(span.start, plan.window_steps)
         self._indices = self._batches.rows[:, plan.rows].ravel()
         self._columns = {
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
             for name, column in plan.source.split.columns.items()
         }
-        self._missing, self._lock = plan.parts, threading.Lock()
+        self._missing = plan.parts
+        self._lock = threading.Lock()
         self._order_s = plan.source.clock() - started_at
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
@@ -132,34 +134,36 @@ class WindowBuffer:
 
     def _rows(self, part: int) -> slice:
         """The rows of a part, without those after the last step."""
-        wanted = len(self._span) * self._plan.batch_rows
-        first, last = (n * wanted // self._plan.parts for n in (part, part + 1))
-        return slice(first, last)
+        count = len(self._span) * self._plan.batch_rows
+        return slice(part * count // self._plan.parts, (part + 1) * count // self._plan.parts)
 
     def _read_column(self, name: str, rows: slice) -> PrepareTime:
-        source, out = self._plan.source, self._columns[name][rows]
+        source = self._plan.source
         started_at = source.clock()
         column = source.split.columns[name]
+        out = self._columns[name][rows]
         slowest = read_into(name, column, self._indices[rows], out, source.clock)
         return PrepareTime({name: source.clock() - started_at}, slowest)
 
     def _on_device(self) -> Window:
-        placement, seed = self._plan.source.placement, self._plan.source.order.seed
+        source = self._plan.source
         shape = (self._plan.window_steps, self._plan.batch_rows)
         columns = {
-            name: placement.put_batches(values.reshape(shape + values.shape[1:]))
+            name: source.placement.put_batches(values.reshape(shape + values.shape[1:]))
             for name, values in self._columns.items()
         }
-        inputs = put_inputs(columns, self._batches, seed, placement, resident=False)
+        inputs = put_inputs(
+            columns, self._batches, source.order.seed, source.placement, resident=False
+        )
         return Window(self._span.start, self._span.stop, inputs, self._early)
 
 
 def read_into(
     name: str, column: Column, indices: np.ndarray, out: np.ndarray, clock: Clock
 ) -> SlowSample | None:
-    """Read samples into `out`; returns the slowest where they are read one by one.
+    """Read samples into `out`; return the slowest of a lazy column.
 
-    Raises DataError that names the sample where it can.
+    Raises DataError, which names the sample of a lazy column.
     """
     if isinstance(column, np.ndarray):
         np.take(column, indices, axis=0, out=out, mode="clip")

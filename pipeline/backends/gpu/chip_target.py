@@ -1,4 +1,4 @@
-"""A GPU that need not be there: the figures that XLA's compiler asks of it, from a YAML file."""
+"""A GPU that may be absent: its figures for XLA's compiler, from a YAML file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Spec
 
 FOLDER = Path(__file__).parent / "targets"
-"""The targets that the package has, a file each."""
+"""Files of the shipped targets."""
 SHOWN = 3
-"""Problems of a file that are shown."""
+"""Problems of a file in a message."""
 
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
@@ -27,8 +27,7 @@ ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
 class ChipTarget(Spec):
     """A chip and the software on it, as XLA's compiler sees them; sizes are in bytes.
 
-    `cores` are streaming multiprocessors. What ends in `optin` is the most that a kernel may ask
-    for.
+    `cores` are streaming multiprocessors; `optin` sizes are the most that a kernel may request.
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
@@ -120,7 +119,7 @@ def _read(file: Path) -> ChipTarget:
     except OSError as error:
         raise ValueError(f"{file}: can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{file}: is no YAML: {first_line(error)}") from error
+        raise ValueError(f"{file}: isn't YAML: {first_line(error)}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"{file}: must have keys and values, as {FOLDER / 'h200.yaml'} has")
     try:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 import jax
+import numpy as np
+from jax.experimental import topologies
 
 from pipeline.backends.base import (
     CompileInputs,
@@ -13,19 +19,39 @@ from pipeline.backends.base import (
     Executable,
     Mechanism,
     ProgressClock,
-    StepToPrice,
 )
-from pipeline.backends.gpu.absent_chip import open_absent_chip
 from pipeline.backends.gpu.chip_target import ChipTarget
-from pipeline.backends.gpu.gpu_executable import GpuExecutable
 from pipeline.backends.gpu.program_figures import compile_and_look
-from pipeline.backends.gpu.step_programs import Chip, Graphs, compile_for_gpu, compiler_options
-from pipeline.backends.xla import XlaBackend, empty_buffers, in_blocks
-from pipeline.core.host.cuda import cuda_versions
+from pipeline.backends.gpu.step_programs import (
+    Chip,
+    EvalCarry,
+    GpuPrograms,
+    Graphs,
+    StepCarry,
+    compile_for_gpu,
+    compiler_options,
+)
+from pipeline.backends.xla import (
+    LoopCarry,
+    XlaBackend,
+    XlaExecutable,
+    empty_buffers,
+    in_blocks,
+    split_at_windows,
+)
+from pipeline.core.errors import RunError, first_line
+from pipeline.core.host.cuda import cuda_versions, plugin
 from pipeline.core.host.platforms import CPU
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
+from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
+
+INITIALIZERS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+_SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+"""The variable with which JAX's plug-in for CUDA does not look for cuDNN and a driver."""
 
 LOOPS: Mapping[Graphs, str] = {
     "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",
@@ -33,6 +59,91 @@ LOOPS: Mapping[Graphs, str] = {
 }
 LOOP = "programs of a fixed number of steps, so that the device never waits for the host"
 SOFT = "requested: one asynchronous dispatch per step, by a program without a loop"
+
+
+@dataclass(eq=False)
+class GpuExecutable(XlaExecutable):
+    """A run compiled for one GPU. `GpuBackend.compile` builds it."""
+
+    programs: GpuPrograms  # type: ignore[assignment]
+
+    @property
+    def program_text(self) -> str:
+        """The longest training program as XLA compiled it."""
+        program = next(iter(self.programs.train.values()))
+        text: str = program.as_text()  # type: ignore[attr-defined]
+        return text
+
+    def init(self) -> TrainState:
+        """The state at step 0 in the memory of the host, which draws it; `run` copies it once."""
+        return self.programs.init(self.work.seed)
+
+    def put(self, state: TrainState) -> TrainState:
+        """A copy of a state on the device, in the layouts of the programs."""
+        # Copied first: a state of the host's processor may share its memory with the caller.
+        copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
+        return copied if self.programs.place is None else self.programs.place(copied)
+
+    def _put_once(self, state: TrainState) -> TrainState:
+        on_device = state.step.devices() == {self.placement.device}
+        return state if on_device else self.put(state)
+
+    def run(
+        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[TrainState, Telemetry]:
+        """Run steps `start + 1 .. stop`, window by window; only a loop takes several at once.
+
+        The host reads nothing before the last step of a window has been dispatched.
+        """
+        loop = LoopCarry(self._put_once(state), *self.buffers)
+        rows = []
+        for inputs, first, count in split_at_windows(self.work.train, start, stop):
+            carry = StepCarry(self.placement.put(np.int32(first)), loop)
+            last = self.placement.put(np.int32(first + count))
+            for steps in self._dispatches(count, mechanism):
+                program = self.programs.train[steps]
+                bound = (last,) if steps == 0 else ()
+                carry = program(carry, inputs, self.rates, *bound)
+            loop = carry.loop
+            # Copied at once, since the next program consumes the buffer.
+            rows.append(np.array(loop.telemetry_buffer)[first : first + count])
+        return loop.state, self._read_telemetry(start, loop, rows)
+
+    def _dispatches(self, count: int, mechanism: Mechanism) -> Iterator[int]:
+        """Yield the numbers of steps of the programs that run `count` steps, the longest first; 0
+        stands for all of them."""
+        for steps in self.programs.train if mechanism == "loop" else (1,):
+            if steps == 0:
+                if count > 1:
+                    yield 0
+                    return
+                continue
+            yield from [steps] * (count // steps)
+            count %= steps
+
+    def evaluate(
+        self,
+        state: TrainState,
+        start: int,
+        stop: int,
+        before: EvalSums | None = None,
+        *,
+        on_train: bool = False,
+    ) -> EvalSums:
+        """Sums over evaluation batches `start + 1 .. stop`, added to `before`.
+
+        Batches are dispatched one after the other without waiting.
+        """
+        sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
+        state = self._put_once(state)
+        feed = self.work.train_sample if on_train else self.work.eval
+        assert feed is not None, "the recipe asks for training samples"
+        for inputs, first, count in split_at_windows(feed, start, stop):
+            carry = EvalCarry(self.placement.put(np.int32(first)), sums)
+            for _ in range(count):
+                carry = self.programs.evaluate(carry, state, inputs)
+            sums = carry.sums
+        return jax.block_until_ready(sums)
 
 
 class GpuBackend(XlaBackend):
@@ -45,7 +156,7 @@ class GpuBackend(XlaBackend):
         self.graphs = graphs
 
     def describe(self) -> Mapping[str, str]:
-        """Return the device, JAX's versions, and those of driver, CUDA and cuDNN."""
+        """Return the device, and the versions of JAX, the driver, CUDA and cuDNN."""
         return {**super().describe(), **cuda_versions()}
 
     def mechanism(
@@ -69,29 +180,24 @@ class GpuBackend(XlaBackend):
         return GpuExecutable(work, self.placement, report, programs, rates, buffers)
 
 
-class AbsentGpuBackend:
+class AbsentGpuBackend(XlaBackend):
     """A chip that is described and not there: programs are compiled for it, and none can run.
 
-    Data is kept by the host's processor.
+    The host's processor has the data.
     """
 
     def __init__(
-        self,
-        target: ChipTarget,
-        host: DevicePlacement,
-        graphs: Graphs,
-        *,
-        deterministic: bool,
+        self, target: ChipTarget, host: DevicePlacement, graphs: Graphs, *, deterministic: bool
     ) -> None:
-        self.target, self.graphs = target, graphs
-        self.placement = host
-        self.device = open_absent_chip(target)
-        self.options = compiler_options(graphs, deterministic=deterministic)
+        super().__init__(host, compiler_options(graphs, deterministic=deterministic))
+        self.target = target
+        self.graphs = graphs
+        self.device = _open_absent_chip(target)
 
     def describe(self) -> Mapping[str, str]:
         """Return the chip, that it is not there, and the versions of JAX."""
-        host = XlaBackend(self.placement).describe()
-        return {**host, "device": f"{self.target.chip}, which is described and not there"}
+        name = f"{self.target.chip}, which is described and not there"
+        return {**super().describe(), "device": name}
 
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
@@ -102,28 +208,27 @@ class AbsentGpuBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """XLA's own: others are of the CPU alone."""
+        """XLA's: others are for CPUs alone."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile as for a chip that is there, and look at what it would launch.
+        """Compile as for a chip that is there, and count what it would launch.
 
         Raises RunError where XLA refuses a program.
         """
         chip = Chip(self.device, self.placement.device, ("cuda",))
-        look = compile_and_look(self.target)
-        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, look)
+        compile_one = compile_and_look(self.target)
+        _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
         return CompiledOnly(work, CompileReport(reports))
-
-    def estimate(self, proposal: StepToPrice) -> None:
-        """Return None: a compiler knows no times."""
 
 
 class CompiledOnly:
     """Programs of a chip that is not there: their report, and nothing that could run."""
 
     def __init__(self, work: CompileInputs, report: CompileReport) -> None:
-        self.report, self.feed, self.program_text = report, work.train, ""
+        self.report = report
+        self.feed = work.train
+        self.program_text = ""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise AssertionError("the recipe's rules refuse stages that would run these programs")
@@ -132,8 +237,56 @@ class CompiledOnly:
 
 
 def _host() -> jax.Device | None:
-    """The host's processor; None where JAX may not use it, as with JAX_PLATFORMS=cuda."""
+    """The host's processor; None if JAX may not use it, as with JAX_PLATFORMS=cuda."""
     try:
         return jax.local_devices(backend=CPU.name)[0]
     except RuntimeError:
         return None
+
+
+def _open_absent_chip(target: ChipTarget) -> jax.Device:
+    """Return the device that programs are compiled for.
+
+    Raises RunError if the compiler for GPUs is not installed, or refuses the description.
+    """
+    if plugin() is None:
+        raise RunError(
+            "device.target: JAX's compiler for GPUs is missing; install the `gpu-compile` extra, "
+            "pip install '.[gpu-compile]'"
+        )
+    with _skip_driver():
+        try:
+            return _describe(target)
+        except NotImplementedError:
+            # The plug-in was loaded before, without the variable, and found no driver.
+            for name in INITIALIZERS:
+                try:
+                    importlib.import_module(name).initialize()
+                    break
+                except ImportError:
+                    continue
+            return _describe(target)
+
+
+def _describe(target: ChipTarget) -> jax.Device:
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=target.to_text(), topology="1x1x1"
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise RunError(f"device.target: XLA refuses {target.chip}: {first_line(error)}") from error
+    device: jax.Device = topology.devices[0]
+    return device
+
+
+@contextmanager
+def _skip_driver() -> Iterator[None]:
+    before = os.environ.get(_SKIP_CHECK)
+    os.environ[_SKIP_CHECK] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SKIP_CHECK]
+        else:
+            os.environ[_SKIP_CHECK] = before

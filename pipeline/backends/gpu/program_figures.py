@@ -1,11 +1,16 @@
-"""Figures of a program that is compiled for a chip that is not there: launches, graphs, copies,
-memory; each counted from what XLA's compiler wrote."""
+"""Figures of a program for an absent chip, counted from the files that XLA's compiler writes.
+
+Launches are in a list of thunks, a tree by indentation: `kCommandBuffer` holds the launches of a
+CUDA graph, `kWhile` a condition and a body.
+"""
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +21,129 @@ from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.optimized_hlo import HloFacts, read_hlo
 from pipeline.backends.gpu.step_programs import Compile
-from pipeline.backends.gpu.thunks import (
-    Launches,
-    Thunk,
-    count_launches,
-    outer_loops,
-    parse_thunks,
-)
 from pipeline.core.errors import RunError
 
-MB, GB = 1e6, 1e9
-AFTER, BEFORE = "*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt"
-"""Lists of launches: with CUDA graphs, written where there are any, and without."""
+MB = 1e6
+GB = 1e9
+LISTS = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
+"""Files of launches: with CUDA graphs, written if there are any, and without."""
 NO_TILE = "output tile sizes"
-"""Part of XLA's message about a product for which it has no tile unless it can time some."""
+"""A phrase of XLA's message about a product for which it has no tile unless it can time some."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED = (
     "compiled without Triton's products, for one of which XLA has no tile unless it times some"
 )
 
 
+_LINE = re.compile(r"^( *)\d+: k(\w+)(.*)$")
+_PART = re.compile(r"^ *(condition|body|branch[^:]*):\s*$")
+_NAME = re.compile(r"\[[^\]]*\]\s+(\S+)")
+
+GRAPH = "CommandBuffer"
+LOOP = "While"
+KINDS = {
+    "cudnn": ("Convolution", "CuDnn", "ConvolutionReorder", "Norm"),
+    "gemm": ("Gemm", "CublasLtMatmul", "CublasLtMatmulF8"),
+    "copies": ("Copy", "Memcpy", "DeviceToDeviceCopy"),
+    "fills": ("Memzero", "Memset32BitValue", "Memset"),
+    "host": ("HostSend", "HostRecv", "HostExecuteStart", "Infeed", "Outfeed", "HostToDeviceCopy"),
+}
+"""Kinds of launches by the names of XLA; all others are kernels."""
+
+
+@dataclass
+class Thunk:
+    """A launch, a graph or a loop with the thunks inside; `part` is condition or body of a loop."""
+
+    kind: str
+    name: str
+    part: str = ""
+    inside: list[Thunk] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launches of a step, or of a program without one: kernels and calls of libraries.
+
+    `graphs` hold some of them, `alone` counts the others.
+    """
+
+    kernels: int = 0
+    cudnn: int = 0
+    gemm: int = 0
+    copies: int = 0
+    fills: int = 0
+    host: int = 0
+    graphs: int = 0
+    alone: int = 0
+    loops: int = 0
+
+
+def parse_thunks(text: str) -> tuple[Thunk, ...]:
+    """Read a list of launches; lines of any other form are left out."""
+    root = Thunk("Root", "")
+    parents = [(-1, root)]
+    part = ""
+    for line in text.splitlines():
+        if header := _PART.match(line):
+            part = header[1]
+        elif match := _LINE.match(line):
+            indent = len(match[1])
+            while parents[-1][0] >= indent:
+                parents.pop()
+            parent = parents[-1][1]
+            name = _NAME.search(match[3])
+            thunk = Thunk(match[2], name[1] if name else "", part if parent.kind == LOOP else "")
+            parent.inside.append(thunk)
+            parents.append((indent, thunk))
+    return tuple(root.inside)
+
+
+def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
+    """Count the launches of thunks; the launches of a loop inside of them once."""
+    counts: Counter[str] = Counter()
+
+    def count(thunk: Thunk, in_graph: bool) -> None:
+        if thunk.kind == GRAPH:
+            counts["graphs"] += not in_graph
+        elif thunk.kind == LOOP:
+            counts["loops"] += 1
+        elif not thunk.inside:
+            library = (name for name, kinds in KINDS.items() if thunk.kind in kinds)
+            counts[next(library, "kernels")] += 1
+            counts["alone"] += not in_graph
+        for inner in thunk.inside:
+            count(inner, in_graph or thunk.kind == GRAPH)
+
+    for thunk in thunks:
+        count(thunk, in_graph)
+    return Launches(**counts)
+
+
+def outer_loops(
+    thunks: Sequence[Thunk], *, in_graph: bool = False
+) -> tuple[tuple[Thunk, bool], ...]:
+    """Return the loops that are in no other loop, each with whether a graph holds it."""
+    loops: list[tuple[Thunk, bool]] = []
+    for thunk in thunks:
+        if thunk.kind == LOOP:
+            loops.append((thunk, in_graph))
+        else:
+            loops += outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
+    return tuple(loops)
+
+
 @dataclass(frozen=True)
 class ProgramFigures:
-    """Figures of a program; `step` are launches of one iteration of its loop, or of all of it
-    where it has none, and `around` those of a dispatch besides."""
+    """Figures of a program. `step` are the launches of an iteration of its loop, or of the program
+    if it has none; `around` are the other launches of a dispatch."""
 
     results: int
-    """Arrays that it returns; each should take over the memory of an argument."""
+    """Arrays that it returns; each should reuse the memory of an argument."""
     argument_bytes: int
     temporary_bytes: int
     memory_bytes: int
-    """Arguments, results that have memory of their own, and temporaries."""
+    """Arguments, results that reuse no argument's memory, and temporaries."""
     chip_bytes: int
     loops: int
     loop_in_graph: bool
@@ -66,20 +163,22 @@ class ProgramFigures:
     def lines(self, name: str) -> tuple[str, ...]:
         """Return the figures as lines for the user."""
         per = "a step" if self.loops else "each"
+        in_body = _describe_bytes(self.hlo.body_moved_bytes)
+        in_dispatch = _describe_bytes(self.hlo.state_moved_bytes)
         return (
-            f"{name}, {per}: {_launches(self.step)}; {self._loop()}",
-            f"{name}, libraries: {_calls(self.hlo.calls_by_library)}; "
-            f"Triton: {_calls(self.hlo.triton)}",
+            f"{name}, {per}: {_describe_launches(self.step)}; {self._describe_loop()}",
+            f"{name}, libraries: {_describe_calls(self.hlo.calls_by_library)}; "
+            f"Triton: {_describe_calls(self.hlo.triton)}",
             f"{name}, memory: {self.memory_bytes / GB:,.2f} of the chip's "
             f"{self.chip_bytes / GB:,.0f} GB, {self.temporary_bytes / MB:,.1f} MB of it "
             f"temporaries; {self.hlo.donated} of {self.results} results take over the memory of "
             f"an argument; host callbacks: {self.hlo.callbacks}",
             f"{name}, copies and transposes: {self.hlo.body_moves} in the loop's body"
-            f"{_moved(self.hlo.body_moved_bytes)}, {self.hlo.state_moves} of the state in a "
-            f"dispatch{_moved(self.hlo.state_moved_bytes)}",
+            f"{in_body}, {self.hlo.state_moves} of the state in a "
+            f"dispatch{in_dispatch}",
         )
 
-    def _loop(self) -> str:
+    def _describe_loop(self) -> str:
         if not self.loops:
             return "no loop"
         if self.loop_in_graph:
@@ -90,71 +189,67 @@ class ProgramFigures:
 
 
 def compile_and_look(target: ChipTarget) -> Compile:
-    """Return the function that compiles a program for the target and looks at the result."""
+    """Return the function that compiles a program for the target and reads its figures."""
 
-    def compiled(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, ProgramReport]:
+    def compile_(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, ProgramReport]:
         if spec.platforms is None:
-            # The host's own: initialisation.
+            # Initialisation, which is for the host.
             return compile_program(spec, watch)
-        spec, note = replace(spec, cached=False), ""
+        lines: tuple[str, ...] = ()
         try:
-            program, report, thunks = _with_launches(spec, watch)
+            program, report, thunks = _compile_and_list(spec, watch)
         except RunError as error:
             if NO_TILE not in str(error):
                 raise
-            spec, note = spec.with_options(WITHOUT_TRITON), f"{spec.name}: {UNTUNED}"
-            program, report, thunks = _with_launches(spec, watch)
-        found = figures_of(program, thunks, target)
-        lines = (*([note] if note else []), *found.lines(spec.name))
-        return program, replace(report, figures=found.to_json(), lines=lines)
+            lines = (f"{spec.name}: {UNTUNED}",)
+            program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
+        figures = read_figures(program, thunks, target)
+        lines += figures.lines(spec.name)
+        return program, replace(report, figures=figures.to_json(), lines=lines)
 
-    return compiled
+    return compile_
 
 
-def _with_launches(
+def _compile_and_list(
     spec: ProgramSpec, watch: ProgressClock
 ) -> tuple[Any, ProgramReport, tuple[Thunk, ...]]:
+    """Compile a program; return its launches too, with CUDA graphs if there are any."""
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(dump), watch)
-        return program, report, parse_thunks(_read_list(Path(folder)))
+        files = (file for pattern in LISTS for file in Path(folder).glob(pattern))
+        file = next(files, None)
+        text = "" if file is None else file.read_text(encoding="utf-8")
+        return program, report, parse_thunks(text)
 
 
-def figures_of(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
+def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
     """Return the figures of a compiled program and its launches."""
-    memory, loops = program.memory_analysis(), outer_loops(thunks)
+    memory = program.memory_analysis()
     used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     used += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    whole = count_launches(thunks)
-    step, around = whole, Launches()
-    if loops:
-        loop, in_graph = loops[0]
-        body = [one for one in loop.inside if one.part == "body"]
+    step = launches = count_launches(thunks)
+    around = Launches()
+    loop, in_graph = next(iter(outer_loops(thunks)), (None, False))
+    if loop is not None:
+        body = [thunk for thunk in loop.inside if thunk.part == "body"]
         step = count_launches(body, in_graph=in_graph)
-        around = count_launches([one for one in thunks if one is not loop])
+        around = count_launches([thunk for thunk in thunks if thunk is not loop])
     return ProgramFigures(
         results=len(jax.tree.leaves(program.out_info)),
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         memory_bytes=used,
         chip_bytes=target.memory_bytes,
-        loops=whole.loops,
-        loop_in_graph=bool(loops) and loops[0][1],
+        loops=launches.loops,
+        loop_in_graph=in_graph,
         step=step,
         around=around,
         hlo=read_hlo(program.as_text()),
     )
 
 
-def _read_list(folder: Path) -> str:
-    """Return the list of launches, that with CUDA graphs where there is one."""
-    for pattern in (AFTER, BEFORE):
-        for file in folder.glob(pattern):
-            return file.read_text(encoding="utf-8")
-    return ""
-
-
-def _launches(counts: Launches) -> str:
+def _describe_launches(counts: Launches) -> str:
     graphs = f"{counts.graphs} CUDA graphs and {counts.alone} launches beside them"
     return (
         f"{counts.kernels} kernels, {counts.cudnn} cuDNN, {counts.gemm} GEMM, "
@@ -162,9 +257,9 @@ def _launches(counts: Launches) -> str:
     )
 
 
-def _calls(counts: Mapping[str, int]) -> str:
+def _describe_calls(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
 
 
-def _moved(nbytes: int) -> str:
+def _describe_bytes(nbytes: int) -> str:
     return f" ({nbytes / MB:,.2f} MB)" if nbytes else ""

@@ -33,10 +33,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of a primitive; inputs and outputs are indices of values.
+    """An application of a primitive; inputs and outputs are indices of values.
 
-    `mark` is the differentiation mark of JAX's name stack (jvp, transpose). `calls` are the jitted
-    functions around it. Nodes of one `loop` run `repeat` times.
+    `mark` is from the differentiation in JAX's name stack (jvp, transpose). `calls` are the jitted
+    functions around the node. Nodes of one `loop` run `repeat` times.
     """
 
     primitive: str
@@ -60,38 +60,46 @@ class Graph:
     outputs: tuple[int, ...] = ()
     constants: set[int] = field(default_factory=set)
     equations: int = 0
-    """Numbers of equations of the function as traced, dead and constant ones too."""
+    """The number of equations of the function as traced, dead and constant ones too."""
     folded: int = 0
     """Equations that were dead, or computed at compile time."""
     carried: list[tuple[int, int]] = field(default_factory=list)
     """Values that a loop carries: at the start of an iteration, and at its end."""
 
 
-def pruned(graph: Graph) -> Graph:
-    """Return the graph without values that no output needs or that are known at compile time."""
+def prune(graph: Graph) -> Graph:
+    """Remove values that no output needs or that are known at compile time."""
     _find_constants(graph)
-    needed = _needed(graph)
-    kept = [
+    live = _find_live(graph)
+    nodes = [
         node
         for node in graph.nodes
-        if any(out in needed and out not in graph.constants for out in node.outputs)
+        if any(out in live and out not in graph.constants for out in node.outputs)
     ]
-    graph.folded = graph.equations - sum(node.primitive not in VIEWS_OF_SCAN for node in kept)
-    graph.nodes = kept
-    graph.carried = [pair for pair in graph.carried if pair[0] in needed]
+    graph.folded = graph.equations - sum(node.primitive not in VIEWS_OF_SCAN for node in nodes)
+    graph.nodes = nodes
+    graph.carried = [pair for pair in graph.carried if pair[0] in live]
     return graph
 
 
 def _find_constants(graph: Graph) -> None:
-    """Return everything computed from constants alone; a loop's counters count as known too."""
-    made_of = dict(graph.carried)
+    """Add everything computed from constants alone; a loop's counters are constants too."""
+    next_values = dict(graph.carried)
+    initial = set(graph.constants)
     varying: set[int] = set()
-    given = set(graph.constants)
     while True:
-        constants = _constants_unless(graph, given, varying)
+        # As if all values that loops carry were constant but the varying ones.
+        constants = set(initial)
+        for node in graph.nodes:
+            if not constants.issuperset(node.inputs) or "random" in node.primitive:
+                continue
+            for out in node.outputs:
+                is_carried = out in next_values
+                if not (is_carried and (out in varying or graph.values[out].size > 1)):
+                    constants.add(out)
         wrong = {
             before
-            for before, after in made_of.items()
+            for before, after in next_values.items()
             if before in constants and after not in constants
         }
         if not wrong:
@@ -100,32 +108,19 @@ def _find_constants(graph: Graph) -> None:
         varying |= wrong
 
 
-def _constants_unless(graph: Graph, given: set[int], varying: set[int]) -> set[int]:
-    """Return the constants if all values that loops carry are constant but the `varying` ones."""
-    carried = {before for before, _ in graph.carried}
-    constants = set(given)
-    for node in graph.nodes:
-        known = all(index in constants for index in node.inputs) and "random" not in node.primitive
-        for out in node.outputs:
-            changes = out in carried and (out in varying or graph.values[out].size > 1)
-            if known and not changes:
-                constants.add(out)
-    return constants
-
-
-def _needed(graph: Graph) -> set[int]:
+def _find_live(graph: Graph) -> set[int]:
     """Return the values that the outputs depend on, also through a loop's next iteration."""
-    maker = {out: node for node in graph.nodes for out in node.outputs}
-    made_of = dict(graph.carried)
-    needed: set[int] = set()
+    producer = {out: node for node in graph.nodes for out in node.outputs}
+    next_values = dict(graph.carried)
+    live: set[int] = set()
     stack = list(graph.outputs)
     while stack:
         index = stack.pop()
-        if index in needed:
+        if index in live:
             continue
-        needed.add(index)
-        if index in made_of:
-            stack.append(made_of[index])
-        if index in maker and index not in graph.constants:
-            stack += maker[index].inputs
-    return needed
+        live.add(index)
+        if index in next_values:
+            stack.append(next_values[index])
+        if index in producer and index not in graph.constants:
+            stack += producer[index].inputs
+    return live

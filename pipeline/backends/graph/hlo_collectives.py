@@ -1,17 +1,15 @@
-"""Collectives of a compiled program: kinds, counts, bytes and group sizes, read off its text."""
+"""Collectives in the text of a compiled program: kinds, counts, bytes and group sizes."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
 
 _START = "-start"
-"""End of the opcode of what starts in the background."""
+"""End of the opcode of a collective that starts in the background."""
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
@@ -31,9 +29,9 @@ KINDS = {
 class CompiledCollective:
     """Collectives of one kind over groups of one size in a compiled program.
 
-    `nbytes` is the size of the whole array of one device, summed over all `count` of them: what an
-    all-reduce starts and ends with, what an all-gather ends with and a reduce-scatter starts with.
-    An instruction in a loop is counted once.
+    `nbytes` is the size of the whole array of one device, summed over all `count` of them: the
+    array that an all-reduce reads and writes, an all-gather writes, and a reduce-scatter reads. An
+    instruction in a loop is counted once.
     """
 
     kind: str
@@ -42,47 +40,24 @@ class CompiledCollective:
     nbytes: int
 
 
-def read_collectives(text: str, least_bytes: int = 0) -> tuple[CompiledCollective, ...]:
-    """Return the collectives of `compiled.as_text()`, by kind and group size.
-
-    Those of less than `least_bytes` are left out.
-    """
-    counts: Counter[tuple[str, int]] = Counter()
-    sizes: Counter[tuple[str, int]] = Counter()
-    for kind, group, nbytes in _instructions(text):
-        if nbytes >= least_bytes:
-            counts[kind, group] += 1
-            sizes[kind, group] += nbytes
-    return tuple(
-        CompiledCollective(kind, group, count, sizes[kind, group])
-        for (kind, group), count in sorted(counts.items())
-    )
-
-
-def bytes_by_kind(collectives: Iterable[CompiledCollective]) -> dict[str, int]:
-    """Sum of the bytes of collectives by kind."""
-    total: Counter[str] = Counter()
-    for collective in collectives:
-        total[collective.kind] += collective.nbytes
-    return dict(sorted(total.items()))
-
-
-def _instructions(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, group size and bytes of each collective of a program."""
+def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
+    """Return the collectives of `compiled.as_text()`, by kind and group size."""
+    sizes: dict[tuple[str, int], list[int]] = {}
     for line in read_hlo_text(text).lines():
         opcode = line.opcode.removesuffix(_START)
         if opcode not in KINDS:
             continue
-        group, nbytes = _group_size(line.arguments), _array_bytes(line)
-        if opcode == "reduce-scatter":
-            nbytes *= group
-        yield KINDS[opcode], group, nbytes
+        group = _group_size(line.arguments)
+        nbytes = _array_bytes(line) * (group if opcode == "reduce-scatter" else 1)
+        sizes.setdefault((KINDS[opcode], group), []).append(nbytes)
+    return tuple(
+        CompiledCollective(kind, group, len(nbytes), sum(nbytes))
+        for (kind, group), nbytes in sorted(sizes.items())
+    )
 
 
 def _array_bytes(line: HloLine) -> int:
-    """Bytes of a result. What starts a gather or a permutation in the background returns its
-    operand and its result.
-    """
+    """Bytes of a result; the start of a gather or a permutation returns its operand too."""
     sizes = [array.nbytes for array in line.arrays]
     if len(sizes) > 1 and line.opcode == "all-gather-start":
         return sum(sizes[len(sizes) // 2 :])

@@ -1,10 +1,10 @@
-"""Operations of a compiled program, read from the text that XLA writes of it."""
+"""Operations of a compiled program: kinds, bytes, FLOP and scopes, from the text of XLA."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.backends.graph.hlo_text import HloArray, HloLine, read_hlo_text
@@ -27,18 +27,19 @@ MOVES = frozenset(
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 """Opcodes that nothing is executed for."""
 CALLBACK = "python"
-"""Part of the name of a custom call that calls Python on the host."""
+"""A word in the name of a custom call of Python on the host."""
 ONEDNN = "onednn$"
-CUDNN, CUBLAS = "__cudnn$", "__cublas$"
+CUDNN = "__cudnn$"
+CUBLAS = "__cublas$"
 CONVERSIONS = "conversions of types"
 FARTHEST = 4
-"""Instructions between one without a scope and the one whose scope it gets, at most."""
+"""The most instructions between one without a scope and the one whose scope it gets."""
 
 
 @dataclass(frozen=True)
 class HloInstruction:
-    """One operation: its opcode, all opcodes that are fused into it, the bytes that it reads and
-    writes, its FLOP, the scope that it was traced in, and the target of a custom call."""
+    """An operation; `inside` are all opcodes that are fused into it, `moved_bytes` the bytes that
+    it reads and writes, `scope` is the one it was traced in."""
 
     opcode: str
     inside: frozenset[str]
@@ -60,37 +61,35 @@ class HloInstruction:
 
 @dataclass(frozen=True)
 class HloProgram:
-    """The operations of a program, by the names that a profiler has for them."""
+    """The operations of a program, by the names in a profiler's trace."""
 
     instructions: Mapping[str, HloInstruction]
     name: str = ""
     """The name of the module, `jit_loop`."""
 
     def find(self, name: str) -> HloInstruction | None:
-        """Return the operation of a profiler's name; None where the text has none."""
+        """Return the operation of a profiler's name; None if the text has none."""
         return self.instructions.get(name) or self.instructions.get(name.partition("__")[0])
 
     def kind_of(self, name: str) -> str | None:
-        """Return the kind of an operation; None where others inside of it are counted."""
+        """Return the kind of an operation; None for a container of other operations."""
         if ONEDNN in name:
             product = "convolutions" if "convolution" in name else "matrix products"
             return f"{product}, by oneDNN"
-        known = self.instructions.get(name)
-        if known is None or known.opcode in CONTAINERS:
+        instruction = self.instructions.get(name)
+        if instruction is None or instruction.opcode in CONTAINERS:
             return None
-        return _library_kind(known.target) or _kind(known.inside)
+        if instruction.target.startswith(CUDNN):
+            is_convolution = "$conv" in instruction.target
+            return "convolutions, by cuDNN" if is_convolution else "other calls of cuDNN"
+        if instruction.target.startswith(CUBLAS):
+            return "matrix products, by cuBLAS"
+        return _kind(instruction.inside)
 
     def bytes_of(self, name: str) -> int:
         """Return the bytes of operands and results together."""
-        known = self.find(name)
-        return known.moved_bytes if known is not None else 0
-
-
-def _library_kind(target: str) -> str | None:
-    """Return the kind of a call of NVIDIA's libraries, by its target; None for any other."""
-    if target.startswith(CUDNN):
-        return "convolutions, by cuDNN" if "$conv" in target else "other calls of cuDNN"
-    return "matrix products, by cuBLAS" if target.startswith(CUBLAS) else None
+        instruction = self.find(name)
+        return instruction.moved_bytes if instruction is not None else 0
 
 
 def _kind(inside: frozenset[str]) -> str:
@@ -104,19 +103,15 @@ def _kind(inside: frozenset[str]) -> str:
 
 
 def parse_program(text: str) -> HloProgram:
-    """Read a program. Anything that is not understood counts as no bytes, no FLOP and nothing
-    inside."""
+    """Read a program. Lines of any other form count as no bytes, no FLOP and nothing inside."""
     program = read_hlo_text(text)
     lines = {line.name: line for line in program.lines()}
     shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}
-    opcodes = {
-        called: frozenset(line.opcode for line in computation.values())
-        for called, computation in program.computations.items()
-    }
-    flops = {
-        called: sum(_flops(line, shapes) for line in computation.values())
-        for called, computation in program.computations.items()
-    }
+    opcodes: dict[str | None, frozenset[str]] = {}
+    flops: dict[str | None, float] = {}
+    for computation, body in program.computations.items():
+        opcodes[computation] = frozenset(line.opcode for line in body.values())
+        flops[computation] = sum(_flops(line, shapes) for line in body.values())
     instructions = {}
     for name, line in lines.items():
         called = line.called
@@ -126,81 +121,82 @@ def parse_program(text: str) -> HloProgram:
         instructions[name] = HloInstruction(
             line.opcode,
             inside,
-            _moved(inside, read, line.nbytes),
+            _moved_bytes(inside, read, line.nbytes),
             flops.get(called, 0.0) if called else _flops(line, shapes),
             scope[1] if scope else "",
             line.target or "",
         )
+    inherited = _inherit_scopes(instructions, lines)
     instructions = {
-        name: replace(one, scope=one.scope or scope)
-        for (name, one), scope in zip(
-            instructions.items(), _inherited(instructions, lines), strict=True
-        )
+        name: replace(instruction, scope=instruction.scope or inherited.get(name, ""))
+        for name, instruction in instructions.items()
     }
-    first = program.header
-    module = first.removeprefix("HloModule ").partition(",")[0] if "HloModule" in first else ""
+    header = program.header
+    module = header.removeprefix("HloModule ").partition(",")[0] if "HloModule" in header else ""
     return HloProgram(instructions, module.strip())
 
 
-def _inherited(
+def _inherit_scopes(
     instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
-) -> Iterator[str]:
-    """Yield for each instruction the scope of the nearest one that reads its result, else of the
-    nearest one that it reads: the compiler adds copies and conversions without a scope."""
+) -> dict[str, str]:
+    """Return scopes of instructions without one: of the nearest that reads the result, else of the
+    nearest operand. The compiler adds copies and conversions without a scope."""
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
         for operand in line.operands:
             readers.setdefault(operand, []).append(name)
+    operands = {name: line.operands for name, line in lines.items()}
 
-    def nearest(name: str, next_to: Callable[[str], Sequence[str]]) -> str:
-        seen, layer = {name}, [name]
+    def nearest(name: str, neighbours: Mapping[str, Sequence[str]]) -> str:
+        seen = {name}
+        layer = [name]
         for _ in range(FARTHEST):
-            layer = [one for before in layer for one in next_to(before) if one not in seen]
+            layer = [
+                near for before in layer for near in neighbours.get(before, ()) if near not in seen
+            ]
             seen.update(layer)
-            for one in layer:
-                if one in instructions and _is_named(instructions[one].scope):
-                    return instructions[one].scope
+            for near in layer:
+                # Or it has the loop's scope, which names no layer.
+                scope = instructions[near].scope if near in instructions else ""
+                if "jvp(" in scope or "step." in scope:
+                    return scope
         return ""
 
-    for name, one in instructions.items():
-        if one.scope or one.opcode in FREE | CONTAINERS:
-            yield ""
-            continue
-        read_by = nearest(name, lambda other: readers.get(other, ()))
-        yield read_by or nearest(
-            name, lambda other: lines[other].operands if other in lines else ()
-        )
+    return {
+        name: nearest(name, readers) or nearest(name, operands)
+        for name, instruction in instructions.items()
+        if not instruction.scope and instruction.opcode not in FREE | CONTAINERS
+    }
 
 
-def _is_named(scope: str) -> bool:
-    """Whether a scope says more than the loop's own."""
-    return "jvp(" in scope or "step." in scope
-
-
-def _moved(inside: frozenset[str], read: list[int], written: int) -> int:
-    """Bytes read and written; of an array that a piece is taken from or put into, the piece."""
+def _moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
+    """Bytes read and written; a slice of an array, or an update of a slice, counts as the slice."""
     if inside & {"dynamic-slice", "gather"}:
-        return 2 * written
+        return 2 * result
     if "dynamic-update-slice" in inside:
-        return 2 * sum(nbytes for nbytes in read if nbytes < written)
-    return written + sum(read)
+        return 2 * sum(nbytes for nbytes in read if nbytes < result)
+    return result + sum(read)
 
 
 def _flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
-    """FLOP of an instruction: two for each product of a sum of products, one for each element of
-    arithmetic, or of what is reduced; 0 for moves, containers and unknown calls."""
+    """FLOP of an instruction: two for each product in a sum of products, one for each element of
+    arithmetic, or of the operand of a reduction; 0 for moves, containers and unknown calls."""
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
         contracted = _CONTRACTED.search(line.arguments)
         dims = [int(n) for n in contracted[1].split(",") if n] if contracted else []
-        inner = math.prod(operands[0].sizes[dim] for dim in dims)
-        return 2.0 * line.elements * inner
+        return 2.0 * line.elements * math.prod(operands[0].sizes[dim] for dim in dims)
     if line.opcode == "convolution" and len(operands) > 1:
         labels = _LABELS.search(line.arguments)
-        place = labels[1].find("o") if labels else -1
-        return 2.0 * line.elements * _per_output(operands[1], place)
+        features_axis = labels[1].find("o") if labels else -1
+        return 2.0 * line.elements * _products_per_output(operands[1], features_axis)
     if line.opcode == "custom-call" and ONEDNN in line.arguments and len(operands) > 1:
-        return _onednn_flops(line, operands)
+        left, right = operands[:2]
+        if "convolution" in line.arguments:
+            return 2.0 * line.elements * _products_per_output(right, -1)
+        # (m, k) times (k, n) has m n elements, so that k is a root whichever side is transposed.
+        inner = math.sqrt(left.elements * right.elements / max(1, line.elements))
+        return 2.0 * line.elements * inner
     if line.opcode.startswith("reduce") and operands:
         return float(operands[0].elements)
     if line.opcode in MOVES | CONTAINERS | {"fusion", "custom-call"}:
@@ -208,15 +204,6 @@ def _flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     return float(line.elements)
 
 
-def _onednn_flops(line: HloLine, operands: Sequence[HloArray]) -> float:
-    left, right = operands[:2]
-    if "convolution" in line.arguments:
-        return 2.0 * line.elements * _per_output(right, -1)
-    # (m, k) times (k, n) has m n elements, so that k is a root whichever side is transposed.
-    inner = math.sqrt(left.elements * right.elements / max(1, line.elements))
-    return 2.0 * line.elements * inner
-
-
-def _per_output(kernel: HloArray, place: int) -> float:
-    """Products that each output of a convolution is the sum of; `place` is that of its features."""
-    return kernel.elements / max(1, kernel.sizes[place]) if kernel.sizes else 0.0
+def _products_per_output(kernel: HloArray, features_axis: int) -> float:
+    """Products that each output of a convolution is the sum of."""
+    return kernel.elements / max(1, kernel.sizes[features_axis]) if kernel.sizes else 0.0

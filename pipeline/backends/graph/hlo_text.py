@@ -1,7 +1,4 @@
-"""The text that XLA writes of a program, read line by line. Everything that needs it reads it here.
-
-Lines that are not understood are left out.
-"""
+"""The one reader of the text that XLA writes of a program. Lines of any other form are left out."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 @dataclass(frozen=True)
 class HloArray:
-    """An array in a program: its element type, as `bf16`, and its dimensions."""
+    """An array in a program: its element type, such as `bf16`, and its dimensions."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -33,7 +30,7 @@ class HloArray:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements; of one at least a byte, as of `pred`."""
+        """The bytes of all elements, at least one for each, as for `pred`."""
         bits = "".join(filter(str.isdigit, self.dtype))
         return self.elements * max(1, int(bits or 8) // 8)
 
@@ -66,14 +63,14 @@ class HloLine:
     @property
     def called(self) -> str | None:
         """The computation that a fusion or a call computes."""
-        found = _CALLED.search(self.arguments)
-        return found[1] if found else None
+        called = _CALLED.search(self.arguments)
+        return called[1] if called else None
 
     @property
     def target(self) -> str | None:
         """The target of a custom call."""
-        found = _TARGET.search(self.arguments)
-        return found[1] if found else None
+        target = _TARGET.search(self.arguments)
+        return target[1] if target else None
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class HloText:
 
 
 def read_hlo_text(text: str) -> HloText:
-    """Read a program. Instructions outside of a computation are those of a computation ""."""
+    """Read a program. Instructions outside of a computation belong to a computation ""."""
     computations: dict[str, dict[str, HloLine]] = {}
     current = entry = ""
     for line in text.splitlines():
@@ -99,8 +96,8 @@ def read_hlo_text(text: str) -> HloText:
             current = begin[2]
             entry = current if begin[1] else entry
             computations.setdefault(current, {})
-        elif found := _INSTRUCTION.match(line):
-            root, name, shape, opcode, arguments = found.groups()
+        elif match := _INSTRUCTION.match(line):
+            root, name, shape, opcode, arguments = match.groups()
             arrays = tuple(
                 HloArray(dtype, tuple(map(int, filter(None, sizes.split(",")))))
                 for dtype, sizes in _ARRAY.findall(shape)

@@ -1,33 +1,32 @@
 """Trace a JAX function to its graph, from shapes alone: no weight is allocated.
 
-Calls are inlined. A scan's body appears once, its nodes repeated by the scan's length. Of a `cond`
-the slowest branch is kept; of a platform-dependent one, the branch for any platform.
+Calls are inlined. A scan's body appears once, its nodes repeated by the scan's length. A `cond` is
+its slowest branch; a platform-dependent one, the branch for any platform.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from pipeline.backends.graph.graph import (
-    Graph,
-    Marked,
-    Node,
-    UnboundedLoopError,
-    Value,
-    pruned,
+from pipeline.backends.graph.graph import Graph, Marked, Node, UnboundedLoopError, Value, prune
+from pipeline.core.host.jaxpr import (
+    While,
+    per_device_jaxpr,
+    read_scan,
+    read_while,
+    scope_of,
+    walk,
 )
-from pipeline.backends.graph.trip_count import trip_count
-from pipeline.core.host.jaxpr import per_device_jaxpr, read_scan, read_while, scope_of, walk
 
 OPAQUE_CALLS = frozenset({"max_pool"})
-"""Jitted functions kept as one node, under their own name, forward and backward."""
+"""Jitted functions that are one node under their name, forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class _Place:
 def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
     """Return the graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
 
-    Raises UnboundedLoopError where a while loop has no trip count.
+    Raises UnboundedLoopError for a while loop without a trip count.
     """
     return trace_with_result(function, arguments)[0]
 
@@ -58,7 +57,7 @@ def trace_with_result(
     graph = tracer.graph
     graph.inputs = tuple(tracer.fresh(var) for var in closed.jaxpr.invars)
     graph.outputs = tracer.open(closed, graph.inputs, _Place())
-    return pruned(graph), traced.out_info
+    return prune(graph), traced.out_info
 
 
 class _Tracer:
@@ -86,16 +85,12 @@ class _Tracer:
         return tuple(walk(jaxpr, inputs, partial(self.equation, place), self.constant))
 
     def equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
-        """Add one equation: inlined where it holds a jaxpr, else as a node."""
+        """Add one equation: inlined if it holds a jaxpr, else as a node."""
         name = eqn.primitive.name
-        scope = scope_of(eqn, place.scope)
-        inside = _Place(scope, place.calls, place.loop, place.repeat)
-        if name == "scan":
-            return self.scan(eqn, inputs, inside)
-        if name == "while":
-            return self.while_loop(eqn, inputs, inside)
-        if name == "cond":
-            return self.cond(eqn, inputs, inside)
+        inside = replace(place, scope=scope_of(eqn, place.scope))
+        flow = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}
+        if name in flow:
+            return flow[name](eqn, inputs, inside)
         if name == "optimization_barrier":
             self.graph.equations += 1
             return tuple(inputs)
@@ -103,16 +98,10 @@ class _Tracer:
         inner = per_device_jaxpr(eqn)
         if inner is not None and not (called in OPAQUE_CALLS and _only_moves(inner.jaxpr)):
             calls = (*place.calls, called) if isinstance(called, str) else place.calls
-            deeper = _Place(scope, calls, place.loop, place.repeat)
-            return self.open(inner, inputs, deeper)
+            return self.open(inner, inputs, replace(inside, calls=calls))
         self.graph.equations += 1
-        primitive = called if inner is not None else name
-        return self.node(primitive, eqn, inputs, inside)
-
-    def node(self, primitive: str, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add a node for an equation."""
         outputs = tuple(self.fresh(var) for var in eqn.outvars)
-        self._add(primitive, eqn.params, tuple(inputs), outputs, place)
+        self._add(name if inner is None else called, eqn.params, tuple(inputs), outputs, inside)
         return outputs
 
     def _add(
@@ -123,7 +112,8 @@ class _Tracer:
         outputs: tuple[int, ...],
         place: _Place,
     ) -> None:
-        mark = _mark_of(place.scope)
+        forward: Marked = "forward" if "jvp(" in place.scope else "unmarked"
+        mark: Marked = "backward" if "transpose(" in place.scope else forward
         node = Node(
             primitive, params, inputs, outputs, place.scope, mark, place.calls, place.loop,
             place.repeat,
@@ -133,8 +123,10 @@ class _Tracer:
     def scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
         """Add the body once, repeated; scanned inputs are sliced, stacked outputs are written."""
         scan = read_scan(eqn)
-        consts, carries, body = scan.num_consts, scan.num_carry, scan.body.jaxpr
-        inside = self._loop(place, scan.length)
+        body = scan.body.jaxpr
+        consts = scan.num_consts
+        carries = scan.num_carry
+        inside = self._enter_loop(place, scan.length)
         first = consts + carries
         sliced = [
             self._view("scan_slice", index, var, inside)
@@ -148,14 +140,12 @@ class _Tracer:
         ]
         return (*self._final_carries(carried, outputs[:carries], eqn.outvars, place), *stacked)
 
-    def _loop(self, place: _Place, length: int) -> _Place:
+    def _enter_loop(self, place: _Place, length: int) -> _Place:
         self.loops += 1
-        return _Place(place.scope, place.calls, self.loops, place.repeat * length)
+        return replace(place, loop=self.loops, repeat=place.repeat * length)
 
     def _carries(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
-        """Add the carry at an iteration's start; one that the body returns unchanged stays as it
-        is.
-        """
+        """Add the carry at an iteration's start, unless the body returns it unchanged."""
         variables = body.invars[consts : len(inputs)]
         return [
             index if before is after else self._view("scan_carry", index, before, inside)
@@ -194,7 +184,7 @@ class _Tracer:
                 "off; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
             )
         loop = read_while(eqn)
-        inside = self._loop(place, count)
+        inside = self._enter_loop(place, count)
         _, consts, initial = loop.split_operands(inputs)
         body = loop.body.jaxpr
         carried = self._carries(body, len(consts), [*consts, *initial], inside)
@@ -204,24 +194,17 @@ class _Tracer:
     def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
         """Add one of the branches: that for any platform, or else the slowest."""
         branches = eqn.params["branches"]
-        if eqn.params.get("branches_platforms") is not None:
-            chosen = branches[-1]
-        else:
-            chosen = max(branches, key=lambda branch: _weight(branch.jaxpr))
-        return self.open(chosen, inputs[1:], place)
+        branch = branches[-1]
+        if eqn.params.get("branches_platforms") is None:
+            branch = max(branches, key=lambda branch: _weight(branch.jaxpr))
+        return self.open(branch, inputs[1:], place)
 
 
 def _only_moves(jaxpr: Any) -> bool:
-    """Return whether a jaxpr holds slices and comparisons alone, as this package's pooling does."""
+    """Whether a jaxpr holds slices and comparisons alone, as this package's pooling does."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
     return not any(name.startswith(heavy) for name in names)
-
-
-def _mark_of(scope: str) -> Marked:
-    if "transpose(" in scope:
-        return "backward"
-    return "forward" if "jvp(" in scope else "unmarked"
 
 
 def _weight(jaxpr: Any) -> int:
@@ -229,21 +212,59 @@ def _weight(jaxpr: Any) -> int:
 
     An estimate that is good enough to compare branches.
     """
-    return sum(_weight_of(eqn) for eqn in jaxpr.eqns)
+    return sum(map(_weight_of, jaxpr.eqns))
 
 
 def _weight_of(eqn: Any) -> int:
     called = per_device_jaxpr(eqn)
     if called is not None:
         return _weight(called.jaxpr)
-    if eqn.primitive.name == "scan":
-        scan = read_scan(eqn)
-        return scan.length * _weight(scan.body.jaxpr)
-    if eqn.primitive.name == "cond":
-        return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
-    if eqn.primitive.name == "while":
-        return (trip_count(eqn) or 1) * _weight(read_while(eqn).body.jaxpr)
+    match eqn.primitive.name:
+        case "scan":
+            scan = read_scan(eqn)
+            return scan.length * _weight(scan.body.jaxpr)
+        case "cond":
+            return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
+        case "while":
+            return (trip_count(eqn) or 1) * _weight(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
         elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
     return elements
+
+
+def trip_count(eqn: Any) -> int | None:
+    """Return the trip count of a `while` equation that counts by one up to a literal, else None."""
+    loop = read_while(eqn)
+    cond = loop.condition.jaxpr
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+        return None
+    counter, limit = cond.eqns[0].invars
+    condition_consts, _, start = loop.split_operands(eqn.invars)
+    limit = _literal(limit, cond.invars, condition_consts)
+    if isinstance(counter, core.Literal) or limit is None:
+        return None
+    position = cond.invars.index(counter) - len(condition_consts)
+    first = _literal(start[position], (), ())
+    if first is None or not _counts_by_one(loop, position):
+        return None
+    return max(0, limit - first)
+
+
+def _literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> int | None:
+    if not isinstance(atom, core.Literal) and atom in variables[: len(arguments)]:
+        atom = arguments[list(variables).index(atom)]
+    return int(atom.val) if isinstance(atom, core.Literal) else None
+
+
+def _counts_by_one(loop: While, position: int) -> bool:
+    body = loop.body.jaxpr
+    before = body.invars[loop.num_body_consts + position]
+    after = body.outvars[position]
+    return any(
+        inner.primitive.name == "add"
+        and after in inner.outvars
+        and before in inner.invars
+        and any(isinstance(atom, core.Literal) and atom.val == 1 for atom in inner.invars)
+        for inner in body.eqns
+    )

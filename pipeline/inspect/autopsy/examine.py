@@ -20,10 +20,9 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from pipeline.backends.graph.replay.interpreter import Interpreter, layer_named
+from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue, layer_named
 from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
 from pipeline.backends.graph.replay.ranges import bad_rows, is_float, largest, range_of
-from pipeline.backends.graph.replay.values import ReplayValue
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch

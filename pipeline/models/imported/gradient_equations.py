@@ -68,7 +68,7 @@ class Gradient:
     @property
     def role(self) -> Role:
         """The role of its problem."""
-        return "kernel_gradient" if self.operand == 1 else "images_gradient"
+        return "weight_grad" if self.operand == 1 else "input_grad"
 
     def compute(self, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout) -> Array:
         """Compute the equation's result by the lowering that the policy chooses for the role."""

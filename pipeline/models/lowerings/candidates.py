@@ -1,23 +1,34 @@
-"""The lowerings of a problem, and the computation of each."""
+"""The lowerings of a problem, the computation of each, and the choice for a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from jax import Array
 
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.formulas.max_pools import POOLINGS
-from pipeline.models.lowerings.problem.formula import Formula
-from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Lowering, Problem, Role
+from pipeline.models.lowerings.problem.lowering import (
+    DEFAULT,
+    ROLES,
+    WIDENED,
+    Engine,
+    Formula,
+    Lowering,
+    LoweringPolicy,
+    Problem,
+    Role,
+)
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Images at a time, for formulas that work on chunks."""
 
 CHUNK_BYTES = range(128 << 10, 16 << 20)
-"""Sizes of a chunk: below, calls take most of the time; above, it fits into no cache."""
+"""Sizes of a chunk: in smaller ones calls take most of the time, larger ones fit into no cache."""
 
 FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
     "conv2d": CONVOLUTIONS,
@@ -45,21 +56,18 @@ def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, 
 def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
     """Whether the chunks, if there are any, are smaller than the batch and of a good size."""
     images = lowering.images
-    if images is None or (images == 1 < problem.batch and _is_depthwise(problem)):
+    is_depthwise = isinstance(problem, ConvolutionProblem) and problem.is_depthwise
+    if images is None or (images == 1 < problem.batch and is_depthwise):
         return True
     return images < problem.batch and images * problem.sample_bytes in CHUNK_BYTES
-
-
-def _is_depthwise(problem: Problem) -> bool:
-    return isinstance(problem, ConvolutionProblem) and problem.is_depthwise
 
 
 def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:
     """Whether a lowering can compute a problem with these engines."""
     formula = FORMULAS[problem.kind][problem.role].get(lowering.family)
-    if formula is None or not formula.fits(problem) or lowering.engine not in formula.engines:
+    if formula is None or not formula.fits(problem):
         return False
-    if lowering.engine not in engines:
+    if lowering.engine not in engines.intersection(formula.engines):
         return False
     if lowering.images is None:
         return True
@@ -70,7 +78,7 @@ def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]
 def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> Array:
     """Compute a problem by a lowering, on the operands of its role.
 
-    The result has the operands' dtype. Raises ValueError where the lowering can't compute it.
+    The result has the operands' dtype. Raises ValueError if the lowering can't compute it.
     """
     if not can_compute(problem, lowering, frozenset((lowering.engine,))):
         raise ValueError(f"{lowering} can't compute {problem}")
@@ -78,3 +86,44 @@ def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> 
     dtype = WIDENED.get(problem.dtype, problem.dtype)
     result = formula.compute(problem, lowering, *(operand.astype(dtype) for operand in operands))
     return result.astype(problem.dtype)
+
+
+P = TypeVar("P", bound=Problem)
+
+
+@dataclass(frozen=True)
+class ChosenLowering(Generic[P]):
+    """A problem and its lowering. Call it with the operands for the result."""
+
+    problem: P
+    lowering: Lowering
+
+    def __call__(self, *operands: Array) -> Array:
+        return compute(self.problem, self.lowering, operands)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was chosen."""
+        return self.lowering == DEFAULT
+
+
+@dataclass(frozen=True)
+class LayerPlan(Generic[P]):
+    """Lowerings of a layer with weights: of its result and of its two gradients."""
+
+    forward: ChosenLowering[P]
+    input_grad: ChosenLowering[P]
+    weight_grad: ChosenLowering[P]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was chosen for any of the three."""
+        return (
+            self.forward.is_default and self.input_grad.is_default and self.weight_grad.is_default
+        )
+
+
+def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:
+    """Let a policy choose the lowering of each role's problem."""
+    problems = map(make_problem, ROLES)
+    return LayerPlan(*(ChosenLowering(problem, policy.choose(problem)) for problem in problems))

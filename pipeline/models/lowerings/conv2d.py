@@ -1,11 +1,11 @@
 """Two-dimensional convolution: the fastest lowering for each of its three computations.
 
-XLA:CPU computes a convolution with its fast library where operands and result are laid out as
-NHWC, HWIO and NHWC. The gradients that jax derives permute those dimensions. Outside a loop the
-compiler permutes them back; in the body of a `fori_loop` or a `scan` it emits a scalar loop that is
-10 to 100 times slower (jax issue 12868). Here both gradients are convolutions in that order, with
-explicit transposes, unless the policy chooses a faster lowering for their shapes. Other platforms
-get the gradients that jax derives, since their compilers look for those.
+XLA:CPU has a fast library for convolutions in the layouts NHWC, HWIO and NHWC. The gradients that
+jax derives permute those dimensions. Outside a loop the compiler permutes them back; in the body of
+a `fori_loop` or a `scan` it emits a scalar loop that is 10 to 100 times slower (jax issue 12868).
+Here both gradients are convolutions in those layouts, with explicit transposes, unless the policy
+chooses a faster lowering. Other platforms get the gradients that jax derives, which their compilers
+recognise.
 """
 
 from __future__ import annotations
@@ -17,16 +17,10 @@ import jax
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from pipeline.models.lowerings.candidates import LayerPlan, plan_layer
 from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
-from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan
 from pipeline.models.lowerings.problem.conv_window import Pair, make_window
-from pipeline.models.lowerings.problem.lowering import (
-    DEFAULTS,
-    ROLES,
-    Lowering,
-    LoweringPolicy,
-    Role,
-)
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, convolution_problem
 
 XLA_CONVOLUTION = Lowering("convolution")
@@ -45,18 +39,15 @@ def conv2d(
     """Convolve images (batch, height, width, channels) with a kernel of the same dtype.
 
     The kernel is HWIO: (height, width, channels // groups, features). The result has shape
-    (batch, height, width, features). `padding` is "SAME", "VALID" or the zeros put (before, after)
-    the height and the width; `dilation` spreads the kernel. `policy` chooses how it and its
-    gradients are computed. Differentiable in reverse mode only.
+    (batch, height, width, features). `padding` is "SAME", "VALID" or the zeros (before, after) the
+    height and the width; `dilation` spreads the kernel. `policy` chooses how it and its gradients
+    are computed. Differentiable in reverse mode only.
     """
-    (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
+    _, height, width, _ = images.shape
+    rows, columns, _, _ = kernel.shape
     window = make_window((height, width), (rows, columns), strides, padding, dilation, groups)
-
-    def chosen(role: Role) -> ChosenLowering[ConvolutionProblem]:
-        problem = convolution_problem(role, window, images, kernel)
-        return ChosenLowering(problem, policy.choose(problem))
-
-    return _conv2d(LayerPlan(*map(chosen, ROLES)), images, kernel)
+    plan = plan_layer(policy, lambda role: convolution_problem(role, window, images, kernel))
+    return _conv2d(plan, images, kernel)
 
 
 _Plan = LayerPlan[ConvolutionProblem]
@@ -64,9 +55,8 @@ _Plan = LayerPlan[ConvolutionProblem]
 
 def _convolve(plan: _Plan, images: Array, kernel: Array) -> Array:
     if plan.forward.is_default:
-        return conv2d_forward.by_convolution(
-            plan.forward.problem.window, XLA_CONVOLUTION, images, kernel
-        )
+        window = plan.forward.problem.window
+        return conv2d_forward.convolution(window, XLA_CONVOLUTION, images, kernel)
     return plan.forward(images, kernel)
 
 
@@ -92,9 +82,8 @@ _conv2d.defvjp(_forward, _backward)
 
 
 def _gradients(plan: _Plan, images: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-    # In a call of its own, since XLA would otherwise fuse all that computes the images, up to a
-    # whole stage of residual blocks, into their transpose, and compute it again one strided
-    # element at a time.
+    # In a separate call, or XLA would fuse the computation of the images, up to a stage of residual
+    # blocks, into their transpose, and repeat it for every strided element.
     with set_xla_metadata(inlineable="false"):
         by_kernel = jax.jit(_weight_grad, static_argnums=0)(plan, images, cotangent)
     return _input_grad(plan, kernel, cotangent), by_kernel
@@ -111,19 +100,15 @@ def _derived_gradients(
 def _input_grad(plan: _Plan, kernel: Array, cotangent: Array) -> Array:
     if not plan.input_grad.is_default:
         return plan.input_grad(kernel, cotangent)
-    return conv2d_input_grad.by_convolution(
-        plan.forward.problem.window, XLA_CONVOLUTION, kernel, cotangent
-    )
+    window = plan.forward.problem.window
+    return conv2d_input_grad.convolution(window, XLA_CONVOLUTION, kernel, cotangent)
 
 
 def _weight_grad(plan: _Plan, images: Array, cotangent: Array) -> Array:
     if not plan.weight_grad.is_default:
         return plan.weight_grad(images, cotangent)
-    if plan.forward.problem.window.is_pointwise:
-        # One matrix product, about 3 times as fast as the convolution with the same result.
-        return conv2d_weight_grad.per_tap_matmul(
-            plan.forward.problem.window, XLA_CONVOLUTION, images, cotangent
-        )
-    return conv2d_weight_grad.by_convolution(
-        plan.forward.problem.window, XLA_CONVOLUTION, images, cotangent
-    )
+    window = plan.forward.problem.window
+    # For one pixel a matrix product, about 3 times as fast with the same result.
+    is_pointwise = window.is_pointwise
+    formula = conv2d_weight_grad.per_tap_matmul if is_pointwise else conv2d_weight_grad.convolution
+    return formula(window, XLA_CONVOLUTION, images, cotangent)

@@ -1,17 +1,16 @@
 """Convolution of images whose batch is the innermost axis, as a few products of matrices.
 
-With few channels, the channels make poor vectors and the batch makes good ones. In the layout CHWN
-every row of an image is one contiguous block of all samples, so that the patches of the images
-(im2col) are copies of long blocks, and the three computations of a convolution are one product of
-matrices each:
+With few channels, the batch fills vectors and the channels don't. In the layout CHWN every row of
+an image is one contiguous block of all samples, so that the patches of the images (im2col) are
+copies of long blocks, and each of the three computations is one product of matrices:
 
     forward           kernel (features, window) x patches (window, positions)
     weight gradient   patches (window, positions) x cotangent (positions, features)
     input gradient    kernel (rows * channels, columns * features) x shifted cotangents, whose rows
-                      are then added up where they overlap
+                      are then added where they overlap
 
-where a window holds kernel rows, kernel columns and channels, and positions hold the height and the
-width of the result and the batch.
+A window holds kernel rows, kernel columns and channels, and positions hold the height and the width
+of the result and the batch.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ def conv2d_chwn(
     """Convolve images (channels, height, width, batch) with a kernel of the same dtype.
 
     The kernel is HWIO: (height, width, channels, features). The result has shape (features, height,
-    width, batch). `padding` is "SAME", "VALID" or the zeros put (before, after) the height and the
-    width; `dilation` spreads the kernel. All of it is computed in float32; the result and the
-    gradients are rounded to their operand's dtype. Differentiable in reverse mode only.
+    width, batch). `padding` is "SAME", "VALID" or the zeros (before, after) the height and the
+    width; `dilation` spreads the kernel. All is computed in float32; the result and the gradients
+    are rounded to their operand's dtype. Differentiable in reverse mode only.
     """
-    (_, height, width, _), (rows, columns, _, _) = images.shape, kernel.shape
+    _, height, width, _ = images.shape
+    rows, columns, _, _ = kernel.shape
     window = make_window((height, width), (rows, columns), strides, padding, dilation, 1)
     # XLA:CPU computes bfloat16 in float32 and rounds after every operation, also after copies.
     result = _conv2d(window, images.astype(jnp.float32), kernel.astype(jnp.float32))
@@ -57,11 +57,11 @@ Residuals = tuple[Array, Array, Array | None]
 def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
     # With one channel a product has too little to sum over: a sum of shifted images takes a third.
     if kernel.shape[2] == 1:
-        with _uninlined():
+        with _forbid_inlining():
             return _shifted_sum(window, images, kernel), (images, kernel, None)
-    patches = _patches(window, images)
-    with _uninlined():
-        return _slide(window, patches, kernel), (images, kernel, patches)
+    patches = _make_patches(window, images)
+    with _forbid_inlining():
+        return _multiply_patches(window, patches, kernel), (images, kernel, patches)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -72,8 +72,8 @@ def _conv2d(window: ConvWindow, images: Array, kernel: Array) -> Array:
 def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tuple[Array, Array]:
     images, kernel, patches = residuals
     if patches is None:
-        patches = _patches(window, images)
-    with _uninlined():
+        patches = _make_patches(window, images)
+    with _forbid_inlining():
         by_kernel = _weight_grad(window, patches, cotangent)
     return _input_grad(window, kernel, cotangent), by_kernel.reshape(kernel.shape)
 
@@ -81,11 +81,11 @@ def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tup
 _conv2d.defvjp(_forward, _backward)
 
 
-def _uninlined() -> AbstractContextManager[None]:
-    """Context in which a jitted function is a program that nothing is fused into or out of.
+def _forbid_inlining() -> AbstractContextManager[None]:
+    """Context in which nothing is fused into or out of a jitted function.
 
     XLA:CPU would otherwise compute cheap values again for every reader, and a result that ends in
-    a reshape one element at a time, since it can't see rows in it any more.
+    a reshape one element at a time.
     """
     return set_xla_metadata(inlineable="false")
 
@@ -96,9 +96,10 @@ _jit = functools.partial(jax.jit, static_argnums=0)
 @_jit
 def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight per feature."""
-    padded = _padded(window, images)
+    padded = _pad(window, images)
     terms = (
-        kernel[i, j, channel][:, None, None, None] * _pixels_under(padded, window, i, j)[channel]
+        kernel[i, j, channel][:, None, None, None]
+        * padded[channel, _tap(window.rows, i), _tap(window.columns, j)]
         for i in range(window.rows.kernel)
         for j in range(window.columns.kernel)
         for channel in range(kernel.shape[2])
@@ -106,49 +107,44 @@ def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def _padded(window: ConvWindow, images: Array) -> Array:
+def _pad(window: ConvWindow, images: Array) -> Array:
     config = ((0, 0, 0), (*window.rows.pads, 0), (*window.columns.pads, 0), (0, 0, 0))
     return lax.pad(images, jnp.zeros((), images.dtype), config)
 
 
-def _pixels_under(padded: Array, window: ConvWindow, row: int, column: int) -> Array:
-    """The pixels under one kernel position: (channels, height, width, batch)."""
-    return padded[:, _under(window.rows, row), _under(window.columns, column)]
-
-
-def _under(axis: Axis, position: int) -> slice:
-    """The slice of the padded axis that a kernel position meets."""
+def _tap(axis: Axis, position: int) -> slice:
+    """The slice of the padded axis under a kernel position."""
     first = position * axis.dilation
     return slice(first, first + axis.last_offset + 1, axis.stride)
 
 
-def _patches(window: ConvWindow, images: Array) -> Array:
+def _make_patches(window: ConvWindow, images: Array) -> Array:
     """The patches as a matrix (kernel rows * kernel columns * channels, height * width * batch).
 
     Shifted along the width first, then whole rows along the height: this takes half the time of
     one shift for every kernel position.
     """
-    with _uninlined():
-        return _shifted_rows(window, _shifted_columns(window, images))
+    with _forbid_inlining():
+        return _shift_rows(window, _shift_columns(window, images))
 
 
 @_jit
-def _shifted_columns(window: ConvWindow, images: Array) -> Array:
+def _shift_columns(window: ConvWindow, images: Array) -> Array:
     """(kernel columns * channels, padded height, width * batch)."""
-    padded, columns = _padded(window, images), range(window.columns.kernel)
-    shifted = jnp.concatenate([padded[:, :, _under(window.columns, j)] for j in columns])
+    padded = _pad(window, images)
+    taps = [padded[:, :, _tap(window.columns, j)] for j in range(window.columns.kernel)]
+    shifted = jnp.concatenate(taps)
     return shifted.reshape(*shifted.shape[:2], -1)
 
 
 @_jit
-def _shifted_rows(window: ConvWindow, shifted: Array) -> Array:
-    rows = [shifted[:, _under(window.rows, i)] for i in range(window.rows.kernel)]
-    flat = [row.reshape(row.shape[0], -1) for row in rows]
-    return jnp.concatenate(flat)
+def _shift_rows(window: ConvWindow, shifted: Array) -> Array:
+    rows = [shifted[:, _tap(window.rows, i)] for i in range(window.rows.kernel)]
+    return jnp.concatenate([row.reshape(row.shape[0], -1) for row in rows])
 
 
 @_jit
-def _slide(window: ConvWindow, patches: Array, kernel: Array) -> Array:
+def _multiply_patches(window: ConvWindow, patches: Array, kernel: Array) -> Array:
     features = kernel.shape[-1]
     product = kernel.reshape(-1, features).T @ patches
     return product.reshape(features, *window.output_size, -1)
@@ -161,10 +157,10 @@ def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
 
 
 def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
-    with _uninlined():
+    with _forbid_inlining():
         spread = _spread_columns(window, cotangent)
-        products = _row_products(window, kernel, spread)
-        images = _overlapped(window, products)
+        products = _multiply_rows(window, kernel, spread)
+        images = _add_overlaps(window, products)
     return images.reshape(kernel.shape[2], *window.sizes, cotangent.shape[-1])
 
 
@@ -175,7 +171,7 @@ def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
     A matrix (kernel columns * features, height of the cotangent * width of the images * batch).
     """
     axis = window.columns
-    config = ((0, 0, 0), (0, 0, 0), (*axis.input_grad_pads(), axis.stride - 1), (0, 0, 0))
+    config = ((0, 0, 0), (0, 0, 0), (*axis.input_grad_pads, axis.stride - 1), (0, 0, 0))
     padded = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), config)
     firsts = [j * axis.dilation for j in range(axis.kernel)]
     spread = jnp.concatenate([padded[:, :, first : first + axis.size] for first in firsts])
@@ -183,7 +179,7 @@ def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
 
 
 @_jit
-def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
+def _multiply_rows(window: ConvWindow, kernel: Array, spread: Array) -> Array:
     """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
@@ -191,14 +187,15 @@ def _row_products(window: ConvWindow, kernel: Array, spread: Array) -> Array:
 
 
 @_jit
-def _overlapped(window: ConvWindow, products: Array) -> Array:
+def _add_overlaps(window: ConvWindow, products: Array) -> Array:
     """The sum of the products, each shifted to its rows: (channels, height, width * batch)."""
-    axis, zero = window.rows, jnp.zeros((), products.dtype)
+    axis = window.rows
+    zero = jnp.zeros((), products.dtype)
 
-    def placed(row: int) -> Array:
+    def place(row: int) -> Array:
         before = row * axis.dilation - axis.pads[0]
         after = axis.size - 1 - before - axis.last_offset
         config = ((0, 0, 0), (before, after, axis.stride - 1), (0, 0, 0))
         return lax.pad(products[row], zero, config)
 
-    return sum(map(placed, range(1, axis.kernel)), placed(0))
+    return sum(map(place, range(1, axis.kernel)), place(0))

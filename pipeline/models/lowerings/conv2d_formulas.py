@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from jax import Array
 
@@ -13,108 +14,99 @@ from pipeline.models.lowerings.formulas import (
     winograd,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
-from pipeline.models.lowerings.problem.formula import Formula, always
-from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Lowering, Role
+from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Formula, Lowering, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 MAX_PATCH_CHANNELS = 32
-MAX_SUM_CHANNELS, MAX_SUM_TERMS = 4, 150
+MAX_SUM_CHANNELS = 4
+MAX_SUM_TERMS = 150
 """Limits up to which a sum of shifted images is tried; more terms take long to compile."""
 
-Slide = Callable[[ConvWindow, Lowering, Array, Array], Array]
+Fits = Callable[[ConvolutionProblem], bool]
 
 
-def _ungrouped(problem: ConvolutionProblem) -> bool:
+def _is_ungrouped(problem: ConvolutionProblem) -> bool:
     return problem.window.groups == 1
 
 
-def _narrow(problem: ConvolutionProblem) -> bool:
-    """Whether patches are worth writing: those of many channels are too large."""
-    wider_than_a_pixel = problem.window.kernel != (1, 1)
-    return _ungrouped(problem) and wider_than_a_pixel and problem.channels <= MAX_PATCH_CHANNELS
+def _has_small_patches(problem: ConvolutionProblem) -> bool:
+    """Whether patches are worth writing: patches of many channels are too large."""
+    is_wide = problem.window.kernel != (1, 1)
+    return _is_ungrouped(problem) and is_wide and problem.channels <= MAX_PATCH_CHANNELS
 
 
-def _pointwise(problem: ConvolutionProblem) -> bool:
+def _is_pointwise(problem: ConvolutionProblem) -> bool:
     return problem.window.is_pointwise
 
 
-def _few_terms(problem: ConvolutionProblem) -> bool:
+def _has_few_terms(problem: ConvolutionProblem) -> bool:
     """Whether each sum over kernel positions and channels (of a group) is short."""
-    summed = problem.features if problem.role == "images_gradient" else problem.channels
-    channels, (height, width) = summed // problem.window.groups, problem.window.kernel
+    summed = problem.features if problem.role == "input_grad" else problem.channels
+    channels = summed // problem.window.groups
+    height, width = problem.window.kernel
     return channels <= MAX_SUM_CHANNELS and height * width * channels <= MAX_SUM_TERMS
 
 
-def _grouped(problem: ConvolutionProblem) -> bool:
-    return problem.window.groups > 1
-
-
-def _strided(problem: ConvolutionProblem) -> bool:
+def _is_strided(problem: ConvolutionProblem) -> bool:
     window = problem.window
-    return (
-        window.dilation == (1, 1)
-        and window.strides != (1, 1)
-        and min(*window.pads[0], *window.pads[1]) >= 0
-    )
+    has_pads = min(*window.pads[0], *window.pads[1]) >= 0
+    return window.dilation == (1, 1) and window.strides != (1, 1) and has_pads
 
 
-def _three_by_three(problem: ConvolutionProblem) -> bool:
+def _is_three_by_three(problem: ConvolutionProblem) -> bool:
     window = problem.window
-    plain = window.strides == window.dilation == (1, 1) and window.groups == 1
-    return plain and window.kernel == (3, 3)
+    is_dense = window.strides == window.dilation == (1, 1) and window.groups == 1
+    return is_dense and window.kernel == (3, 3)
 
 
-def _in_float32(problem: ConvolutionProblem) -> bool:
+def _is_exact_in_tiles(problem: ConvolutionProblem) -> bool:
     """Whether the sums before the products are exact enough: bfloat16 would lose digits."""
-    return _three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
+    return _is_three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
 
 
 def _formula(
-    slide: Slide,
-    fits: Callable[[ConvolutionProblem], bool] = always,
+    compute: Callable[[ConvWindow, Lowering, Array, Array], Array],
+    fits: Fits = lambda problem: True,
     engines: tuple[Engine, ...] = ("xla", "onednn"),
     chunked: bool = False,
 ) -> Formula:
-    def compute(
-        problem: ConvolutionProblem, lowering: Lowering, first: Array, second: Array
-    ) -> Array:
-        return slide(problem.window, lowering, first, second)
-
-    return Formula(compute, fits, engines, chunked)
+    return Formula(
+        lambda problem, *operands: compute(problem.window, *operands), fits, engines, chunked
+    )
 
 
-def _tiled(slide: Slide) -> Formula:
-    return _formula(slide, _in_float32, chunked=True)
-
-
-def _tiled_sum(slide: Slide) -> Formula:
-    return _formula(slide, _three_by_three, chunked=True)
+def _winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
+    tiles = (2, 4)
+    return {
+        f"winograd{tile}": _formula(partial(formula, tile), fits, chunked=True) for tile in tiles
+    }
 
 
 CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
-        "convolution": _formula(conv2d_forward.by_convolution),
-        "patches": _formula(conv2d_forward.im2col, _narrow, chunked=True),
-        "pixels": _formula(conv2d_forward.pointwise, _pointwise),
-        "multiply_adds": _formula(conv2d_forward.shifted_sum, _few_terms, engines=("xla",)),
-        "winograd2": _tiled(winograd.forward_by_tiles(2)),
-        "winograd4": _tiled(winograd.forward_by_tiles(4)),
+        "convolution": _formula(conv2d_forward.convolution),
+        "im2col": _formula(conv2d_forward.im2col, _has_small_patches, chunked=True),
+        "pointwise": _formula(conv2d_forward.pointwise, _is_pointwise),
+        "shifted_sum": _formula(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
+        **_winograd(winograd.forward, _is_exact_in_tiles),
     },
-    "images_gradient": {
-        "convolution": _formula(conv2d_input_grad.by_convolution),
-        "phases": _formula(conv2d_input_grad.by_phases, _strided),
-        "pixels": _formula(conv2d_input_grad.pointwise, _pointwise),
-        "multiply_adds": _formula(conv2d_input_grad.shifted_sum, _few_terms, engines=("xla",)),
-        "winograd2": _tiled(winograd.input_grad_by_tiles(2)),
-        "winograd4": _tiled(winograd.input_grad_by_tiles(4)),
+    "input_grad": {
+        "convolution": _formula(conv2d_input_grad.convolution),
+        "phases": _formula(conv2d_input_grad.phases, _is_strided),
+        "pointwise": _formula(conv2d_input_grad.pointwise, _is_pointwise),
+        "shifted_sum": _formula(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
+        **_winograd(winograd.input_grad, _is_exact_in_tiles),
     },
-    "kernel_gradient": {
-        "convolution": _formula(conv2d_weight_grad.by_convolution, chunked=True),
-        "positions": _formula(conv2d_weight_grad.per_tap_matmul, _ungrouped, chunked=True),
-        "patches": _formula(conv2d_weight_grad.im2col, _narrow, chunked=True),
-        "blocks": _formula(conv2d_weight_grad.grouped_as_dense, _grouped, chunked=True),
-        "winograd2": _tiled_sum(winograd.weight_grad_by_tiles(2)),
-        "winograd4": _tiled_sum(winograd.weight_grad_by_tiles(4)),
+    "weight_grad": {
+        "convolution": _formula(conv2d_weight_grad.convolution, chunked=True),
+        "per_tap_matmul": _formula(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
+        "im2col": _formula(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
+        "grouped_as_dense": _formula(
+            conv2d_weight_grad.grouped_as_dense,
+            lambda problem: not _is_ungrouped(problem),
+            chunked=True,
+        ),
+        **_winograd(winograd.weight_grad, _is_three_by_three),
     },
 }
 """The first of each role, by XLA and all images at once, always works."""

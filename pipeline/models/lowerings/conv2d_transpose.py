@@ -1,9 +1,9 @@
 """The transpose of a two-dimensional convolution: the fastest lowering for each computation.
 
-Its result is the gradient of a convolution by its images, and its gradients are that convolution
-and the gradient by its kernel. So its problems are a convolution's, with the result for images.
-XLA:CPU takes a scalar loop for the kernel's gradient that jax derives, 1 GFLOP/s in a training
-loop (jax issue 12868); other platforms get what jax derives.
+Its result is the input gradient of a convolution, and its gradients are that convolution and its
+weight gradient. So its problems are a convolution's, with the result for images. XLA:CPU has a
+scalar loop for the weight gradient that jax derives, 1 GFLOP/s in a training loop (jax issue
+12868); other platforms get what jax derives.
 """
 
 from __future__ import annotations
@@ -14,23 +14,17 @@ from typing import Literal
 import jax
 from jax import Array, lax
 
+from pipeline.models.lowerings.candidates import LayerPlan, plan_layer
+from pipeline.models.lowerings.conv2d import XLA_CONVOLUTION
 from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
-from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
-from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan
+from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
-from pipeline.models.lowerings.problem.lowering import (
-    DEFAULTS,
-    ROLES,
-    Lowering,
-    LoweringPolicy,
-    Role,
-)
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 Padding = Literal["SAME", "VALID"]
 _Plan = LayerPlan[ConvolutionProblem]
 _Operands = tuple[Array, Array]
-_CONVOLUTION = Lowering("convolution")
 
 
 def conv2d_transpose(
@@ -47,13 +41,12 @@ def conv2d_transpose(
     "SAME" gives size * stride positions, "VALID" all that the kernel reaches. `policy` chooses how
     it and its gradients are computed. Differentiable in reverse mode only.
     """
-    (_, height, width, _), (rows, columns, _, _) = x.shape, kernel.shape
-
-    def reached(size: int, stride: int, reach: int) -> int:
-        return size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
-
-    sizes = reached(height, strides[0], rows), reached(width, strides[1], columns)
-    window = make_window(sizes, (rows, columns), strides, padding, (1, 1), 1)
+    rows, columns, _, _ = kernel.shape
+    height, width = (
+        size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
+        for size, stride, reach in zip(x.shape[1:3], strides, (rows, columns), strict=True)
+    )
+    window = make_window((height, width), (rows, columns), strides, padding, (1, 1), 1)
     return transpose_window(window, x, kernel, policy)
 
 
@@ -66,22 +59,21 @@ def transpose_window(
     (height, width, channels // groups, features). Differentiable in reverse mode only.
     """
 
-    def chosen(role: Role) -> ChosenLowering[ConvolutionProblem]:
-        dtype, (batch, *_, channels) = str(x.dtype), x.shape
-        problem = ConvolutionProblem(role, window, batch, kernel.shape[3], channels, dtype)
-        return ChosenLowering(problem, policy.choose(problem))
+    def make_problem(role: Role) -> ConvolutionProblem:
+        batch, *_, channels = x.shape
+        return ConvolutionProblem(role, window, batch, kernel.shape[3], channels, str(x.dtype))
 
-    return _transpose(LayerPlan(*map(chosen, ROLES)), x, kernel)
+    return _transpose(plan_layer(policy, make_problem), x, kernel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _transpose(plan: _Plan, x: Array, kernel: Array) -> Array:
     if plan.input_grad.is_default:
-        return _by_jax(plan, x, kernel)
+        return _slide_kernel(plan, x, kernel)
     return plan.input_grad(rotate_and_swap(kernel, _window(plan).groups), x)
 
 
-def _by_jax(plan: _Plan, x: Array, kernel: Array) -> Array:
+def _slide_kernel(plan: _Plan, x: Array, kernel: Array) -> Array:
     window = _window(plan)
     return conv2d_input_grad.slide(window, kernel, x, window.input_grad_pads)
 
@@ -113,11 +105,11 @@ def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     window = _window(plan)
     rotated = rotate_and_swap(kernel, window.groups)
     if plan.forward.is_default:
-        by_x = conv2d_forward.by_convolution(window, _CONVOLUTION, cotangent, rotated)
+        by_x = conv2d_forward.convolution(window, XLA_CONVOLUTION, cotangent, rotated)
     else:
         by_x = plan.forward(cotangent, rotated)
     if plan.weight_grad.is_default:
-        by_rotated = conv2d_weight_grad.by_convolution(window, _CONVOLUTION, cotangent, x)
+        by_rotated = conv2d_weight_grad.convolution(window, XLA_CONVOLUTION, cotangent, x)
     else:
         by_rotated = plan.weight_grad(cotangent, x)
     return by_x, rotate_and_swap(by_rotated, window.groups)
@@ -125,6 +117,6 @@ def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
 
 def _derived_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    by_x = jax.linear_transpose(lambda x: _by_jax(plan, x, kernel), x)
-    by_kernel = jax.linear_transpose(lambda kernel: _by_jax(plan, x, kernel), kernel)
+    by_x = jax.linear_transpose(lambda x: _slide_kernel(plan, x, kernel), x)
+    by_kernel = jax.linear_transpose(lambda kernel: _slide_kernel(plan, x, kernel), kernel)
     return *by_x(cotangent), *by_kernel(cotangent)

@@ -10,14 +10,8 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from pipeline.models.lowerings.plan import ChosenLowering, LayerPlan
-from pipeline.models.lowerings.problem.lowering import (
-    DEFAULTS,
-    ROLES,
-    Lowering,
-    LoweringPolicy,
-    Role,
-)
+from pipeline.models.lowerings.candidates import ChosenLowering, LayerPlan, plan_layer
+from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import DenseProblem
 
 FEW_FEATURES = 100
@@ -31,13 +25,20 @@ def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
     """`lax.dot_general` of inputs (..., channels) and a kernel (channels, features), as flax's
     layers call it. `policy` chooses how it and its gradients are computed.
 
-    Where it chooses a lowering, or the inputs are a matrix and the features few, the product is
+    If it chooses a lowering, or the inputs are a matrix and the features few, the product is
     differentiable in reverse mode only.
     """
 
     def product(inputs: Array, kernel: Array, dimensions: Any, **precision: Any) -> Array:
-        plan = _planned(policy, inputs, kernel)
-        if inputs.dtype != kernel.dtype or (plan.is_default and not _is_transposed(inputs, kernel)):
+        channels, features = kernel.shape
+
+        def make_problem(role: Role) -> DenseProblem:
+            batch = prod(inputs.shape[:-1])
+            return DenseProblem(role, batch, channels, features, str(inputs.dtype))
+
+        plan = plan_layer(policy, make_problem)
+        is_transposed = inputs.ndim == 2 and features <= FEW_FEATURES
+        if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
             return lax.dot_general(inputs, kernel, dimensions, **precision)
         rows = inputs.reshape(-1, inputs.shape[-1])
         return _product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
@@ -45,21 +46,7 @@ def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
     return product
 
 
-def _is_transposed(inputs: Array, kernel: Array) -> bool:
-    return inputs.ndim == 2 and kernel.shape[1] <= FEW_FEATURES
-
-
 _Plan = LayerPlan[DenseProblem]
-
-
-def _planned(policy: LoweringPolicy, inputs: Array, kernel: Array) -> _Plan:
-    rows, (channels, features) = prod(inputs.shape[:-1]), kernel.shape
-
-    def chosen(role: Role) -> ChosenLowering[DenseProblem]:
-        problem = DenseProblem(role, rows, channels, features, str(inputs.dtype))
-        return ChosenLowering(problem, policy.choose(problem))
-
-    return LayerPlan(*map(chosen, ROLES))
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:
@@ -90,7 +77,7 @@ def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> t
     derived = functools.partial(_derived_gradient, kernel.shape)
     if kernel.shape[1] > FEW_FEATURES:
         return by_inputs, derived(inputs, cotangent)
-    transposed = ChosenLowering(plan.weight_grad.problem, Lowering("turned"))
+    transposed = ChosenLowering(plan.weight_grad.problem, Lowering("transposed"))
     by_kernel: Array = lax.platform_dependent(inputs, cotangent, cpu=transposed, default=derived)
     return by_inputs, by_kernel
 

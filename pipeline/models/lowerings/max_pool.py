@@ -7,8 +7,8 @@ import functools
 import jax
 from jax import Array
 
+from pipeline.models.lowerings.candidates import ChosenLowering
 from pipeline.models.lowerings.formulas import max_pools
-from pipeline.models.lowerings.plan import ChosenLowering
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import PoolingProblem
@@ -23,24 +23,22 @@ def pool_max(
 ) -> Array:
     """Largest value of every window of images (batch, height, width, channels).
 
-    `pads` go (before, after) height and width, and never win. Tied values share the gradient, so
-    that its sum is preserved. `policy` chooses how it and its gradient are computed. A lowering
-    that it chooses is differentiable in reverse mode only.
+    `pads` are (before, after) height and width, and never the maximum. Tied values share the
+    gradient, so that its sum is preserved. `policy` chooses how it and its gradient are computed;
+    with a lowering that it chooses, it is differentiable in reverse mode only.
     """
-
-    def chosen(role: Role) -> ChosenLowering[PoolingProblem]:
+    roles: tuple[Role, Role] = ("forward", "input_grad")
+    choices = []
+    for role in roles:
         problem = PoolingProblem(role, images.shape, window, strides, pads, str(images.dtype))
-        return ChosenLowering(problem, policy.choose(problem))
-
-    forward, gradient = chosen("forward"), chosen("images_gradient")
-    if forward.is_default and gradient.is_default:
+        choices.append(ChosenLowering(problem, policy.choose(problem)))
+    if all(choice.is_default for choice in choices):
         return max_pool(images, window, strides, pads)
-    return _pool((_or_axes(forward), _or_axes(gradient)), images)
-
-
-def _or_axes(choice: ChosenLowering[PoolingProblem]) -> ChosenLowering[PoolingProblem]:
-    """The choice; the formula of the default where only the other of the two was chosen."""
-    return ChosenLowering(choice.problem, Lowering("axes")) if choice.is_default else choice
+    forward, gradient = (
+        ChosenLowering(choice.problem, Lowering("axes")) if choice.is_default else choice
+        for choice in choices
+    )
+    return _pool((forward, gradient), images)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -48,11 +46,11 @@ def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]
     """The default: one axis after the other, with the gradient that jax derives.
 
     With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64,
-    where the gradient of `lax.reduce_window` takes 25 and 66 ms on two cores.
+    the gradient of `lax.reduce_window` 25 and 66 ms on two cores.
 
-    Jitted so that it keeps its name in a trace, where the emulated device looks for it.
+    Jitted so that a trace has its name, which the emulated device looks for.
     """
-    return max_pools.by_axes(images, window, strides, pads)
+    return max_pools.pool_axes(images, window, strides, pads)
 
 
 _Plan = tuple[ChosenLowering[PoolingProblem], ChosenLowering[PoolingProblem]]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.backends.communication import Communication
+from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
 from pipeline.core.files.value_text import bytes_text
 from pipeline.training.step_record import Record

@@ -74,7 +74,7 @@ def test_no_sample_after_the_end_is_read() -> None:
 def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
     feed = make_stream(CountedColumn(NUMBERS), stop=3)
     feed.window(0)
-    wait_until(lambda: feed._source._reader._source.unclaimed == feed._source._plan.parts)
+    wait_until(lambda: feed._source._reader._source.num_unclaimed == feed._source._plan.parts)
     assert feed._source.ready_steps(2) == 1
 
 

@@ -37,7 +37,7 @@ def test_a_file_of_the_same_form_is_a_target(tmp_path: Path) -> None:
     [
         (None, "can't be read: No such file or directory"),
         ("- 1", "must have keys and values, as"),
-        ("a: [", "is no YAML: "),
+        ("a: [", "isn't YAML: "),
         ("chip: A\n", "compute_capability: missing; it needs a value; "),
         ("chip: '\"'\n", "chip = "),
     ],

@@ -12,8 +12,7 @@ from pipeline.backends.base import CompileInputs, Mechanism
 from pipeline.backends.feed import feed as feeds
 from pipeline.backends.feed.feed import make_feed
 from pipeline.backends.feed.window_buffer import FeedSource
-from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend
-from pipeline.backends.gpu.gpu_executable import GpuExecutable
+from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend, GpuExecutable
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.backends.gpu.thunks import Launches, count_launches, outer_loops, parse_thunks
+from pipeline.backends.gpu.program_figures import (
+    Launches,
+    count_launches,
+    outer_loops,
+    parse_thunks,
+)
 
 PARTS = """\
 000: kCommandBuffer [source       | next=002 (1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipeline.backends.graph.hlo_collectives import (
     CompiledCollective,
-    bytes_by_kind,
     read_collectives,
 )
 
@@ -45,10 +44,7 @@ def test_what_starts_in_the_background_is_counted_once() -> None:
   %t = f32[4]{0} all-reduce-start(%b), replica_groups=[1,8]<=[8], to_apply=%add
   %e = f32[4]{0} all-reduce-done(%t)
 """
-    assert bytes_by_kind(read_collectives(lines)) == {"all_gather": 64, "all_reduce": 16}
-
-
-def test_small_ones_can_be_left_out() -> None:
-    assert bytes_by_kind(read_collectives(TEXT, least_bytes=1000)) == {
-        "all_reduce": 1024 * 4 + 512 * 256 * 2 + 4 + 1024
-    }
+    assert read_collectives(lines) == (
+        CompiledCollective("all_gather", 8, 1, 64),
+        CompiledCollective("all_reduce", 8, 1, 16),
+    )

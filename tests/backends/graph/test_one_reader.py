@@ -9,9 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3] / "pipeline"
 READERS = {
-    # Whoever walks over equations binds the constants of a jaxpr. Draws are read from a result
-    # back to the seed.
-    r"\.constvars\b": {"jaxpr.py", "find_draws.py"},
+    # Whoever walks over equations binds the constants of a jaxpr.
+    r"\.constvars\b": {"jaxpr.py"},
     # Parameters with what an equation calls.
     r'"(call_jaxpr|fun_jaxpr|cond_jaxpr|num_consts|ft_in)"': {"jaxpr.py"},
     # An instruction of HLO, and its element types.

@@ -251,7 +251,7 @@ def test_the_gradient_of_max_pooling_agrees() -> None:
         return nn.max_pool(weights * x, (3, 2), (2, 2), padding="SAME")
 
     gradients, x = differentiated(pool), random(2, 7, 6, 3)
-    assert roles(gradients, x, x) == {"max_pool forward": 1, "max_pool images_gradient": 1}
+    assert roles(gradients, x, x) == {"max_pool forward": 1, "max_pool input_grad": 1}
     assert_agrees(gradients, random(2, 7, 6, 3, seed=1), x)
 
 

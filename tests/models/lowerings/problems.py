@@ -7,7 +7,7 @@ import re
 from hypothesis import strategies as st
 
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
-from pipeline.models.lowerings.problem.lowering import ROLES
+from pipeline.models.lowerings.problem.lowering import CODE_NAMES, ROLES
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 NAMES = ("role", "dtype")
@@ -24,12 +24,13 @@ _TEXT = re.compile(
 def parse_problem(text: str) -> ConvolutionProblem:
     """The problem whose text this is. Raises ValueError where there is none."""
     match = _TEXT.fullmatch(text)
-    if match is None or match["role"] not in ROLES:
+    name = match["role"] if match is not None else ""
+    if match is None or CODE_NAMES.get(name, name) not in ROLES:
         raise ValueError(f"{text!r} is no problem")
     n = {name: int(value) for name, value in match.groupdict().items() if name not in NAMES}
     rows = Axis(n["height"], n["rows"], n["down"], n["low"], (n["top"], n["bottom"]))
     columns = Axis(n["width"], n["columns"], n["across"], n["wide"], (n["left"], n["right"]))
-    role = ROLES[ROLES.index(match["role"])]
+    role = ROLES[ROLES.index(CODE_NAMES.get(name, name))]
     window = ConvWindow(rows, columns, n["groups"])
     return ConvolutionProblem(
         role, window, n["batch"], n["channels"], n["features"], match["dtype"]

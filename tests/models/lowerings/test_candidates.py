@@ -92,8 +92,8 @@ def assert_all_equal(
     cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype)
     reads = {
         "forward": (images, kernel),
-        "images_gradient": (kernel, cotangent),
-        "kernel_gradient": (images, cotangent),
+        "input_grad": (kernel, cotangent),
+        "weight_grad": (images, cotangent),
     }
     truths = expected(window, images, kernel, cotangent)
     for role in roles:
@@ -225,21 +225,21 @@ BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
     [
         (
             *("forward", 64, 32, 16, 3, 1, 1, "float32"),
-            {"convolution": (), **dict.fromkeys(("patches", *WINOGRAD), (2, 4, 8, 16, 32))},
+            {"convolution": (), **dict.fromkeys(("im2col", *WINOGRAD), (2, 4, 8, 16, 32))},
         ),
         (*("forward", 64, 32, 40, 3, 1, 4, "float32"), {"convolution": ()}),
-        (*("images_gradient", 64, 32, 16, 3, 2, 1, "float32"), {"convolution": (), "phases": ()}),
+        (*("input_grad", 64, 32, 16, 3, 2, 1, "float32"), {"convolution": (), "phases": ()}),
         (
-            *("kernel_gradient", 32, 56, 64, 1, 1, 1, "bfloat16"),
-            dict.fromkeys(("convolution", "positions"), (1, 2, 4, 8, 16)),
+            *("weight_grad", 32, 56, 64, 1, 1, 1, "bfloat16"),
+            dict.fromkeys(("convolution", "per_tap_matmul"), (1, 2, 4, 8, 16)),
         ),
         (
-            *("kernel_gradient", 6, 14, 6, 5, 1, 1, "float16"),
-            dict.fromkeys(("convolution", "positions", "patches"), ()),
+            *("weight_grad", 6, 14, 6, 5, 1, 1, "float16"),
+            dict.fromkeys(("convolution", "per_tap_matmul", "im2col"), ()),
         ),
         (
-            *("kernel_gradient", 48, 28, 32, 1, 2, 1, "float32"),
-            dict.fromkeys(("convolution", "positions"), (2, 4, 8, 16)),
+            *("weight_grad", 48, 28, 32, 1, 2, 1, "float32"),
+            dict.fromkeys(("convolution", "per_tap_matmul"), (2, 4, 8, 16)),
         ),
     ],
 )
@@ -286,17 +286,17 @@ def test_what_can_be_computed_is_more_than_what_is_tried(lowering: str, able: bo
     window = make_window((32, 32), (3, 3), (1, 1), "SAME", (1, 1), 1)
     asked = ConvolutionProblem("forward", window, 64, 16, 32, "float32")
     assert can_compute(asked, Lowering.parse(lowering), BOTH) is able
-    assert not can_compute(asked, Lowering("patches", "onednn"), frozenset(("xla",)))
+    assert not can_compute(asked, Lowering("im2col", "onednn"), frozenset(("xla",)))
 
 
 def test_a_lowering_that_does_not_fit_is_refused() -> None:
     asked = problem("forward", _window(3, 1, "SAME", 1, 1), "float32")
     images, kernel = operands("float32", 1, 3)
     with pytest.raises(ValueError, match=r"pixels/xla can't compute conv2d forward 4x11x9x4"):
-        compute(asked, Lowering("pixels"), (images, kernel))
+        compute(asked, Lowering("pointwise"), (images, kernel))
 
 
-@pytest.mark.parametrize("lowering", [Lowering("dots", "onednn", 8), Lowering("patches")])
+@pytest.mark.parametrize("lowering", [Lowering("dots", "onednn", 8), Lowering("im2col")])
 def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
     assert Lowering.parse(str(lowering)) == lowering
 

@@ -104,7 +104,7 @@ def test_chosen_lowerings_compute_the_same() -> None:
     x, weights = operands(kernel=2)
     recording = RecordingPolicy()
     conv2d_transpose(x, weights, strides=(2, 2), policy=recording)
-    families = {"images_gradient": "phases", "kernel_gradient": "positions"}
+    families = {"input_grad": "phases", "weight_grad": "per_tap_matmul"}
     chosen = Lowerings(
         tuple(
             (str(problem), Lowering(families[problem.role]))

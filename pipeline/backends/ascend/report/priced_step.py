@@ -19,7 +19,7 @@ from pipeline.backends.ascend.report.explanation import (
     interval_sources,
 )
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
-from pipeline.backends.communication import Communication
+from pipeline.backends.rates import Communication
 from pipeline.core.files.error_text import no_such
 from pipeline.models.modules.name_stack import layer_of
 

@@ -1,1 +1,1 @@
-"""The replay of a jaxpr, equation by equation: where a value that is not finite comes from."""
+"""The replay of a jaxpr, equation by equation: the origin of a value that is not finite."""

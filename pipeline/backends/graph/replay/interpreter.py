@@ -1,33 +1,24 @@
 """Interpreter that runs a jaxpr equation by equation and inspects every result.
 
-Calls are inlined, loops iterate and branches are taken by their values. So every equation that runs
-belongs to the user's network, the loss or the map ops, with the scope that it was traced in.
+Calls are inlined, loops iterate and branches depend on values, so that every equation belongs to
+the network, the loss or the map ops, with the scope that it was traced in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.backends.graph.replay.origins import COLUMN, MOVES, NamedTensor, Origin
+from pipeline.backends.graph.replay.origins import COLUMN, MOVES, NamedTensor, Operand, Origin
 from pipeline.backends.graph.replay.ranges import is_float, largest, range_of
-from pipeline.backends.graph.replay.values import (
-    ReplayValue,
-    as_constant,
-    at_iteration,
-    is_below,
-    is_finite,
-    operands_of,
-    stack_iterations,
-)
 from pipeline.core.host.jaxpr import (
+    bind_equation,
     called_jaxpr,
     read_scan,
     read_while,
@@ -43,8 +34,64 @@ Names = Mapping[Any, NamedTensor]
 
 
 @dataclass(frozen=True)
+class ReplayValue:
+    """A tensor in the replay."""
+
+    array: Any
+    named: NamedTensor | None = None
+    layer: str = ""
+    primitive: str = ""
+    constant: bool = False
+    """Whether it is computed from constants alone."""
+    origin: Origin | None = None
+    """The origin of a value that is not finite; None for a constant of the program."""
+
+    @property
+    def source(self) -> str:
+        """The tensor's name for the user."""
+        if self.named is not None:
+            return f"{self.named.kind} {self.named.name}".strip()
+        if self.constant:
+            return "constant"
+        return f"{self.primitive} in {self.layer}" if self.layer else self.primitive
+
+
+def is_finite(value: ReplayValue) -> bool:
+    """Whether a tensor is finite; true for anything but floats."""
+    return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
+
+
+def is_below(array: Any) -> bool:
+    """Whether minus infinity, the padding and mask of maxima, is the only value not finite."""
+    values = np.asarray(array)
+    return not np.isnan(values).any() and not np.isposinf(values).any()
+
+
+def as_constant(array: Any) -> ReplayValue:
+    """A number or an array of the program, as a constant value."""
+    return ReplayValue(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
+
+
+def slice_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
+    """The slice of a value that one iteration of a scan reads."""
+    part = replace(value, array=value.array[iteration])
+    return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
+
+
+def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
+    """The results of a scan's iterations, stacked along a new first axis."""
+    if not parts:
+        return ReplayValue(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
+    origins = [part.origin for part in parts if part.origin is not None]
+    first = min(origins, key=lambda origin: origin.number) if origins else None
+    array = jnp.stack([part.array for part in parts])
+    constant = all(part.constant for part in parts)
+    return replace(parts[0], array=array, origin=first, constant=constant)
+
+
+@dataclass(frozen=True)
 class Extreme:
-    """The finite value that came closest to the largest number of its type."""
+    """The finite value that is closest to the largest number of its type."""
 
     share: float = 0.0
     """The magnitude divided by the largest number of the type."""
@@ -69,121 +116,127 @@ class Interpreter:
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
     ) -> list[ReplayValue]:
         """Compute the outputs of a jaxpr for its inputs."""
-        return walk(jaxpr, inputs, partial(self._compute_named, scope), _read_constant)
 
-    def _compute_named(
-        self, outer: str, eqn: Any, operands: list[ReplayValue]
-    ) -> list[ReplayValue]:
-        outputs = self._equation(eqn, operands, scope_of(eqn, outer))
-        return [
-            replace(output, named=self.names[var]) if var in self.names else output
-            for var, output in zip(eqn.outvars, outputs, strict=True)
-        ]
+        def compute(eqn: Any, operands: list[ReplayValue]) -> list[ReplayValue]:
+            outputs = self._run_equation(eqn, operands, scope_of(eqn, scope))
+            return [
+                replace(output, named=self.names[var]) if var in self.names else output
+                for var, output in zip(eqn.outvars, outputs, strict=True)
+            ]
 
-    def _equation(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
-        name = eqn.primitive.name
-        if name == "scan":
-            return self._scan(eqn, operands, scope)
-        if name == "while":
-            return self._while(eqn, operands, scope)
-        if name == "cond":
-            branches, index = eqn.params["branches"], int(operands[0].array)
-            chosen = branches[min(max(index, 0), len(branches) - 1)]
-            return self.run(chosen, operands[1:], scope)
+        return walk(jaxpr, inputs, compute, lambda _, constant: as_constant(constant))
+
+    def _run_equation(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
+        match eqn.primitive.name:
+            case "scan":
+                return self._run_scan(eqn, operands, scope)
+            case "while":
+                return self._run_while(eqn, operands, scope)
+            case "cond":
+                branches = eqn.params["branches"]
+                index = min(max(int(operands[0].array), 0), len(branches) - 1)
+                return self.run(branches[index], operands[1:], scope)
         called = called_jaxpr(eqn)
         if called is not None:
             return self.run(called, operands, scope)
         return self._compute(eqn, operands, scope)
 
-    def _scan(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
+    def _run_scan(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         scan = read_scan(eqn)
-        body, carried = scan.body, scan.num_carry
         consts, carry, scanned = scan.split_operands(operands)
         iterations = range(scan.length)
         results: dict[int, list[ReplayValue]] = {}
         for iteration in reversed(iterations) if scan.reverse else iterations:
-            sliced = [at_iteration(value, iteration) for value in scanned]
-            with self._in_iteration(iteration):
-                outputs = self.run(body, [*consts, *carry, *sliced], scope)
-            carry, results[iteration] = outputs[:carried], outputs[carried:]
+            sliced = [slice_iteration(value, iteration) for value in scanned]
+            self._iterations.append(iteration)
+            outputs = self.run(scan.body, [*consts, *carry, *sliced], scope)
+            self._iterations.pop()
+            carry = outputs[: scan.num_carry]
+            results[iteration] = outputs[scan.num_carry :]
         stacked = [
-            stack_iterations([results[iteration][at] for iteration in iterations], var)
-            for at, var in enumerate(body.jaxpr.outvars[carried:])
+            stack_iterations([results[iteration][position] for iteration in iterations], var)
+            for position, var in enumerate(scan.body.jaxpr.outvars[scan.num_carry :])
         ]
         return [*carry, *stacked]
 
-    @contextmanager
-    def _in_iteration(self, iteration: int) -> Iterator[None]:
-        self._iterations.append(iteration)
-        yield
-        self._iterations.pop()
-
-    def _while(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
+    def _run_while(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         loop = read_while(eqn)
-        condition, body = loop.condition, loop.body
-        of_condition, of_body, carry = loop.split_operands(operands)
+        condition_consts, body_consts, carry = loop.split_operands(operands)
         while True:
-            (should_continue,) = self.run(condition, [*of_condition, *carry], scope)
+            (should_continue,) = self.run(loop.condition, [*condition_consts, *carry], scope)
             if not bool(should_continue.array):
                 return carry
-            carry = self.run(body, [*of_body, *carry], scope)
+            carry = self.run(loop.body, [*body_consts, *carry], scope)
 
     def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
-        params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
-            result = eqn.primitive.bind(*(operand.array for operand in operands), **params)
-        arrays = result if eqn.primitive.multiple_results else [result]
+            arrays = bind_equation(eqn, [operand.array for operand in operands])
         self._equations += 1
-        layer, name = layer_named(scope), eqn.primitive.name
+        layer = layer_named(scope)
+        name = eqn.primitive.name
         if "jvp(" in scope and "transpose(" not in scope:
             self._note_inputs(layer, operands)
         constant = all(operand.constant for operand in operands)
         return [
-            ReplayValue(array, None, layer, name, constant, self._look(eqn, scope, operands, array))
+            ReplayValue(
+                array, None, layer, name, constant, self._find_origin(eqn, scope, operands, array)
+            )
             for array in arrays
         ]
 
     def _note_inputs(self, layer: str, operands: list[ReplayValue]) -> None:
-        known = self.layer_inputs.setdefault(layer, [])
+        inputs = self.layer_inputs.setdefault(layer, [])
         for operand in operands:
-            inner = operand.constant or operand.layer == layer
-            named = operand.named is not None and operand.named.kind != COLUMN
-            is_new = all(operand.array is not value.array for value in known)
-            if is_new and not (inner or named) and is_float(operand.array):
-                known.append(operand)
+            is_inner = operand.constant or operand.layer == layer
+            is_parameter = operand.named is not None and operand.named.kind != COLUMN
+            is_new = all(operand.array is not value.array for value in inputs)
+            if is_new and not (is_inner or is_parameter) and is_float(operand.array):
+                inputs.append(operand)
 
-    def _look(self, eqn: Any, scope: str, operands: list[ReplayValue], array: Any) -> Origin | None:
-        """The origin of a result that is not finite; None for a finite one."""
+    def _find_origin(
+        self, eqn: Any, scope: str, operands: list[ReplayValue], array: Any
+    ) -> Origin | None:
+        """Return the origin of a result that isn't finite; None for a finite one."""
         primitive = eqn.primitive.name
         if not is_float(array):
-            return self._look_at_bits(primitive, scope, operands, array)
+            return self._find_origin_of_bits(primitive, scope, operands, array)
         size = largest(array)
         if np.isfinite(size):
             self._note_extreme(size, array, primitive, scope, operands)
             return None
         infinite = [value for value in operands if value.constant and not is_finite(value)]
-        meant = bool(infinite) and primitive in MOVES and is_below(array)
+        intended = bool(infinite) and primitive in MOVES and is_below(array)
         causes = [value.origin for value in operands if value.origin and not value.constant]
-        if not meant:
-            # Not intended: the origin of the constant is a cause, where it is known.
+        if not intended:
+            # The constants are causes too, if their origin is known.
             causes += [replace(value.origin, intended=False) for value in infinite if value.origin]
-        number, iteration = self._equations, self._iterations[0] if self._iterations else 0
-        known, nan = tuple(dict.fromkeys(causes)), bool(np.isnan(size))
-        origin = Origin(number, primitive, scope, nan, known, iteration=iteration, intended=meant)
-        if known and not origin.makes_nan:
+        origin = Origin(
+            self._equations,
+            primitive,
+            scope,
+            bool(np.isnan(size)),
+            tuple(dict.fromkeys(causes)),
+            iteration=self._iterations[0] if self._iterations else 0,
+            intended=intended,
+        )
+        if origin.causes and not origin.makes_nan:
             return origin
         return replace(
             origin,
             result=range_of(array),
-            operands=operands_of(operands),
+            operands=tuple(
+                Operand(value.source, range_of(value.array), value.named)
+                for value in operands
+                if is_float(value.array)
+            ),
             array=array,
             line=source_line(eqn),
         )
 
-    def _look_at_bits(
+    def _find_origin_of_bits(
         self, primitive: str, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
-        """The origin of integers that are the bits of a value that is not finite."""
+        """Return the origin of integers that are the bits of a value that isn't finite."""
         if not jnp.issubdtype(array.dtype, jnp.integer):
             return None
         causes = tuple(
@@ -201,10 +254,6 @@ class Interpreter:
         if share > self.extreme.share and not all(operand.constant for operand in operands):
             source = ReplayValue(array, None, layer_named(scope), primitive).source
             self.extreme = Extreme(share, size, str(array.dtype), source)
-
-
-def _read_constant(_: Any, constant: Any) -> ReplayValue:
-    return as_constant(constant)
 
 
 @cache

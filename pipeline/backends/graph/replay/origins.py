@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.backends.graph.replay.ranges import Range
@@ -92,43 +91,29 @@ class Cause:
         return self.origin.number if self.reader is None else self.reader.number
 
 
-@dataclass
-class _Candidates:
-    certain: list[Cause] = field(default_factory=list)
-    nan_of_inf: list[Cause] = field(default_factory=list)
-    intended: list[Cause] = field(default_factory=list)
-
-
 def first_cause(outcome: Origin) -> Cause:
-    """The first cause of a value that is not finite, among all values it was computed from.
+    """The first cause of a value that isn't finite, among all values that it depends on.
 
-    Infinite constants are mostly intended (padding, masks). They are a cause only where there is no
+    Infinite constants are mostly intended (padding, masks). They are a cause only without any
     other, and equations that turn them into NaN come before them.
     """
-    found = _Candidates()
-    for origin, reader in _ancestors(outcome):
-        cause = Cause(origin, reader if origin.number < 0 else None)
-        if origin.causes:
-            if origin.makes_nan:
-                found.nan_of_inf.append(cause)
-        elif origin.intended:
-            found.intended.append(cause)
-        else:
-            found.certain.append(cause)
-    best = found.certain or found.nan_of_inf or found.intended
-    return min(best, key=lambda cause: cause.number)
-
-
-def _ancestors(outcome: Origin) -> Iterator[tuple[Origin, Origin]]:
-    """Every origin that an outcome depends on, itself included, each with its first reader."""
-    readers: dict[Origin, Origin] = {outcome: outcome}
+    first_readers = {outcome: outcome}
     waiting = [outcome]
     while waiting:
         reader = waiting.pop()
         for origin in reader.causes:
-            known = readers.get(origin)
-            if known is None:
+            if origin not in first_readers:
                 waiting.append(origin)
-            if known is None or reader.number < known.number:
-                readers[origin] = reader
-    yield from readers.items()
+                first_readers[origin] = reader
+            elif reader.number < first_readers[origin].number:
+                first_readers[origin] = reader
+    certain: list[Cause] = []
+    nan_of_inf: list[Cause] = []
+    intended: list[Cause] = []
+    for origin, reader in first_readers.items():
+        cause = Cause(origin, reader if origin.number < 0 else None)
+        if not origin.causes:
+            (intended if origin.intended else certain).append(cause)
+        elif origin.makes_nan:
+            nan_of_inf.append(cause)
+    return min(certain or nan_of_inf or intended, key=lambda cause: cause.number)

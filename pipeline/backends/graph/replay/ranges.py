@@ -43,15 +43,16 @@ class Range:
 def range_of(array: Any) -> Range:
     """The range of an array of numbers."""
     values = np.asarray(array)
-    dtype, shape = str(values.dtype), tuple(values.shape)
+    dtype = str(values.dtype)
+    shape = tuple(values.shape)
     wide = values.astype(np.float64)
     finite = wide[np.isfinite(wide)]
     nan = int(np.isnan(wide).sum())
     inf = wide.size - nan - finite.size
     if not finite.size:
         return Range(dtype, shape, None, None, None, nan, inf)
-    low, high, mean = float(finite.min()), float(finite.max()), float(finite.mean())
-    return Range(dtype, shape, low, high, mean, nan, inf)
+    statistics = (float(finite.min()), float(finite.max()), float(finite.mean()))
+    return Range(dtype, shape, *statistics, nan, inf)
 
 
 def is_float(array: Any) -> bool:
@@ -60,21 +61,20 @@ def is_float(array: Any) -> bool:
 
 
 def largest(array: Any) -> float:
-    """The greatest magnitude in an array; NaN where it holds one."""
+    """The greatest magnitude in an array; NaN if it holds one."""
     values = np.asarray(array)
     if not values.size:
         return 0.0
     # Two passes without a copy: most inspected tensors are large and finite.
     with np.errstate(all="ignore"):
-        low, high = float(values.min()), float(values.max())
-    return float(np.maximum(abs(low), abs(high)))
+        return float(np.maximum(abs(float(values.min())), abs(float(values.max()))))
 
 
 def bad_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
-    """The samples of a batch whose part of an array has a value that is not finite.
+    """The samples of a batch that have a value that isn't finite in an array.
 
-    The batch is the first axis, or the outermost part of it, or the last and innermost axis where
-    `last`. None where that axis is not one of samples.
+    The batch is the first axis, or the outermost part of it, or, with `last`, the last axis. None
+    if that axis isn't an axis of samples.
     """
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:

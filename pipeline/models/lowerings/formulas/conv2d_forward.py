@@ -7,25 +7,25 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.lowerings.formulas.bf16_bits import via_bits
 from pipeline.models.lowerings.formulas.matmuls import (
     convolve,
+    kernel_taps,
+    map_chunks,
     multiply,
-    over_chunks,
     patches,
-    shifted,
+    via_bits,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """The engine's own convolution."""
+def convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
+    """The engine's convolution."""
     return convolve(lowering.engine, images, kernel, window.slide)
 
 
 def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """im2col: one row for each patch of the images, times the kernel as a matrix."""
+    """im2col: a row for each patch of the images, times the kernel as a matrix."""
     features = kernel.shape[-1]
     matrix = kernel.reshape(-1, features)
 
@@ -33,7 +33,7 @@ def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array)
         product = multiply(lowering.engine, patches(window, chunk), matrix)
         return product.reshape(chunk.shape[0], *window.output_size, features)
 
-    return over_chunks(compute, lowering.images, images)
+    return map_chunks(compute, lowering.images, images)
 
 
 def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
@@ -47,22 +47,21 @@ def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Arr
 def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """The sum of shifted images, each times a weight, over kernel positions and channels.
 
-    Faster than a matrix product where there are one to four channels, in all or in each group,
-    since such a product has too little to sum over. Summed in float32.
+    Faster than a matrix product for one to four channels, in all or in each group, since such a
+    product has too little to sum over. Summed in float32.
     """
     channels, features = kernel.shape[2:]
     weights = kernel.reshape(-1, channels, window.groups, features // window.groups)
     weights = weights.astype(jnp.float32)
     terms = (
-        _of_groups(pixels, window.groups)[..., channel, None] * weights[position, channel]
-        for position, pixels in enumerate(shifted(window, images.astype(jnp.float32)))
+        _split_groups(pixels, window.groups)[..., channel, None] * weights[position, channel]
+        for position, pixels in enumerate(kernel_taps(window, images.astype(jnp.float32)))
         for channel in range(channels)
     )
-    whole = functools.reduce(jnp.add, terms).reshape(
-        *images.shape[:1], *window.output_size, features
-    )
-    return whole.astype(images.dtype)
+    result = functools.reduce(jnp.add, terms)
+    result = result.reshape(images.shape[0], *window.output_size, features)
+    return result.astype(images.dtype)
 
 
-def _of_groups(pixels: Array, groups: int) -> Array:
+def _split_groups(pixels: Array, groups: int) -> Array:
     return pixels.reshape(*pixels.shape[:3], groups, -1)

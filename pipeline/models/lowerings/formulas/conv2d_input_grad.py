@@ -7,29 +7,31 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, padded
 from pipeline.models.lowerings.formulas.conv2d_forward import shifted_sum as forward_shifted_sum
-from pipeline.models.lowerings.formulas.matmuls import convolve, multiply
-from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
+from pipeline.models.lowerings.formulas.matmuls import (
+    as_bits,
+    convolve,
+    from_bits,
+    multiply,
+    pad_zeros,
+)
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 
-def by_convolution(
-    window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
-) -> Array:
+def convolution(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
     flipped = rotate_and_swap(kernel, window.groups)
     if lowering.engine == "xla":
         return slide(window, flipped, cotangent, window.input_grad_pads)
     spread = _spread(cotangent, window.strides)
-    return convolve("onednn", spread, flipped, window.transposed.slide)
+    return convolve("onednn", spread, flipped, window.transpose.slide)
 
 
 def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
-    """Convolve with pads of at least 0, and crop the result by the negative ones."""
+    """Convolve with the pads that are positive, and crop the result by the others."""
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
-    whole = lax.conv_general_dilated(
+    gradient = lax.conv_general_dilated(
         cotangent,
         flipped,
         (1, 1),
@@ -40,22 +42,22 @@ def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair
         feature_group_count=window.groups,
     )
     top, left = (max(-before, 0) for before, _ in pads)
-    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+    return gradient[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
-def by_phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
+def phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """One convolution for each phase of the stride, so that no zeros are multiplied.
 
     Image rows that are a stride apart meet the same kernel rows: such a phase is a convolution
     with a part of the kernel.
     """
     down, across = window.strides
-    phases = [
+    grads = [
         _phase(window, lowering, kernel, cotangent, (row, column))
         for row in range(down)
         for column in range(across)
     ]
-    return from_bits(_interleaved(window, list(map(as_bits, phases))), phases[0].dtype)
+    return from_bits(_interleave(window, list(map(as_bits, grads))), grads[0].dtype)
 
 
 def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
@@ -64,14 +66,14 @@ def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: 
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
     ends = ((0, axis.size - 1 - axis.last_offset) for axis in (window.rows, window.columns))
     steps = ((*end, stride - 1) for end, stride in zip(ends, window.strides, strict=True))
-    return padded(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
+    return pad_zeros(pixels, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
 def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """The sum of shifted cotangents, each times a weight."""
     spread = _spread(cotangent, window.strides)
     return forward_shifted_sum(
-        window.transposed, lowering, spread, rotate_and_swap(kernel, window.groups)
+        window.transpose, lowering, spread, rotate_and_swap(kernel, window.groups)
     )
 
 
@@ -79,14 +81,15 @@ def _spread(cotangent: Array, strides: Pair) -> Array:
     if strides == (1, 1):
         return cotangent
     steps = ((0, 0, stride - 1) for stride in strides)
-    return padded(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
+    return pad_zeros(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
 def _phase(
     window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
 ) -> Array:
     """Rows and columns of the padded images' gradient with index modulo stride = `offsets`."""
-    (row, column), (down, across) = offsets, window.strides
+    row, column = offsets
+    down, across = window.strides
     part = kernel[row::down, column::across]
     heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
     if 0 in part.shape:
@@ -103,16 +106,25 @@ def _phase(
     return convolve(lowering.engine, cotangent, flipped, over_phase)
 
 
-def _interleaved(window: ConvWindow, phases: Sequence[Array]) -> Array:
+def _interleave(window: ConvWindow, phases: Sequence[Array]) -> Array:
     """Interleave rows and columns of the phases, and crop to the images."""
     down, across = window.strides
     batch, height, width, channels = phases[0].shape
     rows = [jnp.stack(phases[i : i + across], axis=3) for i in range(0, down * across, across)]
-    whole = jnp.stack(rows, axis=2).reshape(batch, height * down, width * across, channels)
-    top, left = window.rows.pads[0], window.columns.pads[0]
-    return whole[:, top : top + window.rows.size, left : left + window.columns.size]
+    padded = jnp.stack(rows, axis=2).reshape(batch, height * down, width * across, channels)
+    top = window.rows.pads[0]
+    left = window.columns.pads[0]
+    return padded[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
 def _phase_size(axis: Axis) -> int:
     """Number of rows of one phase of the padded images, rounded up."""
     return -(-(axis.size + sum(axis.pads)) // axis.stride)
+
+
+def rotate_and_swap(kernel: Array, groups: int) -> Array:
+    """Rotate a kernel HWIO by 180 degrees, and swap channels and features within each group."""
+    height, width, channels, features = kernel.shape
+    rotated = jnp.flip(kernel, (0, 1)).reshape(height, width, channels, groups, features // groups)
+    swapped = rotated.transpose(0, 1, 4, 3, 2)
+    return swapped.reshape(height, width, features // groups, groups * channels)

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.formulas.bf16_bits import via_bits
 from pipeline.models.lowerings.formulas.matmuls import (
     crop,
-    in_chunks,
+    kernel_taps,
     multiply_by_rows,
     patches,
-    shifted,
+    sum_chunks,
+    via_bits,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
@@ -21,9 +21,7 @@ BLOCK_CHANNELS = 64
 """Most channels of the groups that are multiplied together."""
 
 
-def by_convolution(
-    window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
-) -> Array:
+def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
     """Slide the cotangent, dilated by the strides, over the images, and sum over the batch."""
 
     def compute(images: Array, cotangent: Array) -> Array:
@@ -33,72 +31,69 @@ def by_convolution(
             channels // window.groups, height, width, window.groups * batch
         )
         kernel = via_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
+        by_channel, pads = crop(by_channel, window.weight_grad_pads)
         if lowering.engine == "onednn":
-            return _onednn(window, by_channel, kernel)
-        return _xla(window, by_channel, kernel)
+            across = Slide(window.dilation, pads, window.strides, window.groups)
+            return onednn.convolve(by_channel, kernel, across, jnp.float32)
+        return lax.conv_general_dilated(
+            by_channel,
+            kernel,
+            window.dilation,
+            pads,
+            rhs_dilation=window.strides,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=window.groups,
+        )
 
-    gradient = in_chunks(compute, lowering.images, images, cotangent)
+    gradient = sum_chunks(compute, lowering.images, images, cotangent)
     return gradient.transpose(1, 2, 0, 3).astype(images.dtype)
-
-
-def _xla(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
-    by_channel, pads = crop(by_channel, window.weight_grad_pads)
-    return lax.conv_general_dilated(
-        by_channel,
-        kernel,
-        window.dilation,
-        pads,
-        rhs_dilation=window.strides,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=window.groups,
-    )
-
-
-def _onednn(window: ConvWindow, by_channel: Array, kernel: Array) -> Array:
-    by_channel, pads = crop(by_channel, window.weight_grad_pads)
-    across = Slide(window.dilation, pads, window.strides, window.groups)
-    return onednn.convolve(by_channel, kernel, across, jnp.float32)
 
 
 def per_tap_matmul(
     window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
     """One product for each kernel position: the pixels under it times the cotangent."""
-    channels, features = images.shape[-1], cotangent.shape[-1]
+    channels = images.shape[-1]
+    features = cotangent.shape[-1]
 
     def compute(images: Array, cotangent: Array) -> Array:
         right = cotangent.reshape(-1, features)
         return jnp.stack(
             [
                 multiply_by_rows(lowering.engine, pixels.reshape(-1, channels), right)
-                for pixels in shifted(window, images)
+                for pixels in kernel_taps(window, images)
             ]
         )
 
-    gradient = in_chunks(compute, lowering.images, images, cotangent)
+    gradient = sum_chunks(compute, lowering.images, images, cotangent)
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
 def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
     """im2col: one row for each patch of the images, and one product with the cotangent."""
-    channels, features = images.shape[-1], cotangent.shape[-1]
+    channels = images.shape[-1]
+    features = cotangent.shape[-1]
 
     def compute(images: Array, cotangent: Array) -> Array:
         rows = patches(window, images)
         return multiply_by_rows(lowering.engine, rows, cotangent.reshape(-1, features))
 
-    gradient = in_chunks(compute, lowering.images, images, cotangent)
+    gradient = sum_chunks(compute, lowering.images, images, cotangent)
     return gradient.reshape(*window.kernel, channels, features).astype(images.dtype)
 
 
 def grouped_as_dense(
     window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """One product for each kernel position and block of groups, of which the diagonal is kept.
+    """One product for each kernel position and block of groups; the result is its diagonal.
 
-    It multiplies more than is needed, but in large products.
+    It has more multiplications than the convolution, but in large products.
     """
-    groups, count = window.groups, _groups_in_a_block(window.groups, images, cotangent)
+    groups = window.groups
+    # The largest divisor of `groups` with at most `BLOCK_CHANNELS` channels, at least 1.
+    largest = max(images.shape[-1], cotangent.shape[-1]) // groups
+    most = max(1, BLOCK_CHANNELS // largest)
+    count = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
 
     def compute(images: Array, cotangent: Array) -> Array:
         blocks, right = (_split(array, groups // count) for array in (images, cotangent))
@@ -106,11 +101,11 @@ def grouped_as_dense(
         return jnp.stack(
             [
                 multiply_by_rows(lowering.engine, pixels.reshape(*right.shape[:2], -1), right)
-                for pixels in shifted(window, blocks)
+                for pixels in kernel_taps(window, blocks)
             ]
         )
 
-    products = in_chunks(compute, lowering.images, images, cotangent)
+    products = sum_chunks(compute, lowering.images, images, cotangent)
     channels, features = (array.shape[-1] // groups for array in (images, cotangent))
     grid = products.reshape(-1, groups // count, count, channels, count, features)
     within = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
@@ -118,18 +113,8 @@ def grouped_as_dense(
     return within.reshape(*window.kernel, channels, groups * features).astype(images.dtype)
 
 
-def _groups_in_a_block(groups: int, images: Array, cotangent: Array) -> int:
-    """The largest divisor of `groups` with at most `BLOCK_CHANNELS` channels, at least 1."""
-    largest = max(images.shape[-1], cotangent.shape[-1]) // groups
-    return max(
-        n
-        for n in range(1, groups + 1)
-        if groups % n == 0 and (n == 1 or n * largest <= BLOCK_CHANNELS)
-    )
-
-
 def _split(array: Array, blocks: int) -> Array:
-    """Split channels into blocks, and make each block images of its own: (blocks * B, ...)."""
+    """Split channels into blocks, each with separate images: (blocks * batch, ...)."""
     split = array.reshape(*array.shape[:3], blocks, -1)
     split = via_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
     return split.reshape(-1, *split.shape[2:])

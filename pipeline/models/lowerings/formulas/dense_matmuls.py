@@ -10,14 +10,13 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.problem.formula import Formula, always
-from pipeline.models.lowerings.problem.lowering import Lowering, Role
+from pipeline.models.lowerings.problem.lowering import Formula, Lowering, Role
 from pipeline.models.lowerings.problem.problems import DenseProblem
 
 SUMMED: Mapping[Role, tuple[int, int]] = {
     "forward": (1, 0),
-    "images_gradient": (1, 1),
-    "kernel_gradient": (0, 0),
+    "input_grad": (1, 1),
+    "weight_grad": (0, 0),
 }
 """By role, the axes of the left and of the right matrix that are summed over. Left and right are
 inputs and kernel, cotangent and kernel, inputs and cotangent."""
@@ -25,26 +24,28 @@ inputs and kernel, cotangent and kernel, inputs and cotangent."""
 
 def product(problem: DenseProblem, lowering: Lowering, first: Array, second: Array) -> Array:
     """Left times right."""
-    left, right = _in_order(problem, first, second)
+    left, right = _left_and_right(problem, first, second)
     return _multiply(lowering, left, right, *SUMMED[problem.role])
 
 
-def transposed(problem: DenseProblem, lowering: Lowering, first: Array, second: Array) -> Array:
+def transposed_product(
+    problem: DenseProblem, lowering: Lowering, first: Array, second: Array
+) -> Array:
     """Right times left, and the result transposed.
 
     Libraries split the rows of a product among cores and its columns among vectors, so the order
     decides the speed.
     """
-    left, right = _in_order(problem, first, second)
+    left, right = _left_and_right(problem, first, second)
     summed_left, summed_right = SUMMED[problem.role]
     product = _multiply(lowering, right, left, summed_right, summed_left)
-    # In a call of its own, since XLA would otherwise move the transpose back into the product.
+    # In a separate call, or XLA would move the transpose back into the product.
     with set_xla_metadata(inlineable="false"):
         return jax.jit(jnp.transpose)(product)
 
 
-def _in_order(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
-    return (second, first) if problem.role == "images_gradient" else (first, second)
+def _left_and_right(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
+    return (second, first) if problem.role == "input_grad" else (first, second)
 
 
 def _multiply(
@@ -58,7 +59,7 @@ def _multiply(
 
 
 PRODUCTS: Mapping[Role, Mapping[str, Formula]] = {
-    role: {"product": Formula(product, always), "turned": Formula(transposed, always)}
+    role: {"product": Formula(product), "transposed": Formula(transposed_product)}
     for role in SUMMED
 }
 """By role and name; the first, by XLA, always works."""

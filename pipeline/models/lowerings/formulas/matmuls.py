@@ -1,18 +1,44 @@
-"""Matrix products and convolutions of either engine, in chunks of images, and patches of images."""
+"""Matrix products and convolutions of both engines, chunks of images, and patches of images.
+
+XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations: it
+converts the array to float32, rearranges it, and rounds it back. It copies integers as they are, so
+that bfloat16 values are rearranged as their bits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.lowerings.formulas import onednn
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits, padded, via_bits
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Engine
+
+
+def as_bits(values: Array) -> Array:
+    """bfloat16 as uint16 of the same shape; other types unchanged."""
+    is_bfloat16 = values.dtype == jnp.bfloat16
+    return lax.bitcast_convert_type(values, jnp.uint16) if is_bfloat16 else values
+
+
+def from_bits(bits: Array, dtype: Any) -> Array:
+    """Inverse of `as_bits` for an array of that type."""
+    return lax.bitcast_convert_type(bits, dtype) if jnp.dtype(dtype) == jnp.bfloat16 else bits
+
+
+def via_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
+    """Apply `rearrange`, which only copies values or adds zeros, to arrays of one type."""
+    return from_bits(rearrange(*map(as_bits, arrays)), arrays[0].dtype)
+
+
+def pad_zeros(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
+    """`lax.pad` with zeros."""
+    return via_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
 
 
 def multiply(engine: Engine, a: Array, b: Array) -> Array:
@@ -26,7 +52,8 @@ def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
     """(..., k, m) x (..., k, n) -> (..., m, n), summed over rows. float32."""
     if engine == "onednn":
         return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
-    stack, row = tuple(range(a.ndim - 2)), (a.ndim - 2,)
+    stack = tuple(range(a.ndim - 2))
+    row = (a.ndim - 2,)
     dimensions = ((row, row), (stack, stack))
     return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
@@ -34,8 +61,7 @@ def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
 def convolve(engine: Engine, images: Array, kernel: Array, slide: Slide) -> Array:
     """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
 
-    Cropped first, since XLA:CPU (jaxlib 0.10.2) takes pads of (-1, 1) for none and reads beyond
-    the images.
+    They are cropped first: XLA:CPU (jaxlib 0.10.2) ignores pads of (-1, 1) and reads out of bounds.
     """
     images, pads = crop(images, slide.pads)
     if engine == "onednn":
@@ -55,12 +81,12 @@ def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pai
     """Crop the images by the negative pads, and return them with the remaining pads."""
     crops = [(min(pad, 0), min(after, 0), 0) for pad, after in pads]
     if any(low or high for low, high, _ in crops):
-        images = padded(images, ((0, 0, 0), *crops, (0, 0, 0)))
+        images = pad_zeros(images, ((0, 0, 0), *crops, (0, 0, 0)))
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     return images, (rows, columns)
 
 
-def in_chunks(
+def sum_chunks(
     compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
 ) -> Array:
     """The sum of `compute` over chunks of `size` images of both arrays, which stay in the cache."""
@@ -79,7 +105,7 @@ def in_chunks(
     return lax.fori_loop(0, count, lambda i, total: total + compute(*chunk(i)), start)
 
 
-def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
+def map_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
     """`compute` on chunks of `size` images, one after the other, results concatenated."""
     if size is None or size >= images.shape[0]:
         return compute(images)
@@ -89,24 +115,22 @@ def over_chunks(compute: Callable[[Array], Array], size: int | None, images: Arr
     return from_bits(results.reshape(images.shape[0], *results.shape[2:]), dtype)
 
 
-def shifted(window: ConvWindow, images: Array) -> Iterator[Array]:
+def kernel_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
     """Yield, for each kernel position, row by row, the pixels under it: (B, H', W', C)."""
-    whole = as_bits(padded(images, ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))))
-    (down, across), (height, width) = window.strides, window.output_size
+    config = ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))
+    bits = as_bits(pad_zeros(images, config))
+    batch, _, _, channels = bits.shape
+    down, across = window.strides
     for row in range(window.rows.kernel):
         for column in range(window.columns.kernel):
-            top, left = row * window.rows.dilation, column * window.columns.dilation
-            stop = (top + (height - 1) * down + 1, left + (width - 1) * across + 1)
-            bits = lax.slice(
-                whole,
-                (0, top, left, 0),
-                (whole.shape[0], *stop, whole.shape[3]),
-                (1, down, across, 1),
-            )
-            yield from_bits(bits, images.dtype)
+            top = row * window.rows.dilation
+            left = column * window.columns.dilation
+            stop = (top + window.rows.last_offset + 1, left + window.columns.last_offset + 1)
+            tap = lax.slice(bits, (0, top, left, 0), (batch, *stop, channels), (1, down, across, 1))
+            yield from_bits(tap, images.dtype)
 
 
 def patches(window: ConvWindow, images: Array) -> Array:
     """One row of pixels for each result: (B * H' * W', kernel height * width * C)."""
-    rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *shifted(window, images))
+    rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *kernel_taps(window, images))
     return rows.reshape(-1, rows.shape[-1])

@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits
-from pipeline.models.lowerings.formulas.matmuls import over_chunks
+from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits, map_chunks
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.formula import Formula, always
-from pipeline.models.lowerings.problem.lowering import Lowering, Role
+from pipeline.models.lowerings.problem.lowering import Formula, Lowering, Role
 from pipeline.models.lowerings.problem.problems import PoolingProblem
 
 
-def by_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
+def pool_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
     """Reduce one axis after the other, by maxima of strided slices.
 
     16-bit values are compared, and their gradient summed, in float32: XLA:CPU would convert them
@@ -35,25 +33,25 @@ def by_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair])
 
 
 def axes(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
-    """`by_axes`, in chunks of images."""
-    return over_chunks(lambda chunk: _by_axes(problem, chunk), lowering.images, images)
+    """`pool_axes`, in chunks of images."""
+    return map_chunks(lambda chunk: _pool_chunk(problem, chunk), lowering.images, images)
 
 
-def reduced(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
-    """XLA's own `reduce_window`."""
+def reduce_window(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
+    """XLA's `reduce_window`."""
     lowest = jnp.array(-jnp.inf, images.dtype)
     pads = ((0, 0), *problem.pads, (0, 0))
-    window, strides = (1, *problem.window, 1), (1, *problem.strides, 1)
-    return lax.reduce_window(images, lowest, lax.max, window, strides, pads)
+    window = (1, *problem.window, 1)
+    return lax.reduce_window(images, lowest, lax.max, window, (1, *problem.strides, 1), pads)
 
 
 def axes_gradient(
     problem: PoolingProblem, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """The gradient that jax derives of `by_axes`, in chunks of images; tied values share it."""
+    """The gradient that jax derives of `pool_axes`, in chunks of images; tied values share it."""
 
     def pull(images: Array, cotangent: Array) -> Array:
-        return jax.vjp(functools.partial(_by_axes, problem), images)[1](cotangent)[0]
+        return jax.vjp(functools.partial(_pool_chunk, problem), images)[1](cotangent)[0]
 
     if lowering.images is None or lowering.images >= problem.batch:
         return pull(images, cotangent)
@@ -63,20 +61,20 @@ def axes_gradient(
     )
 
     def chunk(bits: tuple[Array, Array]) -> Array:
-        return as_bits(pull(*(from_bits(each, dtype) for each in bits)))
+        return as_bits(pull(from_bits(bits[0], dtype), from_bits(bits[1], dtype)))
 
     return from_bits(lax.map(chunk, chunks).reshape(problem.shape), dtype)
 
 
-def _by_axes(problem: PoolingProblem, images: Array) -> Array:
-    return by_axes(images, problem.window, problem.strides, problem.pads)
+def _pool_chunk(problem: PoolingProblem, images: Array) -> Array:
+    return pool_axes(images, problem.window, problem.strides, problem.pads)
 
 
 POOLINGS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
-        "axes": Formula(axes, always, ("xla",), chunked=True),
-        "reduced": Formula(reduced, always, ("xla",)),
+        "axes": Formula(axes, engines=("xla",), chunked=True),
+        "reduced": Formula(reduce_window, engines=("xla",)),
     },
-    "images_gradient": {"axes": Formula(axes_gradient, always, ("xla",), chunked=True)},
+    "input_grad": {"axes": Formula(axes_gradient, engines=("xla",), chunked=True)},
 }
 """By role and name; the first, of all images at once, is the plain one."""

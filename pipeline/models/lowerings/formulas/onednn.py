@@ -3,11 +3,10 @@
 jaxlib for x86-64 Linux is built with oneDNN (its directory `xla/service/cpu` has the custom calls
 and `onednn_config.proto` their configuration), but its compiler uses another library, YNNPACK.
 The convolution is 1.2 to 2.5 times as fast in float32 on AVX-512, some 3 times with bfloat16
-operands where the processor multiplies those.
+operands if the processor multiplies those.
 
-A call that oneDNN refuses ends the process, and a program with such calls can't be written into
-XLA's persistent cache: `probe` finds out whether calls work, the backend keeps programs with them
-out of the cache.
+A call that oneDNN refuses ends the process, so `probe` tries both in a child process. A program
+with such calls can't be written into XLA's persistent cache.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ def matmul(
     Summed in float32; the result has `dtype`, by default that of `a`.
     """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
-    rows, columns = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
+    rows = a.shape[-1 if transpose_a else -2]
+    columns = b.shape[-2 if transpose_b else -1]
     result = jax.ShapeDtypeStruct((*a.shape[:-2], rows, columns), dtype or a.dtype)
     return _call("matmul", result, config, a, b)
 
@@ -96,9 +96,9 @@ def _call(name: str, result: jax.ShapeDtypeStruct, config: Any, left: Array, rig
 
 
 def probe(dtype: str) -> None:
-    """Check both calls on small operands. Call it in a process of its own.
+    """Check both calls on small operands. Call it in a child process.
 
-    Raises AssertionError where a result is wrong; the process ends where oneDNN refuses.
+    Raises AssertionError for a wrong result; the process ends if oneDNN refuses.
     """
     values = np.linspace(-1, 1, 2 * 6 * 6 * 16, dtype=np.float32)
     images = jnp.asarray(values.reshape(2, 6, 6, 16), dtype)

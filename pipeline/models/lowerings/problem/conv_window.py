@@ -45,15 +45,18 @@ class Axis:
         """Number of results along the axis."""
         return self.last_offset // self.stride + 1
 
+    @property
     def input_grad_pads(self) -> Pair:
         """Pads of the dilated cotangent with which the flipped kernel gives `size` rows."""
         before = self.dilated_extent - self.pads[0]
         return before, self.size - 1 + self.dilated_extent - before - self.last_offset
 
-    def transposed(self) -> Axis:
+    @property
+    def transpose(self) -> Axis:
         """The axis of the flipped kernel over the dilated cotangent, with `size` results."""
-        return Axis(self.last_offset + 1, self.kernel, 1, self.dilation, self.input_grad_pads())
+        return Axis(self.last_offset + 1, self.kernel, 1, self.dilation, self.input_grad_pads)
 
+    @property
     def weight_grad_pads(self) -> Pair:
         """Pads of the images with which the dilated cotangent gives `kernel` rows."""
         before = self.pads[0]
@@ -105,17 +108,17 @@ class ConvWindow:
         return unpadded and self.rows.kernel == self.columns.kernel == self.groups == 1
 
     @property
-    def transposed(self) -> ConvWindow:
+    def transpose(self) -> ConvWindow:
         """The window of the flipped kernel over the dilated cotangent."""
-        return ConvWindow(self.rows.transposed(), self.columns.transposed(), self.groups)
+        return ConvWindow(self.rows.transpose, self.columns.transpose, self.groups)
 
     @property
     def input_grad_pads(self) -> tuple[Pair, Pair]:
-        return self.rows.input_grad_pads(), self.columns.input_grad_pads()
+        return self.rows.input_grad_pads, self.columns.input_grad_pads
 
     @property
     def weight_grad_pads(self) -> tuple[Pair, Pair]:
-        return self.rows.weight_grad_pads(), self.columns.weight_grad_pads()
+        return self.rows.weight_grad_pads, self.columns.weight_grad_pads
 
 
 def make_window(

@@ -1,18 +1,38 @@
-"""Problems that layers compute, lowerings that compute them, and policies that choose one."""
+"""Problems that layers compute, formulas and lowerings that compute them, and policies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
-Role = Literal["forward", "images_gradient", "kernel_gradient"]
-"""The result, the gradient by the input, the gradient by the weights. Banks hold these names. The
-inputs of a dense layer count as images of one pixel."""
+from jax import Array
+
+Role = Literal["forward", "input_grad", "weight_grad"]
+"""The result, the gradient by the input, the gradient by the weights."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Engine = Literal["xla", "onednn"]
 """Library of matrix products and convolutions: the one that XLA picks itself, or oneDNN."""
+
+
+FILE_NAMES: Mapping[str, str] = {
+    "input_grad": "images_gradient",
+    "weight_grad": "kernel_gradient",
+    "im2col": "patches",
+    "pointwise": "pixels",
+    "shifted_sum": "multiply_adds",
+    "per_tap_matmul": "positions",
+    "grouped_as_dense": "blocks",
+    "transposed": "turned",
+}
+"""Names of roles and formulas in knowledge banks and run directories, where they differ."""
+CODE_NAMES = {name: code for code, name in FILE_NAMES.items()}
+
+
+def file_name(name: str) -> str:
+    """Return the name of a role or a formula in files."""
+    return FILE_NAMES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -27,27 +47,38 @@ class Lowering:
     images: int | None = None
 
     def __str__(self) -> str:
+        """`family/engine` or `family/engine/images`, by the names in files."""
         chunk = f"/{self.images}" if self.images else ""
-        return f"{self.family}/{self.engine}{chunk}"
+        return f"{file_name(self.family)}/{self.engine}{chunk}"
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """Parse `family/engine` or `family/engine/images`. Raises ValueError for anything else."""
-        family, engine, *rest = text.split("/")
+        """Parse the text of a lowering. Raises ValueError for anything else."""
+        family, engine, *chunk = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
-        if engine not in engines or len(rest) > 1:
-            raise ValueError(f"{text!r} is no lowering, such as positions/onednn/8")
-        images = int(rest[0]) if rest else None
+        if engine not in engines or len(chunk) > 1:
+            raise ValueError(f"{text!r} isn't a lowering, such as positions/onednn/8")
+        images = int(chunk[0]) if chunk else None
         if images is not None and images < 1:
             raise ValueError(f"{text!r}: must take at least one image at a time")
-        return Lowering(family, engines[engines.index(engine)], images)
+        return Lowering(CODE_NAMES.get(family, family), engines[engines.index(engine)], images)
 
 
 DEFAULT = Lowering("default")
 
 WIDENED: Mapping[str, str] = {"float16": "float32"}
 """Types that no library multiplies on a CPU, and the type that each is computed in. Sums are
-float32 in any case; only the result is rounded."""
+float32 for all types; only the result is rounded."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A computation, `compute(problem, lowering, *operands)`, and the problems that it fits."""
+
+    compute: Callable[..., Array]
+    fits: Callable[[Any], bool] = lambda problem: True
+    engines: tuple[Engine, ...] = ("xla", "onednn")
+    chunked: bool = False
 
 
 class Problem(Protocol):
@@ -87,7 +118,7 @@ class LoweringPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Lowerings:
-    """A policy by table; a problem that is not in it gets the default."""
+    """A policy by table; other problems get the default."""
 
     chosen: tuple[tuple[str, Lowering], ...] = ()
     """Problems, as text, and their lowerings."""

@@ -10,14 +10,30 @@ from jax import Array
 
 from pipeline.core.host.item_sizes import item_bytes
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair
-from pipeline.models.lowerings.problem.lowering import WIDENED, Role
+from pipeline.models.lowerings.problem.lowering import WIDENED, Role, file_name
 
 Kind = Literal["conv2d", "dense", "max_pool"]
+Shape = tuple[int, ...]
 
 
 def itemsize(dtype: str) -> int:
     """Bytes of a value while it is computed: 4 for the types of `WIDENED`."""
     return item_bytes(WIDENED.get(dtype, dtype))
+
+
+def _operand_shapes(
+    role: Role, inputs: Shape, kernel: Shape, cotangent: Shape
+) -> tuple[Shape, ...]:
+    shapes = {
+        "forward": (inputs, kernel),
+        "input_grad": (kernel, cotangent),
+        "weight_grad": (inputs, cotangent),
+    }
+    return shapes[role]
+
+
+def _pads_text(pads: tuple[Pair, Pair]) -> str:
+    return ",".join(f"{before}+{after}" for before, after in pads)
 
 
 @dataclass(frozen=True)
@@ -33,18 +49,13 @@ class ConvolutionProblem:
     dtype: str
 
     @property
-    def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def operand_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the two arrays that the role reads, in the order of its formulas."""
         w = self.window
         images = (self.batch, *w.sizes, self.channels)
         kernel = (*w.kernel, self.channels // w.groups, self.features)
         cotangent = (self.batch, *w.output_size, self.features)
-        pairs = {
-            "forward": (images, kernel),
-            "images_gradient": (kernel, cotangent),
-            "kernel_gradient": (images, cotangent),
-        }
-        return pairs[self.role]
+        return _operand_shapes(self.role, images, kernel, cotangent)
 
     @property
     def flops(self) -> int:
@@ -70,11 +81,11 @@ class ConvolutionProblem:
 
     def __str__(self) -> str:
         w = self.window
-        pads = ",".join(f"{before}+{after}" for before, after in w.pads)
         return (
-            f"{self.kind} {self.role} {self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
+            f"{self.kind} {file_name(self.role)} "
+            f"{self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
             f"kernel {w.kernel[0]}x{w.kernel[1]}x{self.features} "
-            f"stride {w.strides[0]}x{w.strides[1]} pads {pads} "
+            f"stride {w.strides[0]}x{w.strides[1]} pads {_pads_text(w.pads)} "
             f"dilation {w.dilation[0]}x{w.dilation[1]} groups {w.groups} {self.dtype}"
         )
 
@@ -83,8 +94,8 @@ def convolution_problem(
     role: Role, window: ConvWindow, images: Array, kernel: Array
 ) -> ConvolutionProblem:
     """The problem of one role of a convolution with these operands."""
-    batch, channels, features = images.shape[0], images.shape[3], kernel.shape[3]
-    return ConvolutionProblem(role, window, batch, channels, features, str(images.dtype))
+    batch, _, _, channels = images.shape
+    return ConvolutionProblem(role, window, batch, channels, kernel.shape[3], str(images.dtype))
 
 
 @dataclass(frozen=True)
@@ -99,16 +110,11 @@ class DenseProblem:
     dtype: str
 
     @property
-    def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def operand_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the two matrices that the role reads, in the order of its formulas."""
-        inputs, kernel = (self.batch, self.channels), (self.channels, self.features)
+        kernel = (self.channels, self.features)
         cotangent = (self.batch, self.features)
-        pairs = {
-            "forward": (inputs, kernel),
-            "images_gradient": (kernel, cotangent),
-            "kernel_gradient": (inputs, cotangent),
-        }
-        return pairs[self.role]
+        return _operand_shapes(self.role, (self.batch, self.channels), kernel, cotangent)
 
     @property
     def flops(self) -> int:
@@ -122,7 +128,7 @@ class DenseProblem:
 
     def __str__(self) -> str:
         shape = f"{self.batch}x{self.channels} kernel {self.channels}x{self.features}"
-        return f"{self.kind} {self.role} {shape} {self.dtype}"
+        return f"{self.kind} {file_name(self.role)} {shape} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class PoolingProblem:
 
     kind: ClassVar[Kind] = "max_pool"
     role: Role
-    shape: tuple[int, ...]
+    shape: Shape
     window: Pair
     strides: Pair
     pads: tuple[Pair, Pair]
@@ -139,11 +145,11 @@ class PoolingProblem:
 
     @property
     def batch(self) -> int:
-        """Samples, or channels where those come first."""
+        """Samples, or channels if those are the first axis."""
         return self.shape[0]
 
     @property
-    def pooled(self) -> tuple[int, ...]:
+    def output_shape(self) -> Shape:
         """The shape of the maxima."""
         height, width = (
             (size + sum(pad) - window) // stride + 1
@@ -154,9 +160,9 @@ class PoolingProblem:
         return (self.shape[0], height, width, self.shape[3])
 
     @property
-    def operand_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def operand_shapes(self) -> tuple[Shape, ...]:
         """Shapes of the images, and for the gradient also of the cotangent."""
-        return (self.shape,) if self.role == "forward" else (self.shape, self.pooled)
+        return (self.shape,) if self.role == "forward" else (self.shape, self.output_shape)
 
     @property
     def sample_bytes(self) -> int:
@@ -165,8 +171,7 @@ class PoolingProblem:
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        pads = ",".join(f"{before}+{after}" for before, after in self.pads)
         return (
-            f"{self.kind} {self.role} {shape} window {self.window[0]}x{self.window[1]} "
-            f"stride {self.strides[0]}x{self.strides[1]} pads {pads} {self.dtype}"
+            f"{self.kind} {file_name(self.role)} {shape} window {self.window[0]}x{self.window[1]} "
+            f"stride {self.strides[0]}x{self.strides[1]} pads {_pads_text(self.pads)} {self.dtype}"
         )

@@ -33,8 +33,7 @@ def describe_device(device: jax.Device) -> str:
 
 
 def scopes_from(device: jax.Device) -> tuple[str, ...]:
-    """The scope of timings on the device, then those of the instruction sets that it has besides,
-    with which it can compute in the same way."""
+    """The scope of timings on the device, then the scopes of its lesser instruction sets."""
     if not platform_of(device.platform).is_host:
         return (f"{device.platform} {device.device_kind}",)
     flags = _cpu_flags()
@@ -43,12 +42,11 @@ def scopes_from(device: jax.Device) -> tuple[str, ...]:
 
 
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
-    """XLA, and oneDNN where it passes its probe; the outcome is kept in `folder`."""
-    plain: frozenset[Engine] = frozenset(("xla",))
-    if not (platform_of(device.platform).is_host and _may_have_onednn()):
-        return plain
-    able = _passes_probe(WIDENED.get(dtype, dtype), folder)
-    return plain | {"onednn"} if able else plain
+    """XLA, and oneDNN if it passes its probe, whose result `folder` keeps."""
+    is_host = platform_of(device.platform).is_host
+    if is_host and _may_have_onednn() and _passes_probe(WIDENED.get(dtype, dtype), folder):
+        return frozenset(("xla", "onednn"))
+    return frozenset(("xla",))
 
 
 def _may_have_onednn() -> bool:
@@ -58,45 +56,38 @@ def _may_have_onednn() -> bool:
 def _passes_probe(dtype: str, folder: Path) -> bool:
     """Whether oneDNN computes correctly; probed once for every jaxlib and processor.
 
-    In a process of its own, because a call that oneDNN refuses ends the process.
+    In a child process, since a call that oneDNN refuses ends the process.
     """
     limit = os.environ.get(ONEDNN_LIMIT)
     key = f"jaxlib {jaxlib.__version__}, {describe_device(jax.devices('cpu')[0])}, {dtype}"
     key += f", at most {limit}" if limit else ""
-    known = _read(folder)
-    if key not in known:
-        code = f"from pipeline.models.lowerings.formulas.onednn import probe; probe({dtype!r})"
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                env=environment,
-                capture_output=True,
-                timeout=PROBE_TIMEOUT_S,
-            )
-            known[key] = done.returncode == 0
-        except subprocess.TimeoutExpired:
-            known[key] = False
-        _write(folder, known)
-    return known[key]
-
-
-def _read(folder: Path) -> dict[str, bool]:
-    """Results of earlier probes; none where the file can't be read, which costs another probe."""
+    file = folder / "engines.json"
     try:
-        known = read_json(folder / "engines.json")
+        results = read_json(file)
     except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def _write(folder: Path, known: dict[str, bool]) -> None:
+        results = None
+    if not isinstance(results, dict):
+        results = {}
+    if key in results:
+        return bool(results[key])
+    code = f"from pipeline.models.lowerings.formulas.onednn import probe; probe({dtype!r})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+        )
+        results[key] = done.returncode == 0
+    except subprocess.TimeoutExpired:
+        results[key] = False
     try:
         make_private(folder)
-        write_whole(folder / "engines.json", json.dumps(known, indent=1) + "\n")
+        write_whole(file, json.dumps(results, indent=1) + "\n")
     except OSError:
-        # Where the result can't be kept, the next run probes again.
+        # The next run probes again.
         pass
+    return bool(results[key])
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -11,39 +11,40 @@ from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 
 LARGE_FLOPS = 50_000_000
-"""Smallest convolution that is worth a library call of its own."""
+"""Smallest convolution that is worth a library call."""
 
 LARGE_GROUPED_FLOPS = 2_000_000
-"""The same for one in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
+"""The same in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
 
 LARGE_DENSE_FLOPS = 100_000_000
-"""Smallest product of a dense layer that is worth one. The gradient of the kernel sums over the
-rows of both operands, which oneDNN transposes in blocks: microseconds (rows, inputs, features) by
-XLA and by oneDNN, 2 cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256:
-5,793 -> 2,665; 4096, 128, 512: 2,989 -> 1,606. In bfloat16 oneDNN multiplies all three as they are,
+"""Smallest product of a dense layer that is worth one. The weight gradient sums over the rows of
+both operands, which oneDNN transposes in blocks: microseconds (rows, inputs, features) by XLA and
+by oneDNN, 2 cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256: 5,793 ->
+2,665; 4096, 128, 512: 2,989 -> 1,606. In bfloat16 oneDNN multiplies all three without conversion,
 XLA converts them to float32: a step of a ViT of 192 features took 301 ms, and takes 239."""
 
-MIN_FEATURES, MIN_TERMS = 16, 64
+MIN_FEATURES = 16
+MIN_TERMS = 64
 """Fewest features, and fewest terms of a result's sum, with which oneDNN fills its vectors."""
 
 CHUNK_BYTES = 1 << 20
 """Size of a chunk of the cotangent: about half of a core's L2 cache."""
 
 GROUPED_IMAGES = 4
-"""Images at a time for the gradient of a kernel in groups."""
+"""Images at a time for a weight gradient in groups."""
 
 MIN_TILED = 7
 """Results a side from which Winograd's tiles of 4 x 4 are full enough to win."""
 
 PREFERRED: Mapping[Role, Sequence[str]] = {
     "forward": ("winograd4", "convolution"),
-    "images_gradient": ("winograd4", "phases", "convolution"),
-    "kernel_gradient": ("winograd4", "convolution"),
+    "input_grad": ("winograd4", "phases", "convolution"),
+    "weight_grad": ("winograd4", "convolution"),
 }
 POINTWISE: Mapping[Role, str] = {
     "forward": "convolution",
-    "images_gradient": "pixels",
-    "kernel_gradient": "positions",
+    "input_grad": "pointwise",
+    "weight_grad": "per_tap_matmul",
 }
 """Formulas by role: the first that fits the problem, and the one for kernels of one pixel."""
 
@@ -52,7 +53,7 @@ def is_worth_a_call(problem: Problem) -> bool:
     """Whether a problem is one for oneDNN: a large convolution with channels enough, or a large
     product of a dense layer in bfloat16 or for the gradient of its kernel."""
     if isinstance(problem, DenseProblem):
-        suited = problem.role == "kernel_gradient" or problem.dtype == "bfloat16"
+        suited = problem.role == "weight_grad" or problem.dtype == "bfloat16"
         return suited and problem.flops >= LARGE_DENSE_FLOPS
     if not isinstance(problem, ConvolutionProblem):
         return False
@@ -64,68 +65,57 @@ def is_worth_a_call(problem: Problem) -> bool:
 
 
 def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
-    """Choose by a rule, which sums up the tuner's results on AVX-512 for residual networks.
+    """Choose by a rule that summarises the tuner's results on AVX-512 for residual networks.
 
     A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
-    gradients of a kernel of one pixel get one matrix product; dense layers see `_dense`; all else
-    gets the default.
+    gradients of a kernel of one pixel get one matrix product; all else gets the default.
     """
     called = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):
-        return _dense(problem, called)
+        return _choose_dense(problem, called)
     if not isinstance(problem, ConvolutionProblem):
         return DEFAULT
     if problem.window.groups > 1:
-        return _by_groups(problem) if called else _by_xla(problem)
+        return _choose_grouped(problem, called)
     if not called:
         return DEFAULT
     if problem.window.is_pointwise:
         return Lowering(POINTWISE[problem.role], "onednn")
-    by_onednn = [each for each in candidates(problem, engines) if each.engine == "onednn"]
+    # Images whose cotangent has about CHUNK_BYTES.
+    height, width = problem.window.output_size
+    chunk = max(1, CHUNK_BYTES // (height * width * problem.features * problem.itemsize))
+    by_onednn = [how for how in candidates(problem, engines) if how.engine == "onednn"]
     for family in PREFERRED[problem.role]:
-        fitting = [
-            each for each in by_onednn if each.family == family and _is_tiled_well(each, problem)
-        ]
+        if family == "winograd4" and min(height, width) < MIN_TILED:
+            continue
+        fitting = [how for how in by_onednn if how.family == family]
         if fitting:
-            return min(
-                fitting, key=lambda each: abs((each.images or problem.batch) - _chunk(problem))
-            )
+            return min(fitting, key=lambda how: abs((how.images or problem.batch) - chunk))
     return DEFAULT
 
 
-def _dense(problem: DenseProblem, called: bool) -> Lowering:
-    """oneDNN's product where it is worth a call. In bfloat16 the gradient of a kernel of many
-    features is a product in its own order: jax derives its transpose, and XLA, which rounds before
-    it transposes back, does not fold that into the product."""
+def _choose_dense(problem: DenseProblem, called: bool) -> Lowering:
+    """oneDNN's product if it is worth a call.
+
+    Else, the weight gradient of many features in bfloat16 is a product: jax derives its transpose,
+    and XLA, which rounds before it transposes back, can't fold that into the product.
+    """
     if called:
         return Lowering("product", "onednn")
-    rounded = problem.dtype == "bfloat16" and problem.role == "kernel_gradient"
-    return Lowering("product") if rounded and problem.features > FEW_FEATURES else DEFAULT
+    is_rounded = problem.dtype == "bfloat16" and problem.role == "weight_grad"
+    return Lowering("product") if is_rounded and problem.features > FEW_FEATURES else DEFAULT
 
 
-def _by_groups(problem: ConvolutionProblem) -> Lowering:
-    """oneDNN's convolution. In the kernel's gradient the images of a chunk are the channels of each
-    group; with one image at a time a depthwise convolution stays one."""
-    if problem.role != "kernel_gradient":
-        return Lowering("convolution", "onednn")
-    images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
-    return Lowering("convolution", "onednn", images)
+def _choose_grouped(problem: ConvolutionProblem, called: bool) -> Lowering:
+    """oneDNN's convolution, else sums of shifted images for a depthwise one.
 
-
-def _by_xla(problem: ConvolutionProblem) -> Lowering:
-    """Sums of shifted images for a depthwise convolution, else the default."""
-    gradient = problem.role == "kernel_gradient"
-    lowering = Lowering("blocks", images=1) if gradient else Lowering("multiply_adds")
+    In oneDNN's weight gradient the images of a chunk are the channels of each group; with one image
+    at a time a depthwise convolution stays one.
+    """
+    is_gradient = problem.role == "weight_grad"
+    if called:
+        images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
+        return Lowering("convolution", "onednn", images if is_gradient else None)
+    lowering = Lowering("grouped_as_dense", images=1) if is_gradient else Lowering("shifted_sum")
     fits = problem.is_depthwise and can_compute(problem, lowering, frozenset(("xla",)))
     return lowering if fits else DEFAULT
-
-
-def _is_tiled_well(lowering: Lowering, problem: ConvolutionProblem) -> bool:
-    return lowering.family != "winograd4" or min(problem.window.output_size) >= MIN_TILED
-
-
-def _chunk(problem: ConvolutionProblem) -> int:
-    """Number of images whose cotangent has about `CHUNK_BYTES`."""
-    height, width = problem.window.output_size
-    image_bytes = height * width * problem.features * problem.itemsize
-    return max(1, CHUNK_BYTES // image_bytes)

@@ -1,4 +1,4 @@
-"""SearchResult for the fastest candidate: exhaustive, or genetic."""
+"""Search for the fastest candidate: exhaustive, or genetic."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Mode = Literal["off", "bank", "tune", "repeat"]
 everything."""
 
 Strategy = Literal["exhaustive", "ga"]
-POPULATION, GENERATIONS, ELITE = 6, 3, 2
+POPULATION = 6
+GENERATIONS = 3
+ELITE = 2
 HOPELESS = 2.0
-"""A candidate that takes this many times as long as the best is timed only once."""
+"""A candidate with this multiple of the best time is timed only once."""
 
 Clock = Callable[[Lowering, float], float]
 """(lowering, microseconds at which to give up) -> microseconds."""
@@ -46,7 +48,7 @@ def search(
         trials.time(candidates)
         trials.end_round()
     else:
-        _breed(candidates, trials, np.random.default_rng(seed))
+        _search_genetically(candidates, trials, np.random.default_rng(seed))
     return SearchResult(trials.times_us, tuple(trials.rounds))
 
 
@@ -68,7 +70,9 @@ class _Trials:
         self.rounds.append(Round(min(self.times_us.values())))
 
 
-def _breed(candidates: Sequence[Lowering], trials: _Trials, generator: np.random.Generator) -> None:
+def _search_genetically(
+    candidates: Sequence[Lowering], trials: _Trials, generator: np.random.Generator
+) -> None:
     """Time generations of candidates; genes (family, engine, images) come from two of the best."""
     count = min(POPULATION, len(candidates))
     picked = generator.choice(len(candidates), count, replace=False)
@@ -86,7 +90,7 @@ def _breed(candidates: Sequence[Lowering], trials: _Trials, generator: np.random
 def _child(
     elite: Sequence[Lowering], candidates: Sequence[Lowering], generator: np.random.Generator
 ) -> Lowering:
-    """Genes of two parents mixed, one of them replaced by another's: the nearest candidate."""
+    """The candidate nearest to mixed genes of two parents, one of them from another candidate."""
     mother, father = (elite[int(generator.integers(len(elite)))] for _ in range(2))
     stranger = candidates[int(generator.integers(len(candidates)))]
     mutant = int(generator.integers(3))
@@ -96,11 +100,11 @@ def _child(
             zip(_genes(mother), _genes(father), _genes(stranger), strict=True)
         )
     ]
-    return max(candidates, key=lambda lowering: _agreement(_genes(lowering), genes))
 
+    def agreement(lowering: Lowering) -> int:
+        return sum(a == b for a, b in zip(_genes(lowering), genes, strict=True))
 
-def _agreement(genes: Sequence[object], wanted: Sequence[object]) -> int:
-    return sum(a == b for a, b in zip(genes, wanted, strict=True))
+    return max(candidates, key=agreement)
 
 
 def _genes(lowering: Lowering) -> tuple[str, str, int | None]:

@@ -15,17 +15,18 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.models.lowerings.candidates import compute
-from pipeline.models.lowerings.formulas.bf16_bits import as_bits, from_bits
+from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
 from pipeline.models.lowerings.problem.lowering import Lowering, Problem
 
 ROUNDS = 4
 ROUND_S = 0.02
 """Seconds for which a round repeats the computation, from a quarter of it on."""
-MORE, MOST_CALLS = 4, 4096
-"""Factor by which calls in a round grow until it is long enough, and the most of them."""
+MORE = 4
+MOST_CALLS = 4096
+"""Factor by which calls in a round grow until it is long enough, and their maximum."""
 
 SHORTEST_S = 1e-8
-"""Least time that is reported: noise could make the difference 0 or less."""
+"""Least time that is reported: with noise a difference may be 0 or less."""
 
 
 class Timer:
@@ -42,33 +43,32 @@ class Timer:
         round_s: float = ROUND_S,
     ) -> None:
         self._operands = jax.device_put(operands, device)
-        self._rounds, self._round_s = rounds, round_s
+        self._rounds = rounds
+        self._round_s = round_s
 
     def time_us(self, function: Callable[..., Any], give_up_us: float = float("inf")) -> float:
         """Microseconds per call; only one call is timed if it takes `give_up_us`.
 
         The result is the minimum of several rounds, since other load only adds to a time. The time
-        around the loop, such as that of copies of the operands, is subtracted.
+        around the loop, such as copies of the operands, is subtracted.
         """
         lowered = repeatedly(function).lower(self._operands, np.int32(1))
         with no_compile_cache():
             run = lowered.compile()
         self._seconds(run, 1)
-        around_s, once_s = self._seconds(run, 0), self._seconds(run, 1)
-        if (once_s - around_s) * 1e6 > give_up_us:
-            return (once_s - around_s) * 1e6
-        count = self._calls_of_a_round(run, once_s - around_s, around_s)
+        around_s = self._seconds(run, 0)
+        once_s = self._seconds(run, 1)
+        call_s = once_s - around_s
+        if call_s * 1e6 > give_up_us:
+            return call_s * 1e6
+        count = 1
+        round_s = call_s
+        while round_s < self._round_s / MORE and count < MOST_CALLS:
+            count *= MORE
+            round_s = self._seconds(run, count) - around_s
         around_s = min(around_s, *(self._seconds(run, 0) for _ in range(self._rounds)))
         rounds_s = min(self._seconds(run, count) for _ in range(self._rounds)) - around_s
         return 1e6 * max(rounds_s / count, SHORTEST_S)
-
-    def _calls_of_a_round(self, run: Any, seconds: float, around_s: float) -> int:
-        """Return with how many calls a round is long enough; one took `seconds`, if not less."""
-        count = 1
-        while seconds < self._round_s / MORE and count < MOST_CALLS:
-            count *= MORE
-            seconds = self._seconds(run, count) - around_s
-        return count
 
     def _seconds(self, run: Any, count: int) -> float:
         started_at = time.perf_counter()
@@ -90,21 +90,22 @@ class Stopwatch(Timer):
 
 
 def repeatedly(function: Callable[..., Any]) -> Any:
-    """Jit a loop that calls the function `count` times, each on operands that depend on the last
-    result. The whole result is carried, so that the compiler can't skip a part of it.
+    """Jit a loop of `count` calls, each on operands that depend on the last result.
+
+    The loop carries all of the result, so that the compiler can't skip a part of it.
     """
 
     def run(operands: tuple[Any, ...], count: Array) -> Any:
-        first, others = operands[0], operands[1:]
+        first, *constants = operands
         shapes = jax.eval_shape(function, operands)
 
         def body(_: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            # As a call, into which XLA looks from neither side: it could move what other operands
-            # decide out of the loop, or compute a result once more for its corner.
+            # A call that XLA doesn't look into: it could move computations out of the loop, or
+            # compute a result again for its corner.
             with set_xla_metadata(inlineable="false"):
-                result = jax.jit(function)((carry[0], *others))
+                result = jax.jit(function)((carry[0], *constants))
             corners = jnp.stack([_corner(leaf) for leaf in jax.tree.leaves(result)])
-            return _nudged(carry[0], 1e-30 * corners.astype(jnp.float32).sum()), result
+            return _add_to_corner(carry[0], 1e-30 * corners.astype(jnp.float32).sum()), result
 
         start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
         return lax.fori_loop(0, count, body, (first, start))[1]
@@ -116,9 +117,9 @@ def _corner(array: Array) -> Array:
     return from_bits(as_bits(array)[(0,) * array.ndim], array.dtype)
 
 
-def _nudged(array: Array, by: Array) -> Array:
+def _add_to_corner(array: Array, number: Array) -> Array:
     """The array with `by` added to its first value, in place."""
-    value = (_corner(array) + by).astype(array.dtype)
+    value = (_corner(array) + number).astype(array.dtype)
     return from_bits(as_bits(array).at[(0,) * array.ndim].set(as_bits(value)), array.dtype)
 
 

@@ -1,5 +1,4 @@
-"""Choose lowerings: look a computation up in the banks, tune it where the mode says so, and
-keep the results."""
+"""Choose lowerings and layouts: from the banks, by timing candidates, or by a rule."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowering,
     Lowerings,
     Problem,
+    file_name,
 )
-from pipeline.models.lowerings.tune.layouts import TimedLayout
 from pipeline.models.lowerings.tune.machine import find_engines, scopes_from
 from pipeline.models.lowerings.tune.rule import is_worth_a_call, usual_lowering
 from pipeline.models.lowerings.tune.search import Mode, Strategy, search
@@ -42,11 +41,64 @@ from pipeline.models.lowerings.tune.timing import Stopwatch
 BUILT_IN = Path(__file__).parent / "built_in.json"
 """Bank of the shapes of the shipped recipes, on the devices that its keys name."""
 
-WORTH_SHARE, WORTH_US = 0.1, 1000.0
-"""oneDNN is called where it saves at least this share of the time of all problems, and this many
-microseconds a step: a program that calls it is compiled again in every process."""
+WORTH_SHARE = 0.1
+WORTH_US = 1000.0
+"""oneDNN is called if it saves this share of the time of all problems and these microseconds a
+step: a program that calls it is compiled again in every process."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
+
+
+BUILT_IN_LAYOUTS = Path(__file__).parent / "built_in_layouts.json"
+"""Bank of the shipped recipes, on the devices that its keys name."""
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+@dataclass(frozen=True)
+class TimedLayout:
+    """Times of a network's step in every layout, in microseconds."""
+
+    key: str
+    times_us: Mapping[Layout, float]
+    status: Status
+
+    @property
+    def best(self) -> Layout:
+        """The fastest layout."""
+        return min(LAYOUTS, key=self.times_us.__getitem__)
+
+    def to_operator(self) -> Mapping[str, Any]:
+        """Entry of AutoTune's result file; `before_tune` is NHWC."""
+        op = ("network", "layout")
+        times_us = (self.times_us["nhwc"], self.times_us[self.best])
+        return {**operator_record(op, self.key, *times_us, self.status), "layout": self.best}
+
+
+def find_layout(
+    key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
+) -> TimedLayout | None:
+    """Look a network up in the banks, or time it by `clock` in each layout if the mode says so.
+
+    Raises RunError for a file that isn't a bank.
+    """
+    banks = Banks(folder / "layouts.json", BUILT_IN_LAYOUTS, check_layout_entry)
+    entry = banks.read().get(key)
+    if mode != "repeat" and (entry is not None or mode == "bank"):
+        if entry is None:
+            return None
+        return TimedLayout(key, {layout: entry[layout] for layout in LAYOUTS}, "bank_hit")
+    times_us = {layout: clock(layout) for layout in LAYOUTS}
+    banks.add({key: dict(times_us.items())})
+    return TimedLayout(key, times_us, "bank_append" if entry is None else "bank_update")
+
+
+def check_layout_entry(entry: Entry) -> Entry:
+    """The entry. Raises ValueError unless it has a positive number for every layout."""
+    times_us = {str(layout): float(entry[layout]) for layout in LAYOUTS}
+    if not all(0 < us < float("inf") for us in times_us.values()):
+        raise ValueError(f"times {times_us}")
+    return times_us
 
 
 @dataclass(frozen=True)
@@ -56,12 +108,12 @@ class Tuning:
     mode: Mode
     strategy: Strategy
     folder: Path
-    kept: Lowerings | None = None
-    """Lowerings of an earlier part of the run, which the rest must use too."""
+    fixed: Lowerings | None = None
+    """Lowerings of an earlier part of the run, which stay."""
 
     @property
     def bank(self) -> Path:
-        """The user's bank. Its entries replace those of the built-in one."""
+        """The user's bank. Its entries replace built-in ones."""
         return self.folder / "lowerings.json"
 
 
@@ -75,7 +127,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class TunedProblem:
-    """Times of a problem: the default before, the best after, and the best by XLA alone (plain)."""
+    """Times of a problem: the default (before), the best (after), the best of XLA (plain)."""
 
     problem: Problem
     before_us: float
@@ -101,7 +153,7 @@ class LoweringChoice:
     layout: Layout = "nhwc"
     """Layout of the images between the layers."""
     layout_found: TimedLayout | None = None
-    """Times of the layouts; None where the layout is chosen by rule."""
+    """Times of the layouts; None if the layout is chosen by rule."""
 
     @property
     def calls_onednn(self) -> bool:
@@ -111,13 +163,8 @@ class LoweringChoice:
     @property
     def tuned(self) -> int:
         """Number of problems and layouts that were timed in this run."""
-        statuses = [result.status for result in self.results]
-        statuses += [result.status for result in self._layouts]
-        return sum(status != "bank_hit" for status in statuses)
-
-    @property
-    def _layouts(self) -> tuple[TimedLayout, ...]:
-        return () if self.layout_found is None else (self.layout_found,)
+        layouts = () if self.layout_found is None else (self.layout_found,)
+        return sum(result.status != "bank_hit" for result in (*self.results, *layouts))
 
     def to_document(self) -> dict[str, Any]:
         """Return the layout and the lowering of each problem as JSON."""
@@ -134,7 +181,7 @@ class LoweringChoice:
         return LoweringChoice(lowerings, layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
-        """AutoTune's result file: times in microseconds, the bank's part as booleans.
+        """AutoTune's result file: times in microseconds, the bank's status as booleans.
 
         The totals are sums over the operators; the layout of the network is listed after them.
         """
@@ -143,7 +190,8 @@ class LoweringChoice:
             "after_tune": sum(result.after.us for result in self.results),
         }
         operators = [_operator(result) for result in self.results]
-        operators += [result.to_operator() for result in self._layouts]
+        if self.layout_found is not None:
+            operators.append(self.layout_found.to_operator())
         return {"result_data": totals, "operators": operators}
 
 
@@ -152,78 +200,75 @@ def choose_lowerings(
 ) -> LoweringChoice:
     """Choose a lowering for every problem. `watch` is entered around the tuning of each.
 
-    Raises RunError for a bank that is not one, and for a kept lowering that can't be carried out.
+    Raises RunError for a bank that is not one, and for a fixed lowering that can't be carried out.
     """
     requested = tuple(problems)
-    if tuning.kept is not None:
-        return _as_before(tuning.kept, requested, device, tuning.folder)
+    if tuning.fixed is not None:
+        return _check_fixed(tuning.fixed, requested, device, tuning.folder)
     if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
-    known = banks.read()
-    here, *lesser = scopes_from(device)
-    if tuning.mode == "bank":
-        known = _with_lesser(known, requested, here, lesser)
-    keys = {problem: f"{problem} on {here}" for problem in requested}
-    calls = (_calls_onednn(known.get(keys[p])) or is_worth_a_call(p) for p in requested)
-    needed = tuning.mode != "bank" or any(calls)
-    engines = _engines(requested, device, tuning.folder) if needed else {}
-    results, ruled = [], []
-    for problem, key in keys.items():
+    scopes = scopes_from(device)
+    entries = _find_entries(banks.read(), requested, scopes, tuning.mode)
+    # The probe of oneDNN is a process that takes most of a second.
+    needs_engines = tuning.mode != "bank" or any(
+        is_worth_a_call(problem) or (entry is not None and _parse_after(entry).engine == "onednn")
+        for problem, entry in entries.items()
+    )
+    engines = _find_engines(requested, device, tuning.folder) if needs_engines else {}
+    results = []
+    ruled = []
+    for problem, entry in entries.items():
         available = engines.get(problem.dtype, frozenset(("xla",)))
-        result = _tune_one(problem, known.get(key), available, device, tuning, watch)
+        result = _tune_one(problem, entry, available, device, tuning, watch)
         if result is None:
             ruled.append((str(problem), usual_lowering(problem, available)))
             continue
         results.append(result)
         if result.status in ("bank_append", "bank_update"):
             # Each one at once: a large network takes minutes, and the run may be stopped.
-            banks.add({key: _entry(result)})
+            banks.add({f"{problem} on {scopes[0]}": _entry(result)})
     return _choose(tuple(results), tuple(ruled))
 
 
-def _with_lesser(
-    known: Mapping[str, Entry], problems: tuple[Problem, ...], here: str, lesser: Sequence[str]
-) -> dict[str, Entry]:
-    """The entries, and those of lesser instruction sets for problems without one.
-
-    In ResNet-18 what was found on AVX-512 is 5 to 10 % faster than the rule's choice on a
-    processor with AMX that can't be used.
-    """
-    found = dict(known)
-    for problem in problems:
-        entries = (known.get(f"{problem} on {scope}") for scope in (here, *lesser))
-        entry = next((entry for entry in entries if entry is not None), None)
-        if entry is not None:
-            found[f"{problem} on {here}"] = entry
-    return found
+def _find_entries(
+    bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
+) -> dict[Problem, Entry | None]:
+    """Return the entry of each problem. Unless they are tuned, entries of lesser instruction sets
+    stand in: on a processor whose AMX can't be used, those of AVX-512 are 5 to 10 % faster in
+    ResNet-18 than the rule's choices."""
+    scopes = scopes if mode == "bank" else scopes[:1]
+    return {
+        problem: next(
+            (bank[key] for scope in scopes if (key := f"{problem} on {scope}") in bank), None
+        )
+        for problem in problems
+    }
 
 
-def _engines(
-    problems: tuple[Problem, ...], device: jax.Device, folder: Path
+def _find_engines(
+    problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> Mapping[str, frozenset[Engine]]:
     """Usable engines by dtype."""
     dtypes = dict.fromkeys(problem.dtype for problem in problems)
     return {dtype: find_engines(device, dtype, folder) for dtype in dtypes}
 
 
-def _as_before(
-    kept: Lowerings,
-    problems: tuple[Problem, ...],
-    device: jax.Device,
-    folder: Path,
+def _check_fixed(
+    lowerings: Lowerings, problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> LoweringChoice:
+    """Return the choice of an earlier part of the run. Raises RunError if it can't be computed."""
     by_text = {str(problem): problem for problem in problems}
-    requested = [(by_text[text], lowering) for text, lowering in kept.chosen if text in by_text]
+    requested = [(by_text[text], how) for text, how in lowerings.chosen if text in by_text]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
-    engines = _engines(problems, device, folder) if wants_onednn else {}
+    engines = _find_engines(problems, device, folder) if wants_onednn else {}
+    chooses = platform_of(device.platform).chooses_lowerings
     for problem, lowering in requested:
-        here = engines.get(problem.dtype, frozenset(("xla",)))
-        chooses = platform_of(device.platform).chooses_lowerings
-        able = chooses and can_compute(problem, lowering, here)
-        if lowering != DEFAULT and not able:
+        available = engines.get(problem.dtype, frozenset(("xla",)))
+        can_be_computed = chooses and can_compute(problem, lowering, available)
+        if lowering != DEFAULT and not can_be_computed:
             raise RunError(f"{lowering} can't compute {problem} here, as this run did before")
-    return LoweringChoice(kept)
+    return LoweringChoice(lowerings)
 
 
 def _tune_one(
@@ -234,8 +279,11 @@ def _tune_one(
     tuning: Tuning,
     watch: ProgressClock,
 ) -> TunedProblem | None:
-    """Result of the bank, else of a search; of a repeated search and the bank, the faster one."""
-    banked = _from_bank(problem, entry, engines)
+    """Result of the bank, else of a search; the faster of both if a search is repeated.
+
+    None if the mode is to search nothing, and the bank has no result for this machine.
+    """
+    banked = _from_entry(problem, entry, engines)
     if banked is None and tuning.mode == "bank":
         return None
 
@@ -253,7 +301,8 @@ def _search(
 ) -> TunedProblem:
     seed = zlib.crc32(str(problem).encode())
     result = search(lowerings, Stopwatch(problem, device), strategy, seed)
-    best, plain = result.best(), result.best(lambda lowering: lowering.engine == "xla")
+    best = result.best()
+    plain = result.best(lambda lowering: lowering.engine == "xla")
     return TunedProblem(
         problem,
         before_us=result.times_us[lowerings[0]],
@@ -264,21 +313,18 @@ def _search(
     )
 
 
-def _calls_onednn(entry: Entry | None) -> bool:
-    """Whether the entry needs oneDNN, whose probe is a process that takes most of a second."""
-    return entry is not None and Lowering.parse(entry["after"]["lowering"]).engine == "onednn"
+def _parse_after(entry: Entry) -> Lowering:
+    return Lowering.parse(entry["after"]["lowering"])
 
 
-def _from_bank(
+def _from_entry(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
 ) -> TunedProblem | None:
-    """Result of a bank; None where it names a lowering that this machine can't compute."""
+    """Result of a bank; None if this machine can't compute its lowerings."""
     if entry is None:
         return None
-    after, plain = (
-        Timed(Lowering.parse(entry[name]["lowering"]), entry[name]["us"])
-        for name in ("after", "plain")
-    )
+    after = Timed(_parse_after(entry), entry["after"]["us"])
+    plain = Timed(Lowering.parse(entry["plain"]["lowering"]), entry["plain"]["us"])
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
     return TunedProblem(problem, entry["before_us"], after, plain, "bank_hit")
@@ -287,7 +333,7 @@ def _from_bank(
 def _choose(
     results: tuple[TunedProblem, ...], ruled: tuple[tuple[str, Lowering], ...]
 ) -> LoweringChoice:
-    """Take the best of each, and oneDNN only where it saves more than it costs to compile."""
+    """Take the best of each, with oneDNN only if it saves more than it costs to compile."""
     saved_us = sum(result.plain.us - result.after.us for result in results)
     total_us = sum(result.plain.us for result in results)
     worth = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
@@ -318,10 +364,10 @@ def check_lowering_entry(entry: Entry) -> Entry:
 
 
 def _operator(result: TunedProblem) -> Mapping[str, Any]:
-    problem = result.problem
-    op = (problem.kind, problem.role)
+    op = (result.problem.kind, file_name(result.problem.role))
+    lowering = result.after.lowering
     return {
-        **operator_record(op, str(problem), result.before_us, result.us, result.status),
-        "lowering": asdict(result.after.lowering),
+        **operator_record(op, str(result.problem), result.before_us, result.us, result.status),
+        "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
         "ticks_best": ticks_best(result.rounds),
     }

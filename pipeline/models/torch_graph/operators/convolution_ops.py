@@ -13,7 +13,7 @@ from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.conv2d_transpose import transpose_window
 from pipeline.models.lowerings.dense import dense_product
-from pipeline.models.lowerings.formulas.rotate_and_swap import rotate_and_swap
+from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.backends.graph.replay.interpreter import Interpreter
+from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import Cause, Origin, first_cause
-from pipeline.backends.graph.replay.values import ReplayValue
 
 
 def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:

@@ -17,6 +17,7 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowerings,
     RecordingPolicy,
     Role,
+    file_name,
 )
 from pipeline.models.lowerings.problem.problems import DenseProblem
 from tests.models.lowerings.engines import engines_here
@@ -42,8 +43,8 @@ def exact(role: Role, m: dict[str, np.ndarray]) -> np.ndarray:
     inputs, kernel, cotangent = (m[name].astype(np.float64) for name in m)
     results = {
         "forward": inputs @ kernel,
-        "images_gradient": cotangent @ kernel.T,
-        "kernel_gradient": inputs.T @ cotangent,
+        "input_grad": cotangent @ kernel.T,
+        "weight_grad": inputs.T @ cotangent,
     }
     return results[role]
 
@@ -56,8 +57,8 @@ def test_all_equal_the_product(role: Role, dtype: str) -> None:
     m, problem = matrices(dtype), DenseProblem(role, BATCH, CHANNELS, FEATURES, dtype)
     reads = {
         "forward": ("inputs", "kernel"),
-        "images_gradient": ("kernel", "cotangent"),
-        "kernel_gradient": ("inputs", "cotangent"),
+        "input_grad": ("kernel", "cotangent"),
+        "weight_grad": ("inputs", "cotangent"),
     }
     operands = [m[name] for name in reads[role]]
     assert tuple(operand.shape for operand in operands) == problem.operand_shapes
@@ -77,7 +78,7 @@ def test_the_plain_product_comes_first_and_every_family_is_tried(role: Role) -> 
     lowerings = candidates(problem, BOTH)
     assert lowerings[0] == Lowering("product")
     assert {lowering.family for lowering in lowerings} == set(PRODUCTS[role])
-    assert str(problem) == f"dense {role} 6x17 kernel 17x10 float32"
+    assert str(problem) == f"dense {file_name(role)} 6x17 kernel 17x10 float32"
 
 
 def test_tokens_pose_the_products_of_all_their_rows() -> None:
@@ -101,7 +102,7 @@ def test_what_is_chosen_for_one_product_leaves_the_others(
     m = matrices("float32")
     inputs, cotangent = m["inputs"].reshape(shape), m["cotangent"].reshape(*shape[:-1], -1)
     problem = DenseProblem(role, BATCH, CHANNELS, FEATURES, "float32")
-    chosen = Lowerings(((str(problem), Lowering("turned")),))
+    chosen = Lowerings(((str(problem), Lowering("transposed")),))
     dimensions = (((len(shape) - 1,), (0,)), ((), ()))
 
     def results(policy: Lowerings) -> tuple[jax.Array, ...]:

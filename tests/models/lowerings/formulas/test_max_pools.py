@@ -21,7 +21,7 @@ from pipeline.models.lowerings.problem.lowering import (
 from pipeline.models.lowerings.problem.problems import PoolingProblem
 
 BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
-ROLES: tuple[Role, ...] = ("forward", "images_gradient")
+ROLES: tuple[Role, ...] = ("forward", "input_grad")
 SHAPE = (4, 9, 8, 3)
 Geometry = tuple[Pair, Pair, tuple[Pair, Pair]]
 GEOMETRIES: tuple[Geometry, ...] = (
@@ -47,8 +47,8 @@ def test_all_equal_the_default_and_its_gradient(geometry: Geometry, dtype: str) 
     images = few_values(SHAPE, dtype)
     y, pull = jax.vjp(lambda images: max_pool(images, *geometry), images)
     cotangent = few_values(y.shape, dtype)
-    reads = {"forward": (images,), "images_gradient": (images, cotangent)}
-    expected = {"forward": y, "images_gradient": pull(cotangent)[0]}
+    reads = {"forward": (images,), "input_grad": (images, cotangent)}
+    expected = {"forward": y, "input_grad": pull(cotangent)[0]}
     for role in ROLES:
         problem = PoolingProblem(role, SHAPE, *geometry, dtype)
         assert tuple(array.shape for array in reads[role]) == problem.operand_shapes
@@ -94,4 +94,4 @@ def test_a_layer_takes_what_is_chosen(role: Role) -> None:
     np.testing.assert_allclose(ours[1], default[1], rtol=1e-6)
     text = str(jax.make_jaxpr(jax.grad(loss), static_argnums=1)(images, chosen))
     assert ("reduce_window" in text) is (role == "forward")
-    assert ("scan" in text) is (role == "images_gradient")
+    assert ("scan" in text) is (role == "input_grad")

@@ -15,6 +15,7 @@ from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_windo
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,
     DEFAULTS,
+    FILE_NAMES,
     ROLES,
     Lowering,
     Lowerings,
@@ -28,7 +29,7 @@ from tests.models.lowerings.problems import PROBLEMS, parse_problem
 BATCH, SIZES, CHANNELS, FEATURES = 2, (9, 7), 4, 6
 WAYS = st.builds(
     Lowering,
-    st.sampled_from(("convolution", "patches", "default")),
+    st.sampled_from(("convolution", "im2col", "default")),
     st.sampled_from(("xla", "onednn")),
     st.none() | st.integers(1, 512),
 )
@@ -49,7 +50,7 @@ def test_the_text_of_a_problem_says_all_of_it(asked: ConvolutionProblem) -> None
 
 
 def test_the_text_of_a_problem_stays_as_banks_have_it() -> None:
-    assert str(problem("kernel_gradient", "SAME", 2)) == (
+    assert str(problem("weight_grad", "SAME", 2)) == (
         "conv2d kernel_gradient 2x9x7x4 kernel 3x2x6 stride 2x1 pads 1+1,1+1 "
         "dilation 1x2 groups 2 float32"
     )
@@ -75,8 +76,8 @@ def test_operands_have_the_shapes_that_a_convolution_has(padding: str, groups: i
     )
     assert images == (BATCH, *SIZES, CHANNELS)
     assert kernel == (3, 2, CHANNELS // groups, FEATURES)
-    assert asked["images_gradient"].operand_shapes == (kernel, result.shape)
-    assert asked["kernel_gradient"].operand_shapes == (images, result.shape)
+    assert asked["input_grad"].operand_shapes == (kernel, result.shape)
+    assert asked["weight_grad"].operand_shapes == (images, result.shape)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -103,8 +104,14 @@ def test_operations_are_as_many_as_xla_counts(role: Role, groups: int) -> None:
     assert problem(role, "VALID", groups).flops == cost["flops"]
 
 
+@pytest.mark.parametrize(("family", "name"), FILE_NAMES.items())
+def test_files_keep_their_names(family: str, name: str) -> None:
+    assert str(Lowering(family)) == f"{name}/xla"
+    assert Lowering.parse(f"{name}/onednn/8") == Lowering(family, "onednn", 8)
+
+
 def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default() -> None:
-    lowering = Lowering("patches", "onednn", 8)
+    lowering = Lowering("im2col", "onednn", 8)
     chosen = Lowerings(((str(problem()), lowering),))
     assert chosen.choose(problem()) == lowering
     assert chosen.choose(problem(padding="SAME")) == DEFAULT
@@ -113,9 +120,9 @@ def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default()
 
 def test_choices_are_compared_and_hashed_by_what_was_chosen() -> None:
     """As flax does with a module's fields, to tell whether a function was traced before."""
-    one, other = (Lowerings((("a", Lowering(name)),)) for name in ("pixels", "patches"))
-    assert hash(one) == hash(Lowerings((("a", Lowering("pixels")),)))
-    assert one == Lowerings((("a", Lowering("pixels")),))
+    one, other = (Lowerings((("a", Lowering(name)),)) for name in ("pointwise", "im2col"))
+    assert hash(one) == hash(Lowerings((("a", Lowering("pointwise")),)))
+    assert one == Lowerings((("a", Lowering("pointwise")),))
     assert one != other
 
 

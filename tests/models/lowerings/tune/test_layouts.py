@@ -10,8 +10,8 @@ import pytest
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import BANK_VERSION, read_bank
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.tune import layouts
-from pipeline.models.lowerings.tune.layouts import TimedLayout, find_layout
+from pipeline.models.lowerings.tune import tuner
+from pipeline.models.lowerings.tune.tuner import TimedLayout, find_layout
 
 KEY = "network 0123 4x8x8x1 float32 on some cpu"
 TIMES: dict[Layout, float] = {"nhwc": 3.0, "chwn": 2.0}
@@ -31,7 +31,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def nothing_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "BUILT_IN", tmp_path / "none.json")
+    monkeypatch.setattr(tuner, "BUILT_IN_LAYOUTS", tmp_path / "none.json")
 
 
 def test_a_bank_that_knows_nothing_leaves_it_to_the_rule(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_users_bank_is_before_the_built_in_one(
     built_in = tmp_path / "built_in.json"
     entries = {KEY: {"nhwc": 1.0, "chwn": 2.0}}
     built_in.write_text(json.dumps({"version": BANK_VERSION, "entries": entries}))
-    monkeypatch.setattr(layouts, "BUILT_IN", built_in)
+    monkeypatch.setattr(tuner, "BUILT_IN_LAYOUTS", built_in)
     folder = tmp_path / "user"
     found = find_layout(KEY, "bank", folder, Clock({}))
     assert found is not None
@@ -97,5 +97,7 @@ def test_a_bank_that_is_none_is_named(entry: object, tmp_path: Path) -> None:
 
 
 def test_the_shipped_bank_can_be_read() -> None:
-    entries = read_bank(Path(layouts.__file__).parent / "built_in_layouts.json", layouts._checked)
+    entries = read_bank(
+        Path(tuner.__file__).parent / "built_in_layouts.json", tuner.check_layout_entry
+    )
     assert all(key.startswith("network ") and " on cpu " in key for key in entries)

@@ -52,20 +52,20 @@ def test_winograd_multiplies_in_float32_alone() -> None:
     }
     assert families == {
         "forward": "convolution",
-        "images_gradient": "convolution",
-        "kernel_gradient": "winograd4",
+        "input_grad": "convolution",
+        "weight_grad": "winograd4",
     }
 
 
 def test_strided_gradients_are_taken_apart_into_phases() -> None:
-    problem = convolution("images_gradient", 64, 32, stride=2, batch=32)
+    problem = convolution("input_grad", 64, 32, stride=2, batch=32)
     assert usual_lowering(problem, BOTH).family == "phases"
 
 
 @pytest.mark.parametrize(("stride", "family"), [(1, "winograd4"), (2, "convolution")])
 def test_the_kernels_gradient_looks_at_what_fits_into_the_cache(stride: int, family: str) -> None:
     """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
-    problem = convolution("kernel_gradient", 64, 32 * stride, stride=stride, batch=64)
+    problem = convolution("weight_grad", 64, 32 * stride, stride=stride, batch=64)
     assert str(usual_lowering(problem, BOTH)) == f"{family}/onednn/4"
 
 
@@ -78,12 +78,12 @@ def test_gradients_of_a_pixel_wide_kernel_are_products_of_matrices(stride: int) 
     }
     assert families == {
         "forward": "convolution/onednn",
-        "images_gradient": "pixels/onednn",
-        "kernel_gradient": "positions/onednn",
+        "input_grad": "pixels/onednn",
+        "weight_grad": "positions/onednn",
     }
 
 
-@pytest.mark.parametrize("role", ["forward", "kernel_gradient"])
+@pytest.mark.parametrize("role", ["forward", "weight_grad"])
 def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> None:
     wide, narrow = (
         replace(convolution(role, 3, 224, kernel, stride=2), features=64) for kernel in (7, 3)
@@ -100,8 +100,8 @@ def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
     }
     assert lowerings == {
         "forward": "convolution/onednn",
-        "images_gradient": "convolution/onednn",
-        "kernel_gradient": f"convolution/onednn/{images}",
+        "input_grad": "convolution/onednn",
+        "weight_grad": f"convolution/onednn/{images}",
     }
 
 
@@ -123,8 +123,8 @@ def test_channels_alone_are_summed_without_onednn() -> None:
     }
     assert lowerings == {
         "forward": "multiply_adds/xla",
-        "images_gradient": "multiply_adds/xla",
-        "kernel_gradient": "blocks/xla/1",
+        "input_grad": "multiply_adds/xla",
+        "weight_grad": "blocks/xla/1",
     }
     assert usual_lowering(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT
 
@@ -134,9 +134,9 @@ def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> Non
         return usual_lowering(DenseProblem(role, rows, 256, 256, dtype), engines)
 
     onednn = Lowering("product", "onednn")
-    assert usual("kernel_gradient", 2048, "float32") == onednn
+    assert usual("weight_grad", 2048, "float32") == onednn
     assert usual("forward", 2048, "float32") == DEFAULT
-    assert usual("images_gradient", 2048, "float32") == DEFAULT
+    assert usual("input_grad", 2048, "float32") == DEFAULT
     assert {usual(role, 2048, "bfloat16") for role in ROLES} == {onednn}
     assert {usual(role, 64, "float32") for role in ROLES} == {DEFAULT}
 
@@ -145,8 +145,8 @@ def test_the_gradient_of_a_dense_kernel_in_bfloat16_is_not_turned_around() -> No
     def usual(role: Role, features: int, dtype: str = "bfloat16") -> Lowering:
         return usual_lowering(DenseProblem(role, 2048, 256, features, dtype), XLA)
 
-    assert usual("kernel_gradient", 256) == Lowering("product")
-    assert usual("kernel_gradient", 256, "float32") == DEFAULT
-    assert usual("forward", 256) == usual("images_gradient", 256) == DEFAULT
+    assert usual("weight_grad", 256) == Lowering("product")
+    assert usual("weight_grad", 256, "float32") == DEFAULT
+    assert usual("forward", 256) == usual("input_grad", 256) == DEFAULT
     # With few features the default computes it transposed.
-    assert usual("kernel_gradient", FEW_FEATURES) == DEFAULT
+    assert usual("weight_grad", FEW_FEATURES) == DEFAULT

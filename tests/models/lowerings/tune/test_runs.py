@@ -61,15 +61,15 @@ DIGITS = [
 """The shipped images, 22 steps a pass."""
 
 CHOSEN = {
-    "8x8x1 kernel 3x3x8": ("multiply_adds", None, "patches/16"),
-    "8x8x8 kernel 3x3x8": ("patches/8", "phases", "positions/32"),
-    "4x4x8 kernel 1x1x8": ("pixels", "pixels", "positions"),
-    "4x4x8 kernel 3x3x8": ("convolution", "multiply_adds", "blocks/16"),
+    "8x8x1 kernel 3x3x8": ("shifted_sum", None, "im2col/16"),
+    "8x8x8 kernel 3x3x8": ("im2col/8", "phases", "per_tap_matmul/32"),
+    "4x4x8 kernel 1x1x8": ("pointwise", "pointwise", "per_tap_matmul"),
+    "4x4x8 kernel 3x3x8": ("convolution", "shifted_sum", "grouped_as_dense/16"),
     "4x4x8 kernel 3x3x6": ("winograd2", "winograd2", "winograd2/8"),
     "4x4x6 kernel 3x3x7": ("winograd4/8", "winograd4", "winograd4/16"),
     "4x4x7 kernel 3x3x8": ("convolution", "convolution", "convolution/8"),
     "max_pool": ("reduced", "axes/16", None),
-    "dense": ("turned", "turned", "turned"),
+    "dense": ("transposed", "transposed", "transposed"),
 }
 """Families, and images at a time, by role; nobody asks for the gradient of the input."""
 

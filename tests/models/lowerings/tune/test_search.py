@@ -22,7 +22,7 @@ STRATEGIES: tuple[Strategy, ...] = ("exhaustive", "ga")
 
 WAYS = st.builds(
     Lowering,
-    st.sampled_from(("convolution", "patches", "positions", "pixels")),
+    st.sampled_from(("convolution", "im2col", "per_tap_matmul", "pointwise")),
     st.sampled_from(("xla", "onednn")),
     st.sampled_from((None, 1, 2, 4, 8, 16, 32, 64)),
 )
@@ -109,7 +109,7 @@ def test_what_takes_twice_as_long_as_the_best_so_far_is_given_up(
 
 MANY = {
     Lowering(family, engine, images): float(images or 100)
-    for family in ("convolution", "patches", "positions")
+    for family in ("convolution", "im2col", "per_tap_matmul")
     for engine in ("xla", "onednn")
     for images in (None, 1, 2, 4, 8, 16, 32, 64)
 }
@@ -123,7 +123,7 @@ def test_another_seed_tries_others() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_best_of_some_is_found_among_them(strategy: Strategy) -> None:
     times_us = {Lowering("convolution"): 9.0, Lowering("convolution", "onednn"): 1.0}
-    times_us |= {Lowering("patches"): 5.0}
+    times_us |= {Lowering("im2col"): 5.0}
     found, _ = searched(times_us, strategy)
     assert found.best() == Lowering("convolution", "onednn")
-    assert found.best(lambda lowering: lowering.engine == "xla") == Lowering("patches")
+    assert found.best(lambda lowering: lowering.engine == "xla") == Lowering("im2col")

@@ -49,7 +49,7 @@ def operands(problem: ConvolutionProblem) -> list[jax.Array]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("role", "dtype"), [*((role, "float32") for role in ROLES), ("kernel_gradient", "bfloat16")]
+    ("role", "dtype"), [*((role, "float32") for role in ROLES), ("weight_grad", "bfloat16")]
 )
 def test_the_loop_computes_what_is_timed(role: Role, dtype: str) -> None:
     """All of every result: what nobody reads, a compiler leaves out."""
@@ -91,7 +91,7 @@ def test_every_repetition_needs_the_one_before(dtype: str) -> None:
 
 def test_operands_are_as_asked_for_and_not_too_small() -> None:
     """Numbers below the normal range make arithmetic slow."""
-    for problem in (small("forward"), small("kernel_gradient", "bfloat16")):
+    for problem in (small("forward"), small("weight_grad", "bfloat16")):
         for made, shape in zip(operands(problem), problem.operand_shapes, strict=True):
             values = np.abs(np.asarray(made, np.float32))
             assert (made.shape, made.dtype) == (shape, problem.dtype)

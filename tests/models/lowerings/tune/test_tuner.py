@@ -16,6 +16,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import read_bank
 from pipeline.models.lowerings.candidates import FORMULAS, candidates
 from pipeline.models.lowerings.problem.lowering import (
+    CODE_NAMES,
     DEFAULT,
     DEFAULTS,
     Engine,
@@ -165,8 +166,8 @@ def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Benc
 
 
 def test_exhaustive_tuning_times_every_candidate_and_takes_the_fastest(bench: Bench) -> None:
-    fastest = {"forward": "patches/onednn", "images_gradient": "convolution/onednn"}
-    fastest["kernel_gradient"] = "positions/xla"
+    fastest = {"forward": "patches/onednn", "input_grad": "convolution/onednn"}
+    fastest["weight_grad"] = "positions/xla"
 
     def times(problem: Problem, how: Lowering) -> float:
         return 2000.0 if str(how) == fastest[problem.role] else 5000.0
@@ -337,7 +338,7 @@ def test_a_broken_bank_is_named_and_left_as_it_is(mode: Mode, text: str, bench: 
 @pytest.mark.parametrize(
     ("lowering", "us"),
     [
-        ("patches", 1.0),
+        ("im2col", 1.0),
         ("patches/mkl", 1.0),
         ("patches/xla/some", 1.0),
         ("patches/xla", 0.0),
@@ -468,7 +469,7 @@ def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
         assert entry["after"]["us"] <= entry["plain"]["us"] <= entry["before_us"], key
         for name, engines in (("after", BOTH), ("plain", XLA)):
             lowering = Lowering.parse(entry[name]["lowering"])
-            family = FORMULAS[kind][role][lowering.family]
+            family = FORMULAS[kind][CODE_NAMES.get(role, role)][lowering.family]
             assert lowering.engine in family.engines
             assert family.chunked or lowering.images is None
             if kind == "conv2d":
