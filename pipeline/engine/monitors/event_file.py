@@ -53,9 +53,8 @@ class EventFile:
 
         data = event.SerializeToString()
         head = struct.pack("<Q", len(data))
-        for part in (head, struct.pack("<I", masked_crc32c(head)), data):
-            self._file.write(part)
-        self._file.write(struct.pack("<I", masked_crc32c(data)))
+        for text in (head, data):
+            self._file.write(text + struct.pack("<I", masked_crc32c(text)))
 
     def add_scalars(
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
