@@ -118,7 +118,14 @@ def make_changes(
 ) -> Any:
     """Change each image of RGB bytes by the row of its number, int32 (batch,)."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
-    values = look_up(xp, values, _select_levels(xp, values, changes, numbers))
+    counts = histograms(xp, values)
+    levels = xp.asarray(changes.levels)[numbers][:, None]
+    for name, table in (
+        ("AutoContrast", stretch_table(xp, counts)),
+        ("Equalize", equalize_table(xp, counts)),
+    ):
+        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
+    values = look_up(xp, values, levels)
     base = mean_grey(values)
     for name, candidate in (
         ("Color", grey(values)[..., None]),
@@ -133,18 +140,6 @@ def make_changes(
 def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
     """Whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
-
-
-def _select_levels(xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-    """The table of levels of each image's channels, int32 (batch, 3, 256)."""
-    counts = histograms(xp, values)
-    levels = xp.asarray(changes.levels)[numbers][:, None]
-    for name, table in (
-        ("AutoContrast", stretch_table(xp, counts)),
-        ("Equalize", equalize_table(xp, counts)),
-    ):
-        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
-    return levels
 
 
 LEVELS = 256

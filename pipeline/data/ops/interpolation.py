@@ -57,7 +57,12 @@ def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
     rows = across.sum(xp, values.astype(np.int32), 2)
     if down.pixels.shape[-1] > 2:
         total = down.sum(xp, rows, 1)
-        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), _after_lanes(*total.shape[2:]))
+        # OpenCV's vectors take eight bytes at a time, and round halves to even. It rounds halves up
+        # in the bytes after them, at the end of a row.
+        width, channels = total.shape[2:]
+        place = np.arange(width * channels).reshape(width, channels)
+        halves_up = place >= width * channels // _LANES * _LANES
+        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
     # OpenCV keeps 16 bits of either product here, and so it rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
@@ -140,15 +145,6 @@ def _overlaps(source: int, target: int) -> tuple[Taps, int]:
     overlap = np.minimum(begin + cell, (covered + 1) * pixel) - np.maximum(begin, covered * pixel)
     pixels = covered.clip(0, source - 1)[None].astype(np.int32)
     return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), cell
-
-
-def _after_lanes(width: int, channels: int) -> np.ndarray:
-    """Mask of the bytes at the end of a row, in which OpenCV rounds halves up, bool (W, C).
-
-    Its vectors take eight bytes at a time, and round halves to even.
-    """
-    count = width * channels
-    return (np.arange(count) >= count // _LANES * _LANES).reshape(width, channels)
 
 
 def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:

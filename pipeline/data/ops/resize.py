@@ -47,7 +47,7 @@ class Resize(GeometricOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
 
     `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)
-    Pillow's, which widen their kernel where the image shrinks. The images are uint8, float16 or
+    Pillow's, which widen their kernel if the image shrinks. The images are uint8, float16 or
     float32 and keep their dtype; Pillow's take uint8 alone.
     """
 

@@ -84,7 +84,7 @@ def ragged_array(
     """A ragged column of values stored one after the other.
 
     Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
-    ValueError where they don't fit together.
+    ValueError if they don't fit together.
     """
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")

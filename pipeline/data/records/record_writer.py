@@ -50,8 +50,8 @@ def write_records(
 ) -> RecordsSpec:
     """Write both splits of a dataset into `folder`, which appears when it is complete.
 
-    Raises RunError where the folder exists already, unless it holds records that may be
-    overwritten, and where it can't be written; DataError where a sample can't be read.
+    Raises RunError if the folder exists already, unless it holds records that may be overwritten,
+    and if it can't be written; DataError if a sample can't be read.
     """
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(

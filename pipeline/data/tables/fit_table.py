@@ -67,7 +67,7 @@ def fit_table(
 ) -> FittedTable:
     """Find the columns `names`, as the training rows have them; those without values are left out.
 
-    Raises ValueError for a column that is none of its type, and where no column is left.
+    Raises ValueError for a column that isn't of its type, and if no column is left.
     """
     columns = [column for name in names for column in _fit(raw, name, rows, options)]
     if not columns:
@@ -88,7 +88,7 @@ def fit_table(
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     """The rows as the table has them, float32 (rows, width).
 
-    Raises ValueError with the row of a value that is no number where the table has numbers.
+    Raises ValueError with the row of a value that must be a number and isn't.
     """
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
@@ -152,14 +152,20 @@ def as_texts(column: Numbers | Texts) -> Texts:
 def _fit(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """A column as the training rows have it: one for each part of a date; none if they have no
-    value of it."""
+    """A column fitted on the training rows: one for each part of a date; none without a value."""
     column = raw.column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
         date_format = _date_format(raw, name, rows, options)
         if date_format is not None:
-            return _fit_date(raw, name, rows, date_format, options)
+            days = _days(raw, name, date_format)[rows]
+            if np.isnan(days).all():
+                return ()
+            columns: list[TableColumn] = []
+            for part in date_parts(days):
+                date = DateColumn(format=date_format, part=part, first_day=float(np.nanmin(days)))
+                columns += _fit_numbers(name, part_values(days, date), options, date)
+            return tuple(columns)
         if kind == "date":
             return ()
     if kind == "auto" and isinstance(column, Texts):
@@ -213,20 +219,6 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
             "dataset.date_format names one, such as %d/%m/%Y"
         )
     return None
-
-
-def _fit_date(
-    raw: RawTable, name: str, rows: np.ndarray, date_format: str, options: FitOptions
-) -> tuple[TableColumn, ...]:
-    days = _days(raw, name, date_format)[rows]
-    if np.isnan(days).all():
-        return ()
-    first_day = float(np.nanmin(days))
-    columns: list[TableColumn] = []
-    for part in date_parts(days):
-        date = DateColumn(format=date_format, part=part, first_day=first_day)
-        columns += _fit_numbers(name, part_values(days, date), options, date)
-    return tuple(columns)
 
 
 def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:

@@ -54,7 +54,9 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:
-        return f"line {_line_of(path, form, row):,}"
+        with _open_rows(path, form) as opened:
+            next(islice(opened.rows, row, None), None)
+            return f"line {opened.line():,}"
 
     with _open_rows(path, form) as opened:
         names = opened.names
@@ -292,10 +294,3 @@ def _column_names(header: list[str]) -> tuple[str, ...]:
     if doubled:
         raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
     return names
-
-
-def _line_of(path: Path, form: TableFormat, row: int) -> int:
-    """The line of the file that a row, counted from 0, ends in."""
-    with _open_rows(path, form) as opened:
-        next(islice(opened.rows, row, None), None)
-        return opened.line()
