@@ -129,7 +129,7 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
     """The file, and the sample in it, at each position of files that are read in turn.
 
     `files` are the numbers of samples, in the order in which files are opened. Returns two int64
-    arrays of as many entries as there are samples.
+    arrays with an entry for each sample.
     """
     # As in tf.data: at the end of its file a place loses one turn, and opens the next file in the
     # turn after.

@@ -33,7 +33,7 @@ _TAIL_BYTES = 4096
 _TURN = Image.Transpose
 _SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
 _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
-"""Turn that makes an image upright, for each orientation of EXIF; there is none for 1."""
+"""Turn that makes an image upright, for each orientation of EXIF but 1."""
 
 # Pillow warns of images above a bound that is beyond ours.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -83,7 +83,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         # Not the method of PNG, which decodes the image to look for EXIF behind it.
         return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
-        return None  # Damaged EXIF is no reason to refuse the pixels.
+        return None  # The pixels are fine without EXIF.
 
 
 def require_whole(

@@ -144,7 +144,7 @@ class LabelColumns:
     def split(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of the rows to train on and of those to evaluate, and the targets.
+        """Labels of the rows to train on, labels of the rows to evaluate, and the targets.
 
         Classes are int32 (n,), all else float32 (n, columns); numbers are standardised. Raises
         ValueError for numbers that are all the same.

@@ -71,7 +71,7 @@ def _source_coordinates(xp: Any, maps: Maps, height: int, width: int) -> tuple[A
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
     """Read bytes (batch, height, width, channels) through one map per sample.
 
-    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" takes any integer
+    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" reads any integer
     dtype.
     """
     x, y = _source_coordinates(xp, maps, *values.shape[1:3])

@@ -40,7 +40,7 @@ class Change:
 class Changes:
     """Tables of n changes: affine maps, levels int32 (n, 256), names, and numbers of blends.
 
-    `blends` are those of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
+    `blends` are tables of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
     """
 
     maps: Maps

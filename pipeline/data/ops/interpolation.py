@@ -2,7 +2,7 @@
 
 MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. Bytes are
 mixed in the same fixed point as there, so that results are equal to the bit, on every device. The
-formulas are those of OpenCV's imgproc/resize and of Pillow's Resample, rebuilt from their results.
+formulas of OpenCV's imgproc/resize and Pillow's Resample were rebuilt from their results.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
         halves_up = place >= width * channels // _LANES * _LANES
         mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
-    # OpenCV keeps 16 bits of either product here, and so it rounds to quarters before it adds.
+    # OpenCV has 16 bits for either product here, and so it rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
 

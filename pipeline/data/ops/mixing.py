@@ -126,7 +126,7 @@ class CutMix(BatchOp):
 def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
     """Mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
-    As in MindSpore, its centre may lie right after the axis, its clipped end excludes the last
+    As in MindSpore, its centre may be right after the axis, its clipped end excludes the last
     pixel, and it has one pixel at least.
     """
     centre = integers(xp, uniforms, length + 1)

@@ -183,8 +183,8 @@ def assign_buckets(
 ) -> np.ndarray:
     """The first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
 
-    A sample that is larger than every bucket goes to the one that keeps most of it under `crop`,
-    else it raises ValueError.
+    With `crop`, a sample that is larger than every bucket goes to the bucket that covers most of
+    it. Raises ValueError for such a sample without `crop`.
     """
     bounds = np.array(buckets)
     covered = np.all(sizes[:, None] <= bounds, axis=-1)

@@ -60,8 +60,8 @@ class ImageFolder(LocalDatasetSpec):
     label_columns: Seq[str] = ()
     """The columns to predict; []: all others."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of those columns. auto: classes in one column, unless it has numbers that are not
-    whole (regression); several columns of 0 and 1 are multi_label, other numbers regression."""
+    """The meaning of the label columns. auto: classes in one column, unless it has numbers that
+    aren't whole (regression); several of 0 and 1 are multi_label, other numbers regression."""
     follow_links: bool = False
     """Read links to images and folders outside of `root` too."""
     image_size: ImageSize | None = None
@@ -251,7 +251,7 @@ class Listing:
     images: tuple[str, ...]
     """The files of a folder by name, then the files of the folders in it."""
     left_out: tuple[str, ...]
-    """Files of other kinds, and what isn't a file: a pipe of such a name would never end."""
+    """Files of other kinds, and entries that aren't files: to read a pipe would never end."""
 
 
 def list_images(
@@ -270,7 +270,7 @@ def list_images(
         current, ancestors = waiting.pop()
         real = current.resolve()
         if real in ancestors:
-            continue  # A link to a folder that it lies in.
+            continue  # A link to a folder that contains it.
         folders = []
         for entry in _scan_folder(current):
             if entry.is_symlink():

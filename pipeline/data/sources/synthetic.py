@@ -45,7 +45,7 @@ class Synthetic(DatasetSpec):
         return like
 
     def facts(self) -> Facts:
-        """The twin's sizes, or those given."""
+        """The twin's sizes, or the recipe's."""
         twin = facts_of(self.like)
         return replace(
             twin,

@@ -51,7 +51,7 @@ class FitOptions:
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """Read a Parquet or, with any other suffix, a CSV file.
 
-    Raises DataError that names the file and what is wrong with it.
+    Raises DataError that names the file and the problem.
     """
     with name_file(path):
         if path.suffix.lower() in PARQUET:
@@ -65,7 +65,7 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
 ) -> FittedTable:
-    """Find the columns `names`, as the training rows have them; those without values are left out.
+    """Find the columns `names`, as the training rows have them, without empty ones.
 
     Raises ValueError for a column that isn't of its type, and if no column is left.
     """
@@ -127,7 +127,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
 def read_rows(path: Path, table: FittedTable) -> np.ndarray:
     """The rows of another file with the columns of a table, encoded, float32 (rows, width).
 
-    Other columns are not read. Raises DataError that names the file and what is wrong with it.
+    Other columns are not read. Raises DataError that names the file and the problem.
     """
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
@@ -224,7 +224,7 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
     """The dates of a column as days since 1970, float64 (rows,), NaN if missing.
 
-    Raises ValueError with the row of a value that is no date of the format.
+    Raises ValueError with the row of a value that isn't a date of the format.
     """
     column = as_texts(raw.column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
@@ -259,8 +259,8 @@ FEWEST_ROWS = 20
 def column_notes(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Lines about columns that number the rows, have too many categories, or dates of which two
-    formats are true. `rows` are those of the training split."""
+    """Lines about columns that number the rows, have too many categories, or dates of two possible
+    formats. `rows` are the rows of the training split."""
     return tuple(
         f"column {shown(column.name)}: {note}"
         for column in table.columns

@@ -205,7 +205,7 @@ class LibraryTokenizer(Tokenizer):
         return self._process.decode(np.fromiter(tokens, np.int32))
 
     def to_bytes(self) -> bytes:
-        """The file as it was given."""
+        """The file, unchanged."""
         return self.content
 
 
