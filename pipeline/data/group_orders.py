@@ -11,7 +11,10 @@ import numpy as np
 from pipeline.data.order import Batches, SampleOrder, pass_order
 
 _CLASS_STREAM = 1 << 63
-"""Keys of these draws, different from the keys of passes and splits."""
+"""Keys of the draws of classes, different from the keys of passes and splits."""
+
+_FILE_STREAM = 3 << 61
+"""Keys of the draws of files, different from the keys of passes, splits and classes."""
 _MAX_INDEX = 2**31 - 1
 
 
@@ -72,10 +75,6 @@ def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
     return order
-
-
-_FILE_STREAM = 3 << 61
-"""Keys of these draws, different from the keys of passes, splits and classes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,9 @@ _TURN = Image.Transpose
 _SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
 _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
 """Turn that makes an image upright, for each orientation of EXIF but 1."""
+IGNORED_COLOUR = (128, 128, 128)
+_GOLDEN = 0.6180339887498949
+"""Hues this share of a turn apart stay apart, however many there are."""
 
 # Pillow warns of images above a bound that is beyond ours.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -129,11 +132,6 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
-
-
-IGNORED_COLOUR = (128, 128, 128)
-_GOLDEN = 0.6180339887498949
-"""Hues this share of a turn apart stay apart, however many there are."""
 
 
 def class_colours(classes: int) -> np.ndarray:

@@ -16,6 +16,10 @@ import numpy as np
 LARGE = 2**20
 """From this number of samples on, a full shuffle is computed without a list of the pass."""
 
+ROUNDS = 4
+"""A Feistel network of random functions is a random permutation from four rounds on (Luby and
+Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with its radix."""
+
 
 @lru_cache(maxsize=2)
 def pass_order(
@@ -198,11 +202,6 @@ class SampleOrder(Batching):
     def _pass_order(self, pass_: int) -> np.ndarray:
         """The samples of a pass, in order, int (samples of the shard,)."""
         return self._samples_at(pass_, np.arange(self.shard_samples))
-
-
-ROUNDS = 4
-"""A Feistel network of random functions is a random permutation from four rounds on (Luby and
-Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with its radix."""
 
 
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:

@@ -26,6 +26,11 @@ from pipeline.data.ops.color import blend_table, grey, look_up_blend, mean_grey
 from pipeline.data.ops.image import Size
 
 BLENDS = ("Contrast", "Color", "Sharpness")
+LEVELS = 256
+_IDENTITY = np.arange(LEVELS, dtype=np.int32)
+_SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
+_STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
+"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def tabulate(changes: Sequence[Change], size: Size) -> Changes:
     numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
     return Changes(
         fixed_maps(np.stack([_matrix(change, height, width) for change in changes]), height, width),
-        np.stack([_levels(change) for change in changes]).astype(np.int32),
+        np.stack([level_table(change) for change in changes]).astype(np.int32),
         np.array([change.name for change in changes]),
         np.concatenate([blend_table(factor, fused) for factor, fused in numbers]),
         np.array([numbers[blend] for blend in blends], np.int32),
@@ -94,18 +99,18 @@ def _matrix(change: Change, height: int, width: int) -> np.ndarray:
     return translation(0, 0)
 
 
-def _levels(change: Change) -> np.ndarray:
-    """The table of levels, (256,)."""
+def level_table(change: Change) -> np.ndarray:
+    """The table of levels of a change, (256,)."""
     match change.name:
-        case "Brightness":
-            return brightness_table(_factor(change))
-        case "Posterize":
-            return posterize_table(int(change.magnitude))
-        case "Solarize":
-            return solarize_table(change.magnitude)
+        case "Brightness":  # as `adjust_brightness` computes it
+            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_factor(change))).clip(0, 255)
+        case "Posterize":  # the highest bits of a level
+            return _IDENTITY & (LEVELS - (1 << (8 - int(change.magnitude))))
+        case "Solarize":  # inverted from a threshold up
+            return np.where(change.magnitude <= _IDENTITY, 255 - _IDENTITY, _IDENTITY)
         case "Invert":
-            return invert_table()
-    return np.arange(LEVELS)
+            return LEVELS - 1 - _IDENTITY
+    return _IDENTITY
 
 
 def make_changes(
@@ -142,13 +147,6 @@ def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
 
-LEVELS = 256
-_IDENTITY = np.arange(LEVELS, dtype=np.int32)
-_SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
-_STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
-
-
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
     """Map bytes through the tables of each sample's channels, (batch, channels or 1, 256)."""
     batch, channels = tables.shape[:2]
@@ -168,7 +166,7 @@ def histograms(xp: Any, values: Any) -> Any:
 
 
 def stretch_table(xp: Any, counts: Any) -> Any:
-    """Tables that spread the levels of each channel over 0..255, of its histogram."""
+    """Tables that spread the levels of each channel over 0..255, as MindSpore's AutoContrast."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
     scaled = xp.asarray(_STRETCHED)[(most - least)[..., 0]]
@@ -177,7 +175,7 @@ def stretch_table(xp: Any, counts: Any) -> Any:
 
 
 def equalize_table(xp: Any, counts: Any) -> Any:
-    """Tables that make the levels of each channel equally frequent, of its histogram."""
+    """Tables that make the levels of each channel equally frequent, as OpenCV's equalizeHist."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     first = xp.take_along_axis(counts, least, axis=-1)
     above = xp.cumsum(counts, axis=-1) - first
@@ -185,26 +183,6 @@ def equalize_table(xp: Any, counts: Any) -> Any:
     scale = np.float32(255) / xp.maximum(total, 1).astype(np.float32)
     table = xp.rint(above.clip(0).astype(np.float32) * scale).astype(np.int32)
     return xp.where(total > 0, table.clip(0, 255), _IDENTITY)
-
-
-def brightness_table(factor: float) -> np.ndarray:
-    """The table of a brightness factor, as `adjust_brightness` computes it."""
-    return np.rint(_IDENTITY.astype(np.float32) * np.float32(factor)).clip(0, 255)
-
-
-def invert_table() -> np.ndarray:
-    """The table that inverts all levels."""
-    return LEVELS - 1 - _IDENTITY
-
-
-def posterize_table(bits: int) -> np.ndarray:
-    """The table that keeps the highest bits of a level."""
-    return _IDENTITY & (LEVELS - (1 << (8 - bits)))
-
-
-def solarize_table(threshold: float) -> np.ndarray:
-    """The table that inverts the levels from a threshold up."""
-    return np.where(threshold <= _IDENTITY, 255 - _IDENTITY, _IDENTITY)
 
 
 def smooth(xp: Any, values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Common types and functions of image ops: sizes, shapes, reading pixels."""
+"""Common types and functions of image ops: sizes, ranges, shapes, reading pixels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ Padding = Annotated[
 ]
 """[top, bottom, left, right] in pixels."""
 
-
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 Axis = Literal[1, 2]
 """The axis of a batch of images that runs down (rows) or across (columns)."""
+
+STEPS = 4096
+"""A drawn number is one of this many even steps of its range. Functions of it, a sine or a square
+root, are computed on the host in float64 for all steps, and looked up: XLA's functions differ from
+numpy's in the last place, which a rounding after them could make a whole pixel."""
 
 
 def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
@@ -94,9 +98,6 @@ def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, value
     from jax import lax
 
     return lax.fori_loop(0, iterations, change, values)
-
-
-STEPS = 4096
 
 
 def _check_order(bounds: tuple[float, float]) -> tuple[float, float]:

@@ -41,6 +41,9 @@ Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "anti
 _AREA_LIMIT = 2**31 // 255
 """Sums of bytes weighted by areas up to this one fit in int32."""
 
+MAX_SIZES = 32
+"""Each size is a branch of the compiled program."""
+
 
 @part("op")
 class Resize(GeometricOp):
@@ -110,10 +113,6 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
         return average(xp, values, size)
     across = widening_taps(width, columns, fixed=fixed)
     return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
-
-
-MAX_SIZES = 32
-"""Each size is a branch of the compiled program."""
 
 
 @part("op")

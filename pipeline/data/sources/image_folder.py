@@ -25,6 +25,7 @@ from pipeline.data.sources.image_columns import image_columns
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
+_LISTED_KINDS = 5
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
@@ -239,9 +240,6 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
         *(path for listing in listings for path in listing.left_out),
     ]
     return ClassImages(paths, labels, tuple(left_out))
-
-
-_LISTED_KINDS = 5
 
 
 @dataclass(frozen=True)

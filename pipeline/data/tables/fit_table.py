@@ -35,6 +35,9 @@ MAX_SAVED_BYTES = 4 << 20
 MISSING = ""
 """The category of a missing value."""
 
+FEWEST_ROWS = 20
+"""In a smaller table values may all differ by chance."""
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -250,10 +253,6 @@ def _fit_category(
     frequent = ranked[: options.max_categories]
     missing = [MISSING] if (column.codes[rows] < 0).any() else []
     return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
-
-
-FEWEST_ROWS = 20
-"""In a smaller table values may all differ by chance."""
 
 
 def column_notes(
