@@ -80,7 +80,7 @@ class Op(MapOp):
 
     @abstractmethod
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Map values of shape (batch, *shape); uniforms have shape (batch, draws)."""
+        """Map values of shape (batch, *shape). Uniforms have shape (batch, draws)."""
 
 
 class GeometricOp(Op):

@@ -150,7 +150,7 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
 class BucketedOrder(SampleOrder):
     """The endless order of a split whose batches are each of one bucket.
 
-    Samples come in the order of their pass and wait in their bucket; when a batch is full, it is
+    Samples come in the order of their pass and wait in their bucket. When a batch is full, it is
     next. Samples that wait at the end are dropped, or come last, bucket by bucket, as in
     MindSpore's `bucket_batch_by_length`; here the batches of a pass are a pure function of
     (seed, pass), computed with one permutation.

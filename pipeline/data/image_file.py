@@ -19,7 +19,7 @@ KINDS = "PNG, JPEG, BMP, GIF and WebP"
 MAX_PIXELS = 2**26
 """A few kilobytes of PNG can stand for any number of them."""
 MAX_SCANS = 200
-"""A progressive JPEG is decoded again for each of its scans; encoders write about ten."""
+"""A progressive JPEG is decoded again for each of its scans. Encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),

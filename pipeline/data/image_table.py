@@ -146,7 +146,7 @@ class LabelColumns:
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
         """Labels of the rows to train on, labels of the rows to evaluate, and the targets.
 
-        Classes are int32 (n,), all else float32 (n, columns); numbers are standardised. Raises
+        Classes are int32 (n,), all else float32 (n, columns). Numbers are standardised. Raises
         ValueError for numbers that are all the same.
         """
         train_labels = self.labels[train]

@@ -58,7 +58,7 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     """The pixels at the crossings of `rows` and `columns` of each image.
 
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
-    int32 (batch or 1, J), all within the image; the result is (batch, I, J, channels).
+    int32 (batch or 1, J), all within the image. The result is (batch, I, J, channels).
     """
     return pixels_at_points(xp, values, rows[:, :, None], columns[:, None, :])
 
@@ -66,7 +66,7 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
     """The rows (axis 1) or columns (axis 2) `pixels` of each image.
 
-    `pixels` are int32 (batch or 1, length), all within the image; one row is for all images.
+    `pixels` are int32 (batch or 1, length), all within the image. One row is for all images.
     """
     if pixels.shape[0] == 1:
         # The indices are in range; "clip" avoids a check of numpy that doubles the time.
@@ -86,7 +86,7 @@ def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly; shape and dtype stay.
+    """Apply values = change(iteration, values) repeatedly. Shape and dtype stay.
 
     A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and compute an input
     again for each reader: 457 ms instead of 74 for four iterations of four changes.

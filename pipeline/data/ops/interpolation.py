@@ -51,7 +51,7 @@ class Taps:
 
 
 def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
-    """Mix along rows, then along columns; bytes need taps in fixed point, two or four of them."""
+    """Mix along rows, then along columns. Bytes need taps in fixed point, two or four of them."""
     if values.dtype != np.uint8:
         return down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1).astype(values.dtype)
     rows = across.sum(xp, values.astype(np.int32), 2)
@@ -120,7 +120,7 @@ def _neighbours(
 
 
 def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
-    """The mean of the area that each target pixel covers; no side may grow."""
+    """The mean of the area that each target pixel covers. No side may grow."""
     (down, rows), (across, columns) = (
         _overlaps(source, target) for source, target in zip(values.shape[1:3], size, strict=True)
     )

@@ -51,7 +51,7 @@ class Resize(GeometricOp):
 
     `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)
     Pillow's, which widen their kernel if the image shrinks. The images are uint8, float16 or
-    float32 and keep their dtype; Pillow's take uint8 alone.
+    float32 and keep their dtype. Pillow's take uint8 alone.
     """
 
     name: Literal["resize"] = "resize"
@@ -82,7 +82,7 @@ class Resize(GeometricOp):
 
 
 def target_size(size: Size | int, height: int, width: int) -> Size:
-    """[height, width] after scaling; one number is the shorter edge's, the other side's floor."""
+    """[height, width] after scaling. One number is the shorter edge's, the other side's floor."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -147,7 +147,7 @@ class RandomSize(GeometricOp):
         return self.chosen(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Images of the first size; a step applies the op that `chosen` returns for it."""
+        """Images of the first size. A step applies the op that `chosen` returns for it."""
         return self.chosen(0)(xp, values, uniforms)
 
 

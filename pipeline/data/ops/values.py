@@ -129,7 +129,7 @@ class Whiten(Op):
 
     The bound makes an image of one colour finite. TensorFlow called the op `per_image_whitening`
     and now calls it `per_image_standardization`: pixels stay correlated, which ZCA would change.
-    Computed in float32; last digits depend on the device.
+    Computed in float32. Last digits depend on the device.
     """
 
     name: Literal["whiten"] = "whiten"

@@ -31,7 +31,7 @@ FILE_BYTES = 256 << 20
 """A column is cut into files of about this size."""
 
 NARROW_BYTES = 64
-"""Limit of a sample to be stored with many others in a record; such columns stay in memory."""
+"""Limit of a sample to be stored with many others in a record. Such columns stay in memory."""
 
 SAMPLES_PER_NARROW_RECORD = 4096
 

@@ -148,7 +148,7 @@ class Cifar10(CifarDataset):
 
 @part("dataset")
 class Cifar100(CifarDataset):
-    """A hundred classes; each record also has one of 20 coarse classes, which is not read."""
+    """A hundred classes. Each record also has one of 20 coarse classes, which is not read."""
 
     name: Literal["cifar100"] = "cifar100"
     release = Release(
@@ -224,7 +224,7 @@ def _unpack(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files into `folder`; the paths in the archive are not used."""
+    """Copy the .bin files into `folder`. The paths in the archive are not used."""
     missing = dict(release.file_bytes)
     openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
     opener = next(openers, None)

@@ -37,7 +37,7 @@ class ImageFolder(LocalDatasetSpec):
     With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
     table has the paths of the images and their targets. PNG, JPEG, BMP, GIF (its
     first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
-    alphabetical order; images in deeper folders belong to the first.
+    alphabetical order. Images in deeper folders belong to the first.
     """
 
     root_must_be = (
@@ -51,7 +51,7 @@ class ImageFolder(LocalDatasetSpec):
     """The share of the images, of each class, to evaluate and not to train on; null: they are in
     other folders."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
+    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
     labels_csv: FilePath | None = None
     """A CSV file of the paths of images, relative to `root`, and of their targets."""
     eval_csv: FilePath | None = None

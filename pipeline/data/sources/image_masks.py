@@ -56,7 +56,7 @@ class ImageMasks(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images to evaluate and not to train on; null: they are in other folders."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
+    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of their values; null: one more than the
     largest value of all masks, which are read first."""

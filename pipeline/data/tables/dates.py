@@ -81,7 +81,7 @@ def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """The fraction of a cycle that is over, 0 to 1; 1970 began on a Thursday."""
+    """The fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1
     if cycle == "week":

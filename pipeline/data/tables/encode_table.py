@@ -19,7 +19,7 @@ TableInput = Literal["features", "fields"]
 class EncodeTable(Op):
     """Rows (batch, numbers + categories) as the input of a network, float32.
 
-    features: (batch, F), the numbers followed by a one-hot vector for each category; a value that
+    features: (batch, F), the numbers followed by a one-hot vector for each category. A value that
     the training split lacks, of position 0, is a vector of zeros. fields: (batch, columns, 1, 2),
     of each column the number of its feature and its value, as wide_deep reads them: a number has
     one feature, a category one for each of its values with the value 1, and 0 for position 0.

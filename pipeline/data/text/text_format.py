@@ -94,7 +94,7 @@ class TextFormat:
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is predicted, as JSON; the tokenizer has a separate file."""
+        """Return what is predicted, as JSON. The tokenizer has a separate file."""
         return {"predicts": self.predicts}
 
 

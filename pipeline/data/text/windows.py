@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """A column of windows of consecutive tokens; window n begins at token `first + n * stride`.
+    """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
 
     Windows share one text, however much they overlap.
     """
