@@ -20,7 +20,7 @@ DECODING_THREADS = min(8, os.cpu_count() or 1)
 
 
 class Column(Protocol):
-    """One value per sample. A numpy array is a column; so is anything that decodes on demand."""
+    """One value per sample. A numpy array is a column. So is anything that decodes on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class BlankColumn:
-    """Column of zeros in place of samples that aren't there; they take no memory."""
+    """Column of zeros in place of samples that aren't there. They take no memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

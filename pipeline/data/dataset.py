@@ -27,7 +27,7 @@ class Dataset:
     train_order: SampleOrder
     eval_order: SampleOrder
     train_ops: tuple[MapOp, ...]
-    """The map ops of the training split; geometric ones also transform labels of pixels."""
+    """The map ops of the training split. Geometric ones also transform labels of pixels."""
     eval_ops: tuple[MapOp, ...]
     raw_image: ColumnSpec
     """Spec of an image before its map ops, padded to a size that holds all buckets."""
@@ -48,7 +48,7 @@ class Dataset:
 
     def train_sample(self) -> Split:
         """The same number of training samples as of evaluation samples, spread evenly over the
-        split, or over the shard of it that is trained; a small split repeats some."""
+        split, or over the shard of it that is trained. A small split repeats some."""
         reachable = self.train_order.reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         return Split({name: self.train.columns[name][rows] for name in self.eval.columns})

@@ -80,7 +80,7 @@ class Op(MapOp):
 
     @abstractmethod
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Map values of shape (batch, *shape); uniforms have shape (batch, draws)."""
+        """Map values of shape (batch, *shape). Uniforms have shape (batch, draws)."""
 
 
 class GeometricOp(Op):
@@ -177,7 +177,7 @@ class EvalSplitSpec(Spec):
 
     ops: Ops
     batch_size: PositiveInt | None
-    """null takes the training batch size."""
+    """null: the training batch size."""
 
     @model_validator(mode="after")
     def _keeps_samples_apart(self) -> Self:
@@ -206,7 +206,7 @@ class DatasetSpec(Spec):
 
     name: str
     root: FilePath | None
-    """A local folder or archive; null reads the cache and downloads what it lacks."""
+    """A local folder or archive; null: the cache, which is downloaded if it is missing."""
     mirrors: Seq[Annotated[str, Field(pattern=r"^https?://[^@?#]*$")]]
     """Base addresses, without a password, to try in order when something must be downloaded."""
     buckets: Seq[Seq[PositiveInt]] | None

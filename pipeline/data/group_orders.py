@@ -11,7 +11,10 @@ import numpy as np
 from pipeline.data.order import Batches, SampleOrder, pass_order
 
 _CLASS_STREAM = 1 << 63
-"""Keys of these draws, different from the keys of passes and splits."""
+"""Keys of the draws of classes, different from the keys of passes and splits."""
+
+_FILE_STREAM = 3 << 61
+"""Keys of the draws of files, different from the keys of passes, splits and classes."""
 _MAX_INDEX = 2**31 - 1
 
 
@@ -74,10 +77,6 @@ def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
     return order
 
 
-_FILE_STREAM = 3 << 61
-"""Keys of these draws, different from the keys of passes, splits and classes."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class InterleavedOrder(SampleOrder):
     """The endless order of a split whose files are read `cycle_length` at a time, one sample each.
@@ -129,7 +128,7 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
     """The file, and the sample in it, at each position of files that are read in turn.
 
     `files` are the numbers of samples, in the order in which files are opened. Returns two int64
-    arrays of as many entries as there are samples.
+    arrays with an entry for each sample.
     """
     # As in tf.data: at the end of its file a place loses one turn, and opens the next file in the
     # turn after.
@@ -151,7 +150,7 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
 class BucketedOrder(SampleOrder):
     """The endless order of a split whose batches are each of one bucket.
 
-    Samples come in the order of their pass and wait in their bucket; when a batch is full, it is
+    Samples come in the order of their pass and wait in their bucket. When a batch is full, it is
     next. Samples that wait at the end are dropped, or come last, bucket by bucket, as in
     MindSpore's `bucket_batch_by_length`; here the batches of a pass are a pure function of
     (seed, pass), computed with one permutation.

@@ -1,4 +1,4 @@
-"""Splits of samples that come as one lot into those to train on and those to evaluate."""
+"""Splits of one collection of samples into training and evaluation."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def split_rows(
     """The rows for training and for evaluation, int64, each in the order of the file.
 
     `share` of them is for evaluation, rounded down. They are drawn by the seed alone; with
-    `strata`, integers (rows,), each stratum gives its share to within one row, and its first row
-    drawn is for training. Only raw Philox words are used, the stream that numpy keeps stable.
+    `strata`, integers (rows,), each stratum has its share to within one row, and its first row
+    drawn is for training. Only raw Philox words are used, the stream that numpy promises stable.
     """
     order = np.argsort(np.random.Philox(key=np.uint64(seed)).random_raw(rows), kind="stable")
     if strata is not None:
         order = order[np.argsort(strata[order], kind="stable")]
-    # One of every 1 / share rows of this order, so each stratum gives its share.
+    # One of every 1 / share rows of this order, so each stratum has its share.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
         ordered = strata[order]

@@ -19,7 +19,7 @@ KINDS = "PNG, JPEG, BMP, GIF and WebP"
 MAX_PIXELS = 2**26
 """A few kilobytes of PNG can stand for any number of them."""
 MAX_SCANS = 200
-"""A progressive JPEG is decoded again for each of its scans; encoders write about ten."""
+"""A progressive JPEG is decoded again for each of its scans. Encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
@@ -33,7 +33,10 @@ _TAIL_BYTES = 4096
 _TURN = Image.Transpose
 _SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
 _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
-"""Turn that makes an image upright, for each orientation of EXIF; there is none for 1."""
+"""Turn that makes an image upright, for each orientation of EXIF but 1."""
+IGNORED_COLOUR = (128, 128, 128)
+_GOLDEN = 0.6180339887498949
+"""Hues this share of a turn apart stay apart, however many there are."""
 
 # Pillow warns of images above a bound that is beyond ours.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -83,7 +86,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         # Not the method of PNG, which decodes the image to look for EXIF behind it.
         return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
-        return None  # Damaged EXIF is no reason to refuse the pixels.
+        return None  # The pixels are fine without EXIF.
 
 
 def require_whole(
@@ -129,11 +132,6 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
-
-
-IGNORED_COLOUR = (128, 128, 128)
-_GOLDEN = 0.6180339887498949
-"""Hues this share of a turn apart stay apart, however many there are."""
 
 
 def class_colours(classes: int) -> np.ndarray:

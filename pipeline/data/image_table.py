@@ -144,9 +144,9 @@ class LabelColumns:
     def split(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of the rows to train on and of those to evaluate, and the targets.
+        """Labels of the rows to train on, labels of the rows to evaluate, and the targets.
 
-        Classes are int32 (n,), all else float32 (n, columns); numbers are standardised. Raises
+        Classes are int32 (n,), all else float32 (n, columns). Numbers are standardised. Raises
         ValueError for numbers that are all the same.
         """
         train_labels = self.labels[train]
@@ -170,7 +170,7 @@ def parse_labels(
     """
     names = tuple(columns)
     if task == "auto":
-        task = _task_of(columns)
+        task = _infer_task(columns)
     if task == "classification":
         if len(names) > 1:
             raise ValueError(
@@ -187,8 +187,13 @@ def parse_labels(
     return LabelColumns(task, names, numbers)
 
 
-def _task_of(columns: Mapping[str, Sequence[str]]) -> Task:
-    numbers = [_as_numbers(values) for values in columns.values()]
+def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
+    numbers: list[np.ndarray | None] = []
+    for values in columns.values():
+        try:
+            numbers.append(np.fromiter(map(float, values), np.float64, len(values)))
+        except ValueError:
+            numbers.append(None)
     if len(numbers) > 1:
         is_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
         return "multi_label" if all(is_flags) else "regression"
@@ -204,13 +209,6 @@ def _classes(values: Sequence[str]) -> LabelColumns:
     label_of = {name: label for label, name in enumerate(names)}
     labels = np.array([label_of[value] for value in values], np.int32)
     return LabelColumns("classification", tuple(names), labels)
-
-
-def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
-    try:
-        return np.fromiter(map(float, values), np.float64, len(values))
-    except ValueError:
-        return None
 
 
 def _numbers(name: str, values: Sequence[str]) -> np.ndarray:

@@ -32,7 +32,7 @@ from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import RemoteFile, checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
-"""The fewest bytes in that time, so that a very slow mirror is given up too."""
+"""A mirror that sends fewer bytes in that time is given up too."""
 MAX_BYTES = 2 * 2**30
 """The largest file whose size was not published."""
 ROUNDS = 5
@@ -79,12 +79,12 @@ def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     part.unlink()
     if not resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The wrong bytes may be those from before.
+    # The bytes from before may be the wrong ones.
     _complete(part, file, url, stall_s)
 
 
 def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Download the bytes after those of `part`, or all if the server can't send a range."""
+    """Download the bytes that `part` lacks, or all if the server can't send a range."""
     present = _size(part)
     headers = {"User-Agent": "recipe-pipeline"}
     if present:

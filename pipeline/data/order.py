@@ -1,6 +1,6 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
-A pass is the dataset, or this run's shard of it, repeated `repeat` times; each repetition is
+A pass is the dataset, or this run's shard of it, repeated `repeat` times. Each repetition is
 shuffled again and has other random draws. Any step is computed without the steps before it, so a
 resumed run continues exactly where it stopped.
 """
@@ -15,6 +15,10 @@ import numpy as np
 
 LARGE = 2**20
 """From this number of samples on, a full shuffle is computed without a list of the pass."""
+
+ROUNDS = 4
+"""A Feistel network of random functions is a random permutation from four rounds on (Luby and
+Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with its radix."""
 
 
 @lru_cache(maxsize=2)
@@ -41,7 +45,7 @@ def pass_order(
 def order_at(
     places: np.ndarray, seed: int, pass_: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """`pass_order` at some positions of a pass, like `places`; most large passes are never made."""
+    """`pass_order` at some positions of a pass, like `places`. Most large passes are never made."""
     if not shuffle:
         return places
     if samples > LARGE and (buffer_size or samples) >= samples:
@@ -138,7 +142,7 @@ class Batches:
     """Sample indices of consecutive batches."""
 
     indices: np.ndarray
-    """int32 (count, batch); a short batch is filled up with its first sample."""
+    """int32 (count, batch). A short batch is filled up with its first sample."""
     passes: np.ndarray
     """int32 (count,): pass * repeat + repetition, the `pass_` that keys random draws."""
     counts: np.ndarray
@@ -200,16 +204,11 @@ class SampleOrder(Batching):
         return self._samples_at(pass_, np.arange(self.shard_samples))
 
 
-ROUNDS = 4
-"""A Feistel network of random functions is a random permutation from four rounds on (Luby and
-Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with its radix."""
-
-
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
     """The numbers at these places (n,) of a permutation of 0 to size - 1, int64 (n,).
 
     (seed, number) choose the permutation, which takes no memory. It is a Feistel network over pairs
-    of digits, of two radices whose product is hardly larger than `size`; a number outside is
+    of digits, of two radices whose product is hardly larger than `size`. A number outside is
     permuted again until it is inside (Black and Rogaway, Ciphers with arbitrary finite domains,
     CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words, the function of a round is the
     finaliser of MurmurHash3, which suffices for samples but isn't a cipher. Raises ValueError

@@ -1,7 +1,7 @@
 """Counter-based randomness: a draw is a pure function of its key, not of history.
 
-Everything works on uint32 arrays of either numpy or jax.numpy and gives the same bits in both, so a
-batch is augmented the same on the host, inside the compiled step, and after a resume at any step.
+Everything works on uint32 arrays of either numpy or jax.numpy and returns the same bits in both, so
+a batch is augmented the same on the host, inside the compiled step, and after a resume.
 """
 
 from __future__ import annotations

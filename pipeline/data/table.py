@@ -69,14 +69,14 @@ class TableColumn(Spec):
     name: str
     kind: ColumnKind
     mean: float = 0.0
-    """Mean of the numbers that aren't missing; a missing one becomes the mean."""
+    """Mean of the numbers that aren't missing. A missing one becomes the mean."""
     std: float = 1.0
     standardised: bool = True
     """Whether numbers are encoded as `(number - mean) / std`, else as they are."""
     indicator: bool = False
     """Whether it has a second column, 1 if a number is missing."""
     categories: Seq[str] = ()
-    """The values in the training split; the empty text stands for missing values, if any."""
+    """The values in the training split. The empty text stands for missing values, if any."""
     date: DateColumn | None = None
     """The part of a date that is the number; null: the column has numbers itself."""
 

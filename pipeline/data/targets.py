@@ -15,7 +15,7 @@ class Targets:
     """The outputs of a network: classes, numbers, labels of which a sample may have several, or the
     tokens of a vocabulary, for the next one at each position.
 
-    Numbers are read as `(number - mean) / std`, by the training split; metrics and predictions are
+    Numbers are read as `(number - mean) / std`, by the training split. Metrics and predictions are
     in the units of the data.
     """
 

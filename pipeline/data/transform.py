@@ -1,4 +1,4 @@
-"""Run lists of map ops; labels of pixels move with their pixels."""
+"""Run lists of map ops. Labels of pixels move with their pixels."""
 
 from __future__ import annotations
 

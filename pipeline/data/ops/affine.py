@@ -71,7 +71,7 @@ def _source_coordinates(xp: Any, maps: Maps, height: int, width: int) -> tuple[A
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
     """Read bytes (batch, height, width, channels) through one map per sample.
 
-    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" takes any integer
+    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" reads any integer
     dtype.
     """
     x, y = _source_coordinates(xp, maps, *values.shape[1:3])
@@ -205,7 +205,7 @@ class _AffineOp(GeometricOp):
 class RandomRotation(_AffineOp):
     """Rotate the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
-    `degrees` are [least, most], or one number d for [-d, d]; `center` is [x, y] in pixels from the
+    `degrees` are [least, most], or one number d for [-d, d]. `center` is [x, y] in pixels from the
     top left, null the image's middle. Pixels from outside are `fill`.
     """
 
@@ -230,7 +230,7 @@ class RandomAffine(_AffineOp):
 
     Of a pixel's place relative to the middle, x is sheared by `shear_x` degrees and y by
     `shear_y`, then both are scaled, rotated counter-clockwise and moved by the shares of the width
-    and of the height. Each is drawn from [least, most]; `degrees` may be one number d for [-d, d].
+    and of the height. Each is drawn from [least, most]. `degrees` may be one number d for [-d, d].
     Pixels from outside are `fill`.
 
     One of 4,096 maps is drawn, whose parameters fill their ranges evenly in separate random orders

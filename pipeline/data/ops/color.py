@@ -52,7 +52,7 @@ HueRange = Annotated[Range, AfterValidator(_check_within(-0.5, 0.5, "a shift of 
 class RandomColorAdjust(Op):
     """Change brightness, contrast, saturation and hue in an order drawn for each sample.
 
-    The first three are factors, 1 changes nothing; `hue` is a shift in rotations of the colour
+    The first three are factors, 1 changes nothing. `hue` is a shift in rotations of the colour
     circle. Each is drawn evenly from its range [least, most]. RGB bytes only.
     """
 
@@ -215,7 +215,7 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
 
 
 def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
-    """RGB bytes of int32 hue, saturation and value; OpenCV goes back with a circle of 255ths."""
+    """RGB bytes of int32 hue, saturation and value. OpenCV goes back with a circle of 255ths."""
     sector = 2 * hue // _SIXTH % 6
     within = 2 * hue % _SIXTH
     unit = 255 * _SIXTH

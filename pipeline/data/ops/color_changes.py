@@ -26,6 +26,11 @@ from pipeline.data.ops.color import blend_table, grey, look_up_blend, mean_grey
 from pipeline.data.ops.image import Size
 
 BLENDS = ("Contrast", "Color", "Sharpness")
+LEVELS = 256
+_IDENTITY = np.arange(LEVELS, dtype=np.int32)
+_SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
+_STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
+"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Change:
 class Changes:
     """Tables of n changes: affine maps, levels int32 (n, 256), names, and numbers of blends.
 
-    `blends` are those of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
+    `blends` are tables of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
     """
 
     maps: Maps
@@ -57,7 +62,7 @@ def tabulate(changes: Sequence[Change], size: Size) -> Changes:
     numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
     return Changes(
         fixed_maps(np.stack([_matrix(change, height, width) for change in changes]), height, width),
-        np.stack([_levels(change) for change in changes]).astype(np.int32),
+        np.stack([level_table(change) for change in changes]).astype(np.int32),
         np.array([change.name for change in changes]),
         np.concatenate([blend_table(factor, fused) for factor, fused in numbers]),
         np.array([numbers[blend] for blend in blends], np.int32),
@@ -94,18 +99,18 @@ def _matrix(change: Change, height: int, width: int) -> np.ndarray:
     return translation(0, 0)
 
 
-def _levels(change: Change) -> np.ndarray:
-    """The table of levels, (256,)."""
+def level_table(change: Change) -> np.ndarray:
+    """The table of levels of a change, (256,)."""
     match change.name:
-        case "Brightness":
-            return brightness_table(_factor(change))
-        case "Posterize":
-            return posterize_table(int(change.magnitude))
-        case "Solarize":
-            return solarize_table(change.magnitude)
+        case "Brightness":  # as `adjust_brightness` computes it
+            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_factor(change))).clip(0, 255)
+        case "Posterize":  # the highest bits of a level
+            return _IDENTITY & (LEVELS - (1 << (8 - int(change.magnitude))))
+        case "Solarize":  # inverted from a threshold up
+            return np.where(change.magnitude <= _IDENTITY, 255 - _IDENTITY, _IDENTITY)
         case "Invert":
-            return invert_table()
-    return np.arange(LEVELS)
+            return LEVELS - 1 - _IDENTITY
+    return _IDENTITY
 
 
 def make_changes(
@@ -118,7 +123,14 @@ def make_changes(
 ) -> Any:
     """Change each image of RGB bytes by the row of its number, int32 (batch,)."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
-    values = look_up(xp, values, _select_levels(xp, values, changes, numbers))
+    counts = histograms(xp, values)
+    levels = xp.asarray(changes.levels)[numbers][:, None]
+    for name, table in (
+        ("AutoContrast", stretch_table(xp, counts)),
+        ("Equalize", equalize_table(xp, counts)),
+    ):
+        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
+    values = look_up(xp, values, levels)
     base = mean_grey(values)
     for name, candidate in (
         ("Color", grey(values)[..., None]),
@@ -133,25 +145,6 @@ def make_changes(
 def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
     """Whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
-
-
-def _select_levels(xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-    """The table of levels of each image's channels, int32 (batch, 3, 256)."""
-    counts = histograms(xp, values)
-    levels = xp.asarray(changes.levels)[numbers][:, None]
-    for name, table in (
-        ("AutoContrast", stretch_table(xp, counts)),
-        ("Equalize", equalize_table(xp, counts)),
-    ):
-        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
-    return levels
-
-
-LEVELS = 256
-_IDENTITY = np.arange(LEVELS, dtype=np.int32)
-_SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
-_STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
@@ -173,7 +166,7 @@ def histograms(xp: Any, values: Any) -> Any:
 
 
 def stretch_table(xp: Any, counts: Any) -> Any:
-    """Tables that spread the levels of each channel over 0..255, of its histogram."""
+    """Tables that spread the levels of each channel over 0..255, as MindSpore's AutoContrast."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
     scaled = xp.asarray(_STRETCHED)[(most - least)[..., 0]]
@@ -182,7 +175,7 @@ def stretch_table(xp: Any, counts: Any) -> Any:
 
 
 def equalize_table(xp: Any, counts: Any) -> Any:
-    """Tables that make the levels of each channel equally frequent, of its histogram."""
+    """Tables that make the levels of each channel equally frequent, as OpenCV's equalizeHist."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     first = xp.take_along_axis(counts, least, axis=-1)
     above = xp.cumsum(counts, axis=-1) - first
@@ -190,26 +183,6 @@ def equalize_table(xp: Any, counts: Any) -> Any:
     scale = np.float32(255) / xp.maximum(total, 1).astype(np.float32)
     table = xp.rint(above.clip(0).astype(np.float32) * scale).astype(np.int32)
     return xp.where(total > 0, table.clip(0, 255), _IDENTITY)
-
-
-def brightness_table(factor: float) -> np.ndarray:
-    """The table of a brightness factor, as `adjust_brightness` computes it."""
-    return np.rint(_IDENTITY.astype(np.float32) * np.float32(factor)).clip(0, 255)
-
-
-def invert_table() -> np.ndarray:
-    """The table that inverts all levels."""
-    return LEVELS - 1 - _IDENTITY
-
-
-def posterize_table(bits: int) -> np.ndarray:
-    """The table that keeps the highest bits of a level."""
-    return _IDENTITY & (LEVELS - (1 << (8 - bits)))
-
-
-def solarize_table(threshold: float) -> np.ndarray:
-    """The table that inverts the levels from a threshold up."""
-    return np.where(threshold <= _IDENTITY, 255 - _IDENTITY, _IDENTITY)
 
 
 def smooth(xp: Any, values: Any) -> Any:

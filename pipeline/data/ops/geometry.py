@@ -189,9 +189,9 @@ class RandomVerticalFlip(_Flip):
 class Cutout(Op):
     """Blank square holes with zeros, `size` pixels a side.
 
-    A hole may lie partly outside of the image. By the convention `devries` (DeVries and Taylor,
-    2017) its centre is uniform over the image; by `mindspore` it lies anywhere from right before to
-    right after the image, so that some holes have no effect.
+    A hole may be partly outside of the image. By the convention `devries` (DeVries and Taylor,
+    2017) its centre is uniform over the image; by `mindspore` the hole is anywhere between the
+    places right before and right after the image, so that some holes have no effect.
     """
 
     name: Literal["cutout"] = "cutout"

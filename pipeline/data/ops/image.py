@@ -1,4 +1,4 @@
-"""Common types and functions of image ops: sizes, shapes, reading pixels."""
+"""Common types and functions of image ops: sizes, ranges, shapes, reading pixels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ Padding = Annotated[
 ]
 """[top, bottom, left, right] in pixels."""
 
-
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 Axis = Literal[1, 2]
 """The axis of a batch of images that runs down (rows) or across (columns)."""
+
+STEPS = 4096
+"""A drawn number is one of this many even steps of its range. Functions of it, a sine or a square
+root, are computed on the host in float64 for all steps, and looked up: XLA's functions differ from
+numpy's in the last place, which a rounding after them could make a whole pixel."""
 
 
 def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
@@ -54,7 +58,7 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     """The pixels at the crossings of `rows` and `columns` of each image.
 
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
-    int32 (batch or 1, J), all within the image; the result is (batch, I, J, channels).
+    int32 (batch or 1, J), all within the image. The result is (batch, I, J, channels).
     """
     return pixels_at_points(xp, values, rows[:, :, None], columns[:, None, :])
 
@@ -62,7 +66,7 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
     """The rows (axis 1) or columns (axis 2) `pixels` of each image.
 
-    `pixels` are int32 (batch or 1, length), all within the image; one row is for all images.
+    `pixels` are int32 (batch or 1, length), all within the image. One row is for all images.
     """
     if pixels.shape[0] == 1:
         # The indices are in range; "clip" avoids a check of numpy that doubles the time.
@@ -82,7 +86,7 @@ def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly; shape and dtype stay.
+    """Apply values = change(iteration, values) repeatedly. Shape and dtype stay.
 
     A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and compute an input
     again for each reader: 457 ms instead of 74 for four iterations of four changes.
@@ -94,9 +98,6 @@ def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, value
     from jax import lax
 
     return lax.fori_loop(0, iterations, change, values)
-
-
-STEPS = 4096
 
 
 def _check_order(bounds: tuple[float, float]) -> tuple[float, float]:

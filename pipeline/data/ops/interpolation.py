@@ -2,7 +2,7 @@
 
 MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. Bytes are
 mixed in the same fixed point as there, so that results are equal to the bit, on every device. The
-formulas are those of OpenCV's imgproc/resize and of Pillow's Resample, rebuilt from their results.
+formulas of OpenCV's imgproc/resize and Pillow's Resample were rebuilt from their results.
 """
 
 from __future__ import annotations
@@ -51,15 +51,20 @@ class Taps:
 
 
 def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
-    """Mix along rows, then along columns; bytes need taps in fixed point, two or four of them."""
+    """Mix along rows, then along columns. Bytes need taps in fixed point, two or four of them."""
     if values.dtype != np.uint8:
         return down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1).astype(values.dtype)
     rows = across.sum(xp, values.astype(np.int32), 2)
     if down.pixels.shape[-1] > 2:
         total = down.sum(xp, rows, 1)
-        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), _after_lanes(*total.shape[2:]))
+        # OpenCV's vectors take eight bytes at a time, and round halves to even. It rounds halves up
+        # in the bytes after them, at the end of a row.
+        width, channels = total.shape[2:]
+        place = np.arange(width * channels).reshape(width, channels)
+        halves_up = place >= width * channels // _LANES * _LANES
+        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
-    # OpenCV keeps 16 bits of either product here, and so it rounds to quarters before it adds.
+    # OpenCV has 16 bits for either product here, and so it rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
 
@@ -115,7 +120,7 @@ def _neighbours(
 
 
 def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
-    """The mean of the area that each target pixel covers; no side may grow."""
+    """The mean of the area that each target pixel covers. No side may grow."""
     (down, rows), (across, columns) = (
         _overlaps(source, target) for source, target in zip(values.shape[1:3], size, strict=True)
     )
@@ -140,15 +145,6 @@ def _overlaps(source: int, target: int) -> tuple[Taps, int]:
     overlap = np.minimum(begin + cell, (covered + 1) * pixel) - np.maximum(begin, covered * pixel)
     pixels = covered.clip(0, source - 1)[None].astype(np.int32)
     return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), cell
-
-
-def _after_lanes(width: int, channels: int) -> np.ndarray:
-    """Mask of the bytes at the end of a row, in which OpenCV rounds halves up, bool (W, C).
-
-    Its vectors take eight bytes at a time, and round halves to even.
-    """
-    count = width * channels
-    return (np.arange(count) >= count // _LANES * _LANES).reshape(width, channels)
 
 
 def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:

@@ -20,7 +20,7 @@ from pipeline.data.random import integers
 class MixUp(BatchOp):
     """Blend each image with a partner's, lambda to 1 - lambda, and the labels alike.
 
-    Lambda is drawn from Beta(alpha, alpha) once for the batch; the partners are a permutation of
+    Lambda is drawn from Beta(alpha, alpha) once for the batch. The partners are a permutation of
     it (Zhang et al., 2018; MindSpore's MixUpBatch).
     """
 
@@ -46,7 +46,7 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix images and labels with the rows `partner`; the first ones weigh shares[number]."""
+    """Mix images and labels with the rows `partner`. The first ones weigh shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     if images.dtype == np.uint8:
@@ -89,7 +89,7 @@ def beta_steps(alpha: float) -> np.ndarray:
 class CutMix(BatchOp):
     """Put a box of a partner's image in place, and mix the labels by the box's share of the area.
 
-    With probability `prob`, for each image; lambda is drawn from Beta(alpha, alpha) and the box has
+    With probability `prob`, for each image. Lambda is drawn from Beta(alpha, alpha) and the box has
     1 - lambda of the area before it is clipped; the partners are a permutation of the batch (Yun et
     al., 2019; MindSpore's CutMixBatch).
     """
@@ -126,7 +126,7 @@ class CutMix(BatchOp):
 def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
     """Mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
-    As in MindSpore, its centre may lie right after the axis, its clipped end excludes the last
+    As in MindSpore, its centre may be right after the axis, its clipped end excludes the last
     pixel, and it has one pixel at least.
     """
     centre = integers(xp, uniforms, length + 1)

@@ -33,8 +33,8 @@ _POLICIES = Path(__file__).with_name("auto_augment.json")
 al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as MindSpore has them."""
 
 Convention = Literal["mindspore", "paper"]
-"""MindSpore multiplies a move in pixels by the image's side again, so that most leave only `fill`;
-its RandAugment negates a magnitude once in three times and draws auto-contrast twice as often as
+"""MindSpore multiplies a move in pixels by the image's side again, so that most leave only `fill`.
+Its RandAugment negates a magnitude once in three times and draws auto-contrast twice as often as
 any other change. `paper` has moves in pixels and even chances."""
 
 
@@ -124,7 +124,7 @@ def magnitudes(
 ) -> np.ndarray:
     """The strength of a change at each of `bins` magnitudes, float64 (bins,).
 
-    Shears are in radians, translations in pixels, rotations in degrees; thresholds of solarize go
+    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of solarize go
     down from `solarize_from`.
     """
     height, width = size

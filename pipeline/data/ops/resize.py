@@ -41,14 +41,17 @@ Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "anti
 _AREA_LIMIT = 2**31 // 255
 """Sums of bytes weighted by areas up to this one fit in int32."""
 
+MAX_SIZES = 32
+"""Each size is a branch of the compiled program."""
+
 
 @part("op")
 class Resize(GeometricOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
 
     `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)
-    Pillow's, which widen their kernel where the image shrinks. The images are uint8, float16 or
-    float32 and keep their dtype; Pillow's take uint8 alone.
+    Pillow's, which widen their kernel if the image shrinks. The images are uint8, float16 or
+    float32 and keep their dtype. Pillow's take uint8 alone.
     """
 
     name: Literal["resize"] = "resize"
@@ -79,7 +82,7 @@ class Resize(GeometricOp):
 
 
 def target_size(size: Size | int, height: int, width: int) -> Size:
-    """[height, width] after scaling; one number is the shorter edge's, the other side's floor."""
+    """[height, width] after scaling. One number is the shorter edge's, the other side's floor."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -110,10 +113,6 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
         return average(xp, values, size)
     across = widening_taps(width, columns, fixed=fixed)
     return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
-
-
-MAX_SIZES = 32
-"""Each size is a branch of the compiled program."""
 
 
 @part("op")
@@ -148,7 +147,7 @@ class RandomSize(GeometricOp):
         return self.chosen(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Images of the first size; a step applies the op that `chosen` returns for it."""
+        """Images of the first size. A step applies the op that `chosen` returns for it."""
         return self.chosen(0)(xp, values, uniforms)
 
 
@@ -178,7 +177,7 @@ class Box:
 class RandomResizedCrop(GeometricOp):
     """Cut out a box of drawn area and aspect and scale it to `size`, the Inception crop.
 
-    `scale` is the range of the box's share of the area, `ratio` that of width / height, drawn
+    `scale` is the range of the box's share of the area, `ratio` the range of width / height, drawn
     evenly in its logarithm. A box that does not fit is drawn again, `max_attempts` times at most;
     then the largest central box of a ratio in the range is taken, as in MindSpore.
     """

@@ -78,7 +78,7 @@ class Hwc2Chw(Op):
 
 @part("op")
 class TypeCast(Op):
-    """Convert to another dtype, of those that numpy and JAX share at 32 bits."""
+    """Convert to another dtype that numpy and JAX share at 32 bits."""
 
     name: Literal["type_cast"] = "type_cast"
     column: str = "label"
@@ -127,9 +127,9 @@ class OneHot(Op):
 class Whiten(Op):
     """(image - m) / max(s, 1 / sqrt(n)): the mean m and deviation s of its n values.
 
-    The bound keeps an image of one colour finite. It is what TensorFlow called
-    `per_image_whitening` and now calls `per_image_standardization`: pixels stay correlated, which
-    ZCA would change. Computed in float32; last digits depend on the device.
+    The bound makes an image of one colour finite. TensorFlow called the op `per_image_whitening`
+    and now calls it `per_image_standardization`: pixels stay correlated, which ZCA would change.
+    Computed in float32. Last digits depend on the device.
     """
 
     name: Literal["whiten"] = "whiten"

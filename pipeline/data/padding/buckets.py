@@ -84,7 +84,7 @@ def ragged_array(
     """A ragged column of values stored one after the other.
 
     Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
-    ValueError where they don't fit together.
+    ValueError if they don't fit together.
     """
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
@@ -183,8 +183,8 @@ def assign_buckets(
 ) -> np.ndarray:
     """The first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
 
-    A sample that is larger than every bucket goes to the one that keeps most of it under `crop`,
-    else it raises ValueError.
+    With `crop`, a sample that is larger than every bucket goes to the bucket that covers most of
+    it. Raises ValueError for such a sample without `crop`.
     """
     bounds = np.array(buckets)
     covered = np.all(sizes[:, None] <= bounds, axis=-1)

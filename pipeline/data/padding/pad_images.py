@@ -67,7 +67,7 @@ def _as_ragged(column: Column, dimensions: int) -> RaggedColumn:
 def _padded_labels(
     labels: Column, sizes: np.ndarray, holds: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions as the images; one label a sample is not padded."""
+    """Pad labels of positions as the images. One label a sample is not padded."""
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels

@@ -57,7 +57,7 @@ class ExampleImages:
     key: str
     value_shape: Shape
     encoded: bool
-    """Whether images are files such as PNG, read as RGB; else they are plain pixels."""
+    """Whether images are files such as PNG, read as RGB, else plain pixels."""
 
     dtype = np.dtype(np.uint8)
 

@@ -203,8 +203,8 @@ def decode_many(
 ) -> np.ndarray:
     """The values (n, *shape) of records of one value each, as `decode` does for one.
 
-    `seeds` are what the checksums start from: that of the file plus the record's number. Raises
-    ValueError where any record was changed.
+    `seeds` are the starts of the checksums: the file's first one plus the record's number. Raises
+    ValueError if any record was changed.
     """
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if any(len(record) != right_bytes for record in records):

@@ -31,7 +31,7 @@ FILE_BYTES = 256 << 20
 """A column is cut into files of about this size."""
 
 NARROW_BYTES = 64
-"""Limit of a sample to be stored with many others in a record; such columns stay in memory."""
+"""Limit of a sample to be stored with many others in a record. Such columns stay in memory."""
 
 SAMPLES_PER_NARROW_RECORD = 4096
 
@@ -50,8 +50,8 @@ def write_records(
 ) -> RecordsSpec:
     """Write both splits of a dataset into `folder`, which appears when it is complete.
 
-    Raises RunError where the folder exists already, unless it holds records that may be
-    overwritten, and where it can't be written; DataError where a sample can't be read.
+    Raises RunError if the folder exists already, unless it holds records that may be overwritten,
+    and if it can't be written; DataError if a sample can't be read.
     """
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(

@@ -110,7 +110,15 @@ class CifarDataset(DatasetSpec):
             fetch_all(self.name, [self.archive], self.mirrors, downloads)
             path = downloads / self.archive.name
         if path is None:
-            raise DataError(_missing_text(self.root or downloads, self.release))
+            root = self.root or downloads
+            inner = root / self.release.folder
+            folder = inner if inner.is_dir() else root
+            missing = [name for name in self.release.file_bytes if not (folder / name).is_file()]
+            raise DataError(
+                f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder that holds "
+                f"them, the folder above {inner.name}, the archive {self.release.stem}.tar.gz or "
+                ".tar.xz, its folder, or null to download it"
+            )
         if path.is_file():
             is_download = self.root is None and path.name == self.archive.name
             path = unpack(path, self.release, downloads, self.archive if is_download else None)
@@ -140,7 +148,7 @@ class Cifar10(CifarDataset):
 
 @part("dataset")
 class Cifar100(CifarDataset):
-    """A hundred classes; each record also has one of 20 coarse classes, which is not read."""
+    """A hundred classes. Each record also has one of 20 coarse classes, which is not read."""
 
     name: Literal["cifar100"] = "cifar100"
     release = Release(
@@ -216,7 +224,7 @@ def _unpack(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files into `folder`; the paths in the archive are not used."""
+    """Copy the .bin files into `folder`. The paths in the archive are not used."""
     missing = dict(release.file_bytes)
     openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
     opener = next(openers, None)
@@ -291,14 +299,3 @@ def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, 
             )
     planes = records[:, release.label_bytes :].reshape(count, _CHANNELS, _SIDE, _SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
-
-
-def _missing_text(root: Path, release: Release) -> str:
-    inner = root / release.folder
-    folder = inner if inner.is_dir() else root
-    missing = [name for name in release.file_bytes if not (folder / name).is_file()]
-    return (
-        f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder that holds them, "
-        f"the folder above {release.folder}, the archive {release.stem}.tar.gz or .tar.xz, its "
-        "folder, or null to download it"
-    )

@@ -18,7 +18,7 @@ _ARRAYS = Path(__file__).with_name("digits.npz")
 
 @part("dataset")
 class Digits(DatasetSpec):
-    """1,797 handwritten digits of 8x8 values from 0 to 16; every fifth one is for evaluation.
+    """1,797 handwritten digits of 8x8 values from 0 to 16. Every fifth one is for evaluation.
 
     Source and licence are in `digits.txt` beside the data.
     """

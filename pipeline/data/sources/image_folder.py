@@ -25,6 +25,7 @@ from pipeline.data.sources.image_columns import image_columns
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
+_LISTED_KINDS = 5
 
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
@@ -36,7 +37,7 @@ class ImageFolder(LocalDatasetSpec):
     With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
     table has the paths of the images and their targets. PNG, JPEG, BMP, GIF (its
     first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
-    alphabetical order; images in deeper folders belong to the first.
+    alphabetical order. Images in deeper folders belong to the first.
     """
 
     root_must_be = (
@@ -50,7 +51,7 @@ class ImageFolder(LocalDatasetSpec):
     """The share of the images, of each class, to evaluate and not to train on; null: they are in
     other folders."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
+    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
     labels_csv: FilePath | None = None
     """A CSV file of the paths of images, relative to `root`, and of their targets."""
     eval_csv: FilePath | None = None
@@ -60,8 +61,8 @@ class ImageFolder(LocalDatasetSpec):
     label_columns: Seq[str] = ()
     """The columns to predict; []: all others."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of those columns. auto: classes in one column, unless it has numbers that are not
-    whole (regression); several columns of 0 and 1 are multi_label, other numbers regression."""
+    """The meaning of the label columns. auto: classes in one column, unless it has numbers that
+    aren't whole (regression); several of 0 and 1 are multi_label, other numbers regression."""
     follow_links: bool = False
     """Read links to images and folders outside of `root` too."""
     image_size: ImageSize | None = None
@@ -241,9 +242,6 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
     return ClassImages(paths, labels, tuple(left_out))
 
 
-_LISTED_KINDS = 5
-
-
 @dataclass(frozen=True)
 class Listing:
     """Files below a folder. Hidden ones don't count."""
@@ -251,7 +249,7 @@ class Listing:
     images: tuple[str, ...]
     """The files of a folder by name, then the files of the folders in it."""
     left_out: tuple[str, ...]
-    """Files of other kinds, and what isn't a file: a pipe of such a name would never end."""
+    """Files of other kinds, and entries that aren't files: to read a pipe would never end."""
 
 
 def list_images(
@@ -270,7 +268,7 @@ def list_images(
         current, ancestors = waiting.pop()
         real = current.resolve()
         if real in ancestors:
-            continue  # A link to a folder that it lies in.
+            continue  # A link to a folder that contains it.
         folders = []
         for entry in _scan_folder(current):
             if entry.is_symlink():

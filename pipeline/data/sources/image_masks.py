@@ -56,7 +56,7 @@ class ImageMasks(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images to evaluate and not to train on; null: they are in other folders."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split; `seed` does not change it, so that runs with other seeds compare."""
+    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of their values; null: one more than the
     largest value of all masks, which are read first."""
@@ -81,10 +81,17 @@ class ImageMasks(LocalDatasetSpec):
             self.image_size,
             several_sizes=self.buckets is not None,
         )
-        train, evaluated = (
-            Split({"image": column, "label": self._mask_column([mask for _, mask in half], values)})
-            for column, half in zip(images, halves, strict=True)
-        )
+        splits = []
+        for column, half in zip(images, halves, strict=True):
+            paths = [mask for _, mask in half]
+            labels: Column
+            if self.buckets is not None and self.image_size is None:
+                labels = RaggedImageFiles(paths, read_sizes(paths), values)
+            else:
+                height, width = self.image_size or read_sizes(paths[:1])[0].tolist()
+                labels = ImageFiles(paths, height, width, values)
+            splits.append(Split({"image": column, "label": labels}))
+        train, evaluated = splits
         notes = left_out_notes(left_out, f"{self.images} and {self.masks}")
         return RawData(train, evaluated, Targets(names), notes=notes)
 
@@ -127,13 +134,6 @@ class ImageMasks(LocalDatasetSpec):
         _require_same_sizes(pairs)
         require_readable([mask for _, mask in pairs], masks=True)
         return pairs, [path for listing in listings for path in listing.left_out]
-
-    def _mask_column(self, paths: Sequence[str], values: MaskValues) -> Column:
-        """The masks, of one size unless they are to be padded."""
-        if self.buckets is not None and self.image_size is None:
-            return RaggedImageFiles(paths, read_sizes(paths), values)
-        height, width = self.image_size or read_sizes(paths[:1])[0].tolist()
-        return ImageFiles(paths, height, width, values)
 
 
 def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:

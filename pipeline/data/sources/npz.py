@@ -24,7 +24,7 @@ SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """With these, images of several sizes and their labels are stored one after the other."""
 
 MAX_INFERRED_CLASSES = 10_000
-"""The most classes that are inferred from labels; larger labels may be prices or times, so the
+"""The most classes that are inferred from labels. Larger labels may be prices or times, so the
 recipe has to give the number."""
 
 MAX_CLASSES = 1 << 20

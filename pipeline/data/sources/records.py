@@ -19,7 +19,7 @@ from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, re
 class Records(LocalDatasetSpec):
     """Samples as they were read from another source, one record each, read at random as needed.
 
-    Data larger than memory is streamed; labels are kept in memory.
+    Data larger than memory is streamed. Labels stay in memory.
     """
 
     root_must_be = f"a folder with {DESCRIPTION}"

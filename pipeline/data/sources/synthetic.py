@@ -28,7 +28,7 @@ class Synthetic(DatasetSpec):
     """Images of another source's sizes: a pattern per class under noise, so a network can learn.
 
     `dataset.name=synthetic +dataset.like=mnist` changes any dataset section into its twin and keeps
-    its ops; root and mirrors are left unused for that.
+    its ops. Root and mirrors are left unused for that.
     """
 
     name: Literal["synthetic"] = "synthetic"
@@ -45,7 +45,7 @@ class Synthetic(DatasetSpec):
         return like
 
     def facts(self) -> Facts:
-        """The twin's sizes, or those given."""
+        """The twin's sizes, or the recipe's."""
         twin = facts_of(self.like)
         return replace(
             twin,

@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import shown
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import RawData, SampleUnit, Split
-from pipeline.data.dataset_spec import DatasetSpec, GivenRoot
+from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
@@ -298,19 +298,12 @@ class CsvTable(TableDataset):
 
 
 @part("dataset")
-class ParquetTable(TableDataset):
+class ParquetTable(TableDataset, LocalDatasetSpec):
     """A Parquet file."""
 
     root_must_be = "a Parquet file"
     name: Literal["parquet"] = "parquet"
     root: GivenRoot
-
-    @field_validator("root", mode="before")
-    @classmethod
-    def _is_given(cls, root: Any) -> Any:
-        if root is None:
-            raise ValueError(f"missing; it must be {cls.root_must_be}")
-        return root
 
     @property
     def file(self) -> Path:

@@ -29,7 +29,7 @@ class Text(DatasetSpec):
     """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
 
     Files are joined in the order of their paths. The end of the text is for evaluation, whose
-    windows don't overlap; an incomplete window is left out.
+    windows don't overlap. An incomplete window is left out.
     """
 
     name: Literal["text"] = "text"

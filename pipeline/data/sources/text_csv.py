@@ -113,7 +113,7 @@ def _class_names(names: Sequence[str]) -> tuple[str, ...]:
 def _spread_evenly(names: Sequence[str], share: float) -> np.ndarray:
     """Mask of the rows for evaluation, bool (rows,): of each class every n-th row.
 
-    Raises ValueError where a split would be empty.
+    Raises ValueError if a split would be empty.
     """
     seen: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)

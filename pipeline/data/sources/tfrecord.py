@@ -28,8 +28,8 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 class TFRecord(LocalDatasetSpec):
     """TFRecord files of images with labels: files such as PNG and JPEG, or plain pixels of 8 bits.
 
-    Training files are `train*`, those of evaluation `eval*`, `val*` or `test*`. All are read once
-    before training, for their labels and checksums; images are then read again as they are needed.
+    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read once
+    before training, for their labels and checksums. Images are then read again as they are needed.
     """
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"

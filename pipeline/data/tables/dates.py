@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from itertools import product
@@ -80,7 +81,7 @@ def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """The fraction of a cycle that is over, 0 to 1; 1970 began on a Thursday."""
+    """The fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1
     if cycle == "week":
@@ -96,7 +97,10 @@ def _position(days: np.ndarray, cycle: str) -> np.ndarray:
 
 def _parse(text: str, date_format: str) -> datetime | None:
     if date_format == ISO:
-        return _parse_iso(text)
+        with suppress(ValueError):
+            if _ISO_DATE.match(text):
+                return datetime.fromisoformat(text).replace(tzinfo=None)
+        return None
     time_at = max(date_format.find(" %H"), date_format.find(" %I"))
     if time_at < 0:
         return _parse_part(text, date_format)
@@ -105,13 +109,6 @@ def _parse(text: str, date_format: str) -> datetime | None:
     day = _parse_part(words[0], date_format[:time_at])
     time = _parse_part(" ".join(words[1:]), date_format[time_at + 1 :])
     return None if day is None or time is None else datetime.combine(day, time.time())
-
-
-def _parse_iso(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=None) if _ISO_DATE.match(text) else None
-    except ValueError:
-        return None
 
 
 @lru_cache(maxsize=1 << 17)

@@ -19,7 +19,7 @@ TableInput = Literal["features", "fields"]
 class EncodeTable(Op):
     """Rows (batch, numbers + categories) as the input of a network, float32.
 
-    features: (batch, F), the numbers followed by a one-hot vector for each category; a value that
+    features: (batch, F), the numbers followed by a one-hot vector for each category. A value that
     the training split lacks, of position 0, is a vector of zeros. fields: (batch, columns, 1, 2),
     of each column the number of its feature and its value, as wide_deep reads them: a number has
     one feature, a category one for each of its values with the value 1, and 0 for position 0.
@@ -44,24 +44,19 @@ class EncodeTable(Op):
         return replace(value, shape=shape, dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        return self._features(xp, values) if self.reads == "features" else self._fields(xp, values)
-
-    def _features(self, xp: Any, values: Any) -> Any:
+        if self.reads == "fields":
+            sizes = np.array([1] * self.numbers + list(self.categories))
+            first = (np.cumsum(sizes) - sizes).astype(np.float32)
+            is_category = np.arange(len(sizes)) >= self.numbers
+            weights = xp.where(is_category, (values > 0).astype(np.float32), values)
+            inside = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
+            return xp.stack([first + inside, weights], axis=-1)[:, :, None, :].astype(np.float32)
         if not self.categories:
             return values
-        sizes = np.array(self.categories)
-        column = np.repeat(np.arange(len(sizes)), sizes)
-        position = np.concatenate([np.arange(1, size + 1) for size in sizes]).astype(np.float32)
-        hot = values[:, self.numbers :][:, column] == position
-        return xp.concatenate([values[:, : self.numbers], hot.astype(np.float32)], axis=1)
-
-    def _fields(self, xp: Any, values: Any) -> Any:
-        sizes = np.array([1] * self.numbers + list(self.categories))
-        first = (np.cumsum(sizes) - sizes).astype(np.float32)
-        is_category = np.arange(len(sizes)) >= self.numbers
-        weights = xp.where(is_category, (values > 0).astype(np.float32), values)
-        inside = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
-        return xp.stack([first + inside, weights], axis=-1)[:, :, None, :].astype(np.float32)
+        column = np.repeat(np.arange(len(self.categories)), self.categories)
+        position = np.concatenate([np.arange(1, size + 1) for size in self.categories])
+        one_hot = values[:, self.numbers :][:, column] == position.astype(np.float32)
+        return xp.concatenate([values[:, : self.numbers], one_hot.astype(np.float32)], axis=1)
 
 
 def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:

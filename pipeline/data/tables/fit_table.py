@@ -35,6 +35,9 @@ MAX_SAVED_BYTES = 4 << 20
 MISSING = ""
 """The category of a missing value."""
 
+FEWEST_ROWS = 20
+"""In a smaller table values may all differ by chance."""
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -51,7 +54,7 @@ class FitOptions:
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """Read a Parquet or, with any other suffix, a CSV file.
 
-    Raises DataError that names the file and what is wrong with it.
+    Raises DataError that names the file and the problem.
     """
     with name_file(path):
         if path.suffix.lower() in PARQUET:
@@ -65,9 +68,9 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
 ) -> FittedTable:
-    """Find the columns `names`, as the training rows have them; those without values are left out.
+    """Find the columns `names`, as the training rows have them, without empty ones.
 
-    Raises ValueError for a column that is none of its type, and where no column is left.
+    Raises ValueError for a column that isn't of its type, and if no column is left.
     """
     columns = [column for name in names for column in _fit(raw, name, rows, options)]
     if not columns:
@@ -88,7 +91,7 @@ def fit_table(
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     """The rows as the table has them, float32 (rows, width).
 
-    Raises ValueError with the row of a value that is no number where the table has numbers.
+    Raises ValueError with the row of a value that must be a number and isn't.
     """
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
@@ -127,7 +130,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
 def read_rows(path: Path, table: FittedTable) -> np.ndarray:
     """The rows of another file with the columns of a table, encoded, float32 (rows, width).
 
-    Other columns are not read. Raises DataError that names the file and what is wrong with it.
+    Other columns are not read. Raises DataError that names the file and the problem.
     """
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
@@ -152,14 +155,20 @@ def as_texts(column: Numbers | Texts) -> Texts:
 def _fit(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """A column as the training rows have it: one for each part of a date; none if they have no
-    value of it."""
+    """A column fitted on the training rows: one for each part of a date; none without a value."""
     column = raw.column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
         date_format = _date_format(raw, name, rows, options)
         if date_format is not None:
-            return _fit_date(raw, name, rows, date_format, options)
+            days = _days(raw, name, date_format)[rows]
+            if np.isnan(days).all():
+                return ()
+            columns: list[TableColumn] = []
+            for part in date_parts(days):
+                date = DateColumn(format=date_format, part=part, first_day=float(np.nanmin(days)))
+                columns += _fit_numbers(name, part_values(days, date), options, date)
+            return tuple(columns)
         if kind == "date":
             return ()
     if kind == "auto" and isinstance(column, Texts):
@@ -215,24 +224,10 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
     return None
 
 
-def _fit_date(
-    raw: RawTable, name: str, rows: np.ndarray, date_format: str, options: FitOptions
-) -> tuple[TableColumn, ...]:
-    days = _days(raw, name, date_format)[rows]
-    if np.isnan(days).all():
-        return ()
-    first_day = float(np.nanmin(days))
-    columns: list[TableColumn] = []
-    for part in date_parts(days):
-        date = DateColumn(format=date_format, part=part, first_day=first_day)
-        columns += _fit_numbers(name, part_values(days, date), options, date)
-    return tuple(columns)
-
-
 def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
     """The dates of a column as days since 1970, float64 (rows,), NaN if missing.
 
-    Raises ValueError with the row of a value that is no date of the format.
+    Raises ValueError with the row of a value that isn't a date of the format.
     """
     column = as_texts(raw.column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
@@ -260,15 +255,11 @@ def _fit_category(
     return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
 
 
-FEWEST_ROWS = 20
-"""In a smaller table values may all differ by chance."""
-
-
 def column_notes(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Lines about columns that number the rows, have too many categories, or dates of which two
-    formats are true. `rows` are those of the training split."""
+    """Lines about columns that number the rows, have too many categories, or dates of two possible
+    formats. `rows` are the rows of the training split."""
     return tuple(
         f"column {shown(column.name)}: {note}"
         for column in table.columns

@@ -35,7 +35,7 @@ class _File:
             read = self._read(list(request))
         except MemoryError:
             raise
-        # pyarrow raises OSError without an errno for what is wrong with a file.
+        # pyarrow raises OSError without an errno for a damaged file.
         except (pa.ArrowException, OSError) as error:
             lines = map(str.strip, str(error).splitlines())
             reason = next(filter(None, lines), type(error).__name__)

@@ -44,7 +44,7 @@ _BYTES_PER_FIELD = 24
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a CSV file. Blank lines are no rows.
+    """Read a CSV file, without its blank lines.
 
     A column is read as numbers if `kind_of` its name is numeric or auto and every value that isn't
     missing is a number, else as texts. Raises OSError, and ValueError with the line.
@@ -54,7 +54,9 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:
-        return f"line {_line_of(path, form, row):,}"
+        with _open_rows(path, form) as opened:
+            next(islice(opened.rows, row, None), None)
+            return f"line {opened.line():,}"
 
     with _open_rows(path, form) as opened:
         names = opened.names
@@ -127,7 +129,7 @@ def _utf8(path: Path, form: TableFormat) -> bytes:
 def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
     """Return the fields of each column, large_string (rows,), as Python's strict reader has them.
 
-    Raises ValueError for what is no table.
+    Raises ValueError for a file that isn't a table.
     """
     with _open_rows(path, form) as opened:
         chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
@@ -264,7 +266,7 @@ def _split(lines: Iterator[str], delimiter: str) -> Any:
     """A reader of the fields of each line."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
-    # Spaces before a field are skipped; those at the end would be one more field.
+    # The reader skips spaces before a field; spaces at the end would be one more field.
     bare = (f"{line.rstrip()}\n" for line in lines)
     return csv.reader(bare, delimiter=" ", skipinitialspace=True, strict=True)
 
@@ -292,10 +294,3 @@ def _column_names(header: list[str]) -> tuple[str, ...]:
     if doubled:
         raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
     return names
-
-
-def _line_of(path: Path, form: TableFormat, row: int) -> int:
-    """The line of the file that a row, counted from 0, ends in."""
-    with _open_rows(path, form) as opened:
-        next(islice(opened.rows, row, None), None)
-        return opened.line()

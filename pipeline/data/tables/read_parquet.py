@@ -44,7 +44,7 @@ _VALUES_PER_CPU_S = 200_000
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     """Read a Parquet file: numbers as float64, texts, truth values and dictionaries as texts.
 
-    Raises OSError, and ValueError that says what is wrong with the file.
+    Raises OSError, and ValueError with the problem of the file.
     """
     if not path.is_file():
         raise ValueError("is no regular file" if path.exists() else "there is no such file")

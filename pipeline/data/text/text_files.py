@@ -15,7 +15,7 @@ from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24
-"""Memory that reading a text takes at most: as bytes, characters and tokens, some of them twice."""
+"""The most memory to read a text: as bytes, characters and tokens, some of them twice."""
 MAX_FIELD = 2**20
 """Characters of a field of a CSV."""
 

@@ -34,8 +34,8 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    Texts to be classified begin with a special token, as in BERT: the last of `SPECIAL`, or what a
-    tokenizer.json puts around a text.
+    Texts to be classified begin with a special token, as in BERT: the last of `SPECIAL`, or one
+    that a tokenizer.json puts around a text.
     """
 
     tokenizer: Tokenizer
@@ -94,7 +94,7 @@ class TextFormat:
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is predicted, as JSON; the tokenizer has a separate file."""
+        """Return what is predicted, as JSON. The tokenizer has a separate file."""
         return {"predicts": self.predicts}
 
 

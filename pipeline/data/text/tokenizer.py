@@ -86,7 +86,7 @@ class ByteTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class CharacterTokenizer(Tokenizer):
-    """The characters of a text; `characters` is the vocabulary, sorted."""
+    """The characters of a text. `characters` is the vocabulary, sorted."""
 
     characters: str
     kind = "characters"
@@ -164,7 +164,7 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens as the file has them; numbers without a token are called unused.
+        """The tokens as the file has them. Numbers without a token are called unused.
 
         Raises ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens of one number, of
         which the library chooses another each time.
@@ -205,7 +205,7 @@ class LibraryTokenizer(Tokenizer):
         return self._process.decode(np.fromiter(tokens, np.int32))
 
     def to_bytes(self) -> bytes:
-        """The file as it was given."""
+        """The file, unchanged."""
         return self.content
 
 

@@ -22,22 +22,20 @@ class _Library:
     def compute(self, kind: bytes, content: bytes) -> list[bytes]:
         """About a file as JSON, the tokens of a text as int32, or the text of tokens."""
         if kind == FILE:
-            return [json.dumps(self._read(content)).encode()]
+            from tokenizers import Tokenizer
+
+            self.tokenizer = Tokenizer.from_str(content.decode())
+            self.tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+            dropout = getattr(self.tokenizer.model, "dropout", None)
+            metadata = {"vocabulary": self.tokenizer.get_vocab(), "dropout": dropout}
+            return [json.dumps(metadata).encode()]
         if kind == DECODE:
             text: str = self.tokenizer.decode(list(array.array("i", content)))
             return [text.encode()]
         special = kind == ENCODE_SPECIAL
         encoding = self.tokenizer.encode(content.decode(), add_special_tokens=special)
         return [array.array("i", encoding.ids).tobytes()]
-
-    def _read(self, content: bytes) -> dict[str, Any]:
-        from tokenizers import Tokenizer
-
-        self.tokenizer = Tokenizer.from_str(content.decode())
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        dropout = getattr(self.tokenizer.model, "dropout", None)
-        return {"vocabulary": self.tokenizer.get_vocab(), "dropout": dropout}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipeline.core.host.limited_process import (
 from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
 
 _BASE_MEMORY_BYTES = 2**30
-"""Addresses of a process that has read nothing, and those that the library allocates in advance."""
+"""Addresses of a process that has read nothing, with the library's allocations in advance."""
 _MEMORY_PER_BYTE = 512
 """Addresses for a byte of the file or of a text; 100 to 180 were measured."""
 _BASE_CPU_S = 10

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """A column of windows of consecutive tokens; window n begins at token `first + n * stride`.
+    """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
 
     Windows share one text, however much they overlap.
     """
@@ -45,7 +45,7 @@ class TokenWindows:
 def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
     """The columns of a language model: `image`, (n, length, 1, 1), and `label`, (n, length).
 
-    Labels are the tokens after those that are read. Raises ValueError if there is no window.
+    Labels are the tokens after the inputs. Raises ValueError if there is no window.
     """
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:

@@ -10,6 +10,7 @@ import pytest
 from pipeline.data.ops import color_changes
 from pipeline.data.ops.affine import RandomRotation
 from pipeline.data.ops.color import RandomColorAdjust, blend_table, look_up_blend
+from pipeline.data.ops.color_changes import Change, level_table
 from pipeline.data.ops.geometry import CenterCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip
 from pipeline.data.ops.resize import Box, crop_and_resize
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
@@ -90,11 +91,11 @@ def ours(op, name, text, values):
         case "sharpness":
             output = sharpened(values, text)
         case "posterize":
-            output = table(values, color_changes.posterize_table(int(text)))
+            output = table(values, level_table(Change("Posterize", int(text))))
         case "solarize":
-            output = table(values, color_changes.solarize_table(int(text)))
+            output = table(values, level_table(Change("Solarize", int(text))))
         case "invert":
-            output = table(values, color_changes.invert_table())
+            output = table(values, level_table(Change("Invert")))
         case "autocontrast":
             output = color_changes.look_up(
                 np, values, color_changes.stretch_table(np, color_changes.histograms(np, values))
