@@ -13,7 +13,7 @@ from pipeline.engine.callback_calls import NoCallbacks
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import Progress
-from pipeline.engine.rollback import Rollbacks
+from pipeline.engine.rollback import NoRollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class Saves:
         host_state = {**self.host, "early_stop": hooks.early_stop.state()}
         if self.log_marks is not None:
             host_state |= self.log_marks(step)
-        if hooks.rollbacks is not None:
-            host_state |= hooks.rollbacks.state()
+        host_state |= hooks.rollbacks.state()
         if progress.pending is not None:
             host_state[UNFINISHED] = asdict(progress.pending)
         callbacks = hooks.callbacks.state(progress.granted)
@@ -77,28 +76,46 @@ class Saves:
         self.writer.save(step, progress.state, host_state, metrics)
 
 
+def evaluate_nothing(state: TrainState) -> Evaluation | None:
+    """Raise ValueError: an evaluation is due."""
+    raise ValueError("an evaluation is due, and no evaluation is set")
+
+
+def never_prune(verdict: str | None) -> str | None:
+    """Return None: the run continues."""
+    return None
+
+
+def examine_nothing(state: TrainState, step: int) -> Examined:
+    """Return a finding without a cause."""
+    return Examined()
+
+
+def do_nothing(state: TrainState, step: int) -> None:
+    """Do nothing at a step."""
+
+
 @dataclass(frozen=True)
 class Hooks:
     """Functions and objects that a run calls between steps."""
 
     monitors: Sequence[Monitor] = ()
-    evaluate: Callable[[TrainState], Evaluation | None] | None = None
+    evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
     """Evaluate a state; returns None if a signal to stop has interrupted it."""
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
-    prune: Callable[[str | None], str | None] | None = None
+    prune: Callable[[str | None], str | None] = never_prune
     """Returns why the run should end at this boundary, as not worth continuing; None while it
     should continue. `verdict` is the decision before an evaluation was interrupted."""
-    rollbacks: Rollbacks | None = None
-    """None: a bad step ends the run, if the device does not skip it."""
+    rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
     on_bad_step: str = "stop"
     """The name of the policy for steps that are not finite, which the advice depends on."""
-    examine: Callable[[TrainState, int], Examined] | None = None
+    examine: Callable[[TrainState, int], Examined] = examine_nothing
     """Examine a step that ended the run, from the state before it."""
-    dump: Callable[[TrainState, int], None] | None = None
+    dump: Callable[[TrainState, int], None] = do_nothing
     """Dump the step that follows a number of steps; the state stays as it is."""
-    collect: Callable[[TrainState, int], None] | None = None
+    collect: Callable[[TrainState, int], None] = do_nothing
     """Show the weights and gradients of a state after a number of steps."""
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process; training looks at them after every dispatch."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
-from pipeline.engine.bad_step import BadStepError, Examined, advise
+from pipeline.engine.bad_step import BadStepError, advise
 from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress
@@ -104,8 +104,7 @@ def train(
     num_saves = 0
     callbacks = hooks.callbacks
     hooks.early_stop.restore(host.early_stop)
-    if hooks.rollbacks is not None:
-        hooks.rollbacks.remember(host.rollbacks)
+    hooks.rollbacks.remember(host.rollbacks)
     callbacks.restore(host.callbacks)
     run = Progress.restore(state, host, history)
     set_rates(program, hooks, run.granted)
@@ -114,9 +113,8 @@ def train(
     grant(program, hooks, run)
     if history.step == 0:
         callbacks.write_scalars()
-        if hooks.collect is not None:
-            hooks.collect(run.state, 0)
-        if hooks.rollbacks is not None:
+        hooks.collect(run.state, 0)
+        if hooks.rollbacks.needs_start:
             hooks.saves.save(hooks, run)
     # First the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
@@ -144,7 +142,7 @@ def train(
 
             # Callbacks.
             callbacks.notify("on_steps", run.state, history.step, telemetry)
-            if hooks.collect is not None and Event.COLLECT in events:
+            if Event.COLLECT in events:
                 hooks.collect(run.state, history.step)
             if events <= SHOWING_EVENTS:
                 raise_failure(hooks, run)
@@ -161,10 +159,9 @@ def train(
         if Event.EVALUATE in events:
             # Before it: a signal may interrupt it, and parameters that were set would be lost.
             grant(program, hooks, run)
-            assert hooks.evaluate is not None, "an evaluation is due"
             evaluation = hooks.evaluate(run.state)
             if evaluation is None:
-                verdict = (hooks.prune and hooks.prune(run.verdict)) or run.verdict
+                verdict = hooks.prune(run.verdict) or run.verdict
                 run.pending = PendingBoundary(history.loss, verdict)
             else:
                 run.pending = None
@@ -184,7 +181,7 @@ def train(
             if Event.CHECKPOINT in events or history.step in run.granted.save_at:
                 hooks.saves.save(hooks, run, metrics)
             raise_failure(hooks, run)
-        if hooks.dump is not None and schedule.dumps_at(history.step):
+        if schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)
         is_requested = hooks.signals.saves > num_saves
         if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
@@ -235,7 +232,7 @@ def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Dec
     may_prune = not is_last and run.pending is None
 
     def decide_here() -> list[Any]:
-        prune = hooks.prune(run.verdict) if hooks.prune is not None and may_prune else None
+        prune = hooks.prune(run.verdict) if may_prune else None
         return [max_steps, hooks.signals.stop, prune]
 
     return Decision._make(hooks.agree(decide_here))
@@ -333,8 +330,8 @@ def answer_bad_step(
     history.step = bad
     why_not = ""
     try:
-        if hooks.rollbacks is not None:
-            restored = hooks.rollbacks.go_back(bad, progress.state)
+        restored = hooks.rollbacks.go_back(bad, progress.state)
+        if restored is not None:
             for monitor in hooks.monitors:
                 monitor.on_rollback(bad, hooks.rollbacks.done[-1].to)
             progress.state = program.executable.put(restored)
@@ -348,9 +345,7 @@ def answer_bad_step(
     if len(good):
         hooks.callbacks.notify("on_steps", progress.state, history.step, good)
     hooks.saves.save(hooks, progress)
-    examined = Examined()
-    if hooks.examine is not None:
-        examined = hooks.examine(progress.state, bad)
+    examined = hooks.examine(progress.state, bad)
     cause = progress.recent.explain(examined)
     saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writer is not None else ""
     place = run_schedule.place(bad)

@@ -36,14 +36,34 @@ class RollbackRecord:
     to: int
 
 
+class NoRollbacks:
+    """A run that doesn't go back: a bad step ends it, if the device doesn't skip it."""
+
+    needs_start = False
+    """Whether the state before the first step is saved, to go back to."""
+    done: Sequence[RollbackRecord] = ()
+
+    def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
+        """Do nothing."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the content of a checkpoint: nothing."""
+        return {}
+
+    def go_back(self, bad: int, state: TrainState) -> TrainState | None:
+        """Return the state to continue with after step `bad`; None if the run ends."""
+        return None
+
+
 @dataclass
-class Rollbacks:
+class Rollbacks(NoRollbacks):
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
     `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
     the structure of a state.
     """
 
+    needs_start = True
     most: int
     """How often a run may go back."""
     periods: Sequence[int]

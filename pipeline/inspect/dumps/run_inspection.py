@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.backends.base import Backend
 from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
 from pipeline.engine.bad_step import Examined
+from pipeline.engine.hooks import examine_nothing
 from pipeline.stages.build import Built
 from pipeline.stages.runner.context import (
     CompiledRun,
@@ -61,10 +62,10 @@ class RunInspection(Inspection):
         dumps.require_possible()
         return dumps
 
-    def open_autopsy(self, run: CompiledRun) -> Examine | None:
-        """Return what examines a bad step on one device; several processes would spread it."""
+    def open_autopsy(self, run: CompiledRun) -> Examine:
+        """Return the autopsy of a bad step; nothing for several processes, which spread it."""
         if run.context.ranks.size > 1:
-            return None
+            return examine_nothing
 
         def examine(state: TrainState, step: int) -> Examined:
             from pipeline.inspect.autopsy.on_failure import examine_bad_step

@@ -25,6 +25,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.bad_step import Examined
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
+from pipeline.engine.hooks import examine_nothing
 from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_directory import RunFolder
@@ -94,9 +95,9 @@ class Inspection:
             raise RecipeError(f"dump.steps = {steps}: must be null, nothing here can dump")
         return None
 
-    def open_autopsy(self, run: CompiledRun) -> Examine | None:
-        """Return what examines a bad step that ends the run, None if nothing does."""
-        return None
+    def open_autopsy(self, run: CompiledRun) -> Examine:
+        """Return the function that examines a bad step that ends the run."""
+        return examine_nothing
 
     def archive(self, run_dir: Path) -> Path | None:
         """Set an earlier run's findings aside; return their folder, None without any."""

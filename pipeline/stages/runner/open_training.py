@@ -21,10 +21,10 @@ from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, Saves
+from pipeline.engine.hooks import Hooks, Saves, do_nothing, never_prune
 from pipeline.engine.loop import Program
 from pipeline.engine.monitors.observers import Observers
-from pipeline.engine.rollback import Rollbacks
+from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES, HeldWrites
@@ -85,7 +85,7 @@ def open_training(
         saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
-        prune = None if pruner is None else lambda verdict: pruner.prune_reason or verdict
+        prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
         hooks = Hooks(
             monitors=monitors,
             evaluate=evaluations.evaluate_unless_stopped,
@@ -96,7 +96,7 @@ def open_training(
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
             on_bad_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
-            dump=dumps,
+            dump=do_nothing if dumps is None else dumps,
             collect=_collector(run, observers),
             signals=signals,
             agree=context.ranks.agree,
@@ -119,11 +119,11 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
-def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None] | None:
+def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
     """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
     context, built = run.context, run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
-        return None
+        return do_nothing
     # Few runs need it, and all would wait for its import.
     from pipeline.stages.collect import Collector
 
@@ -244,10 +244,10 @@ def _open_copies(run: CompiledRun) -> Copies | None:
 
 def _rollbacks(
     recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
-) -> Rollbacks | None:
+) -> NoRollbacks:
     policy = recipe.train.on_nan
     if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
-        return None
+        return NoRollbacks()
     return Rollbacks(policy.most, save_periods, checkpoints.steps, checkpoints.read)
 
 
@@ -272,11 +272,10 @@ def _record_results(
     summary.passes = history.step / run_schedule.steps_per_pass
     summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
-    rollbacks = [] if hooks.rollbacks is None else hooks.rollbacks.done
     summary.bad_steps = {
         "policy": hooks.on_bad_step,
         "left_out": history.left_out,
-        "rollbacks": [asdict(rollback) for rollback in rollbacks],
+        "rollbacks": [asdict(rollback) for rollback in hooks.rollbacks.done],
     }
     summary.feed = asdict(training.program.executable.feed.report())
     started_at = context.options.started_at
