@@ -107,15 +107,7 @@ def train(
     hooks.rollbacks.remember(host.rollbacks)
     callbacks.restore(host.callbacks)
     run = Progress.restore(state, host, history)
-    set_rates(program, hooks, run.granted)
-    callbacks.notify("on_begin", run.state, history.step)
-    raise_failure(hooks, run)
-    grant(program, hooks, run)
-    if history.step == 0:
-        callbacks.write_scalars()
-        hooks.collect(run.state, 0)
-        if hooks.rollbacks.needs_start:
-            hooks.saves.save(hooks, run)
+    begin_run(program, hooks, run)
     # First the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
     segment = Segment(history.step, history.step, segment_events)
@@ -208,6 +200,19 @@ def train(
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state
+
+
+def begin_run(program: Program, hooks: Hooks, run: Progress) -> None:
+    """Notify the callbacks of the start, and do what belongs to step 0."""
+    set_rates(program, hooks, run.granted)
+    hooks.callbacks.notify("on_begin", run.state, run.history.step)
+    raise_failure(hooks, run)
+    grant(program, hooks, run)
+    if run.history.step == 0:
+        hooks.callbacks.write_scalars()
+        hooks.collect(run.state, 0)
+        if hooks.rollbacks.needs_start:
+            hooks.saves.save(hooks, run)
 
 
 def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
