@@ -1,4 +1,4 @@
-"""The order of axes that a network computes its images in.
+"""The order of axes that a network computes its images in, and their padding.
 
 NHWC is the order of the input, and every layer computes in it. CHWN has the batch innermost:
 vectors consist of samples instead of channels, which is faster for few channels. Height and width
@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import Protocol, runtime_checkable
 
-from jax import Array
+from jax import Array, lax
 
 from pipeline.core.host.platforms import platform_of
 from pipeline.models.layers import standard
+from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
@@ -114,3 +116,24 @@ def _patches_bytes(problem: ConvolutionProblem) -> int:
     """Return the bytes of the matrix of patches of a convolution in CHWN, in float32."""
     window = problem.window
     return 4 * prod(window.kernel) * problem.channels * prod(window.output_size) * problem.batch
+
+
+def reach(kernel: Pair, dilation: Pair) -> Pair:
+    """Return the height and width from a kernel's first to its last row and column."""
+    return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
+
+
+def pads_around(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> tuple[Pair, Pair]:
+    """Return the pads (before, after) of the height and the width of images of these sizes.
+
+    `window` is the size that the kernel covers, dilation included.
+    """
+    if padding == "symmetric":
+        rows, columns = (((covered - 1) // 2,) * 2 for covered in window)
+    elif isinstance(padding, str):
+        rows, columns = lax.padtype_to_pads(sizes, window, strides, padding.upper())
+    elif isinstance(padding, int):
+        rows = columns = (padding, padding)
+    else:
+        rows, columns = padding
+    return rows, columns

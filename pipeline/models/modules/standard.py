@@ -14,7 +14,6 @@ from jax import Array
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
-from pipeline.models.layers.padding import pads_around, reach
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.lowerings.conv2d import conv2d
@@ -42,6 +41,8 @@ from pipeline.models.modules.layout import (
     batch_first,
     channel_axis,
     first_without_batch_last,
+    pads_around,
+    reach,
     shape_nhwc,
 )
 

@@ -29,7 +29,7 @@ class MLP(LayeredModelSpec):
 class LeNet5(LayeredModelSpec):
     """Two 5x5 convolutions without bias and three dense layers, for images of 32x32.
 
-    On one channel and with 10 classes it has 61,684 parameters.
+    As in MindSpore's tutorials. On one channel and with 10 classes it has 61,684 parameters.
     """
 
     name: Literal["lenet5"] = "lenet5"
@@ -55,8 +55,8 @@ class LeNet5(LayeredModelSpec):
 class AlexNet(LayeredModelSpec):
     """Five convolutions with bias and three dense layers (Krizhevsky et al. 2012, one tower).
 
-    For images of 224x224 to 227x227. The features are the zoo's: with 10 classes it has
-    56,057,418 parameters.
+    For images of 224x224 to 227x227. The features are from MindSpore's model zoo: with 10 classes
+    it has 56,057,418 parameters.
     """
 
     name: Literal["alexnet"] = "alexnet"
@@ -76,7 +76,10 @@ class AlexNet(LayeredModelSpec):
 
 @part("model")
 class VGG(LayeredModelSpec):
-    """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers."""
+    """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers.
+
+    Simonyan and Zisserman 2015.
+    """
 
     stage_fields: ClassVar[tuple[str, ...]] = ("convs", "widths")
     name: Literal["vgg"] = "vgg"

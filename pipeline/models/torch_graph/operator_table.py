@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import TypeOf
@@ -36,7 +37,7 @@ TYPES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """Settings that an operator computes with."""
+    """Settings of a graph, and of the operators that compute its nodes."""
 
     dtype: str
     """Type of activations."""
@@ -44,7 +45,9 @@ class OperatorContext:
     layout: Layout
     """Order of axes that images are computed in."""
     key: Callable[[], Array] | None
-    """Makes the random key of this node; None outside of training."""
+    """Makes the random key of the step, or of a node; None outside of training."""
+    rules: tuple[TypeRule, ...] = ()
+    """Nodes that compute in another type, by kind of layer and path of the module."""
 
     def type_of(self, argument: Any, default: Any = None) -> Any:
         """Return the dtype to compute in for a `TypeOf` of the graph.

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.padding import pads_around
 from pipeline.models.layers.standard import Conv, Pool
+from pipeline.models.modules.layout import pads_around
 from tests.models.build import conf_model, shapes
 from tests.models.test_conf import FILES
 

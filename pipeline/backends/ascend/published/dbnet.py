@@ -24,8 +24,8 @@ from pipeline.models.layers.standard import (
 )
 from pipeline.models.modules import standard as standard  # registers what layers compute
 from pipeline.models.modules.apply_layers import LayerContext, apply_layer
-from pipeline.models.networks.mobilenet import MobileNetV3
-from pipeline.models.networks.resnet import ResNet
+from pipeline.models.networks.mobile import MobileNetV3
+from pipeline.models.networks.residual import ResNet
 
 STRIDES = (4, 8, 16, 32)
 """Factor by which the backbone shrinks the images at the layers that the pyramid reads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.core.errors import first_line
-from pipeline.models.layers.precision import TypeRule, rule_for
+from pipeline.models.layers.precision import rule_for
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -32,30 +31,8 @@ from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 
-_ARGUMENT_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-)
+_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that operators raise for arguments that don't fit."""
-
-
-@dataclass(frozen=True)
-class GraphSettings:
-    """Settings that all nodes share."""
-
-    dtype: str
-    """Type of activations."""
-    policy: LoweringPolicy
-    layout: Layout
-    """Order of axes that images are computed in."""
-    rules: tuple[TypeRule, ...]
-    """Nodes that compute in another type, by kind of layer and path of the module."""
-    key: Callable[[], Array] | None
-    """Makes the random key of this step; None outside of training."""
 
 
 def apply_form(
@@ -63,7 +40,7 @@ def apply_form(
     form: Form,
     x: Laid,
     weights: Mapping[str, Array],
-    settings: GraphSettings,
+    context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
     """Return the output of a form in PyTorch's order of axes, and the buffers that it changes.
 
@@ -71,7 +48,7 @@ def apply_form(
     constants come from the graph. Raises ValueError, which names module and line, for a node that
     can't be computed.
     """
-    run = _Run(graph, settings, {INPUT: x}, _arrays(graph, weights), {})
+    run = _Run(graph, context, {INPUT: x}, _arrays(graph, weights), {})
     for number, node in enumerate(form.nodes):
         run.compute(number, node)
     for name, value in form.updates:
@@ -115,9 +92,8 @@ def _arrays(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Laid]:
     orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
     arrays = {}
     for spec in graph.arrays:
-        array = jnp.asarray(
-            graph.values[spec.name] if spec.role == "constant" else weights[spec.name]
-        )
+        values = graph.values if spec.role == "constant" else weights
+        array = jnp.asarray(values[spec.name])
         arrays[spec.name] = Laid(array, orders.get(spec.order, tuple(range(array.ndim))))
     return arrays
 
@@ -127,7 +103,7 @@ class _Run:
     """The values of one application."""
 
     graph: TorchGraph
-    settings: GraphSettings
+    context: OperatorContext
     values: dict[str, Any]
     """Results of nodes by name; several results are a tuple."""
     arrays: dict[str, Laid]
@@ -142,7 +118,7 @@ class _Run:
             with jax.named_scope(scope) if scope else nullcontext():
                 result = self._apply(number, node, operator)
             _require_shapes(node, result)
-        except _ARGUMENT_ERRORS as error:
+        except _ERRORS as error:
             raise ValueError(f"{node.op} of {node.where()}: {first_line(error)}") from error
         self.values[node.name] = result
 
@@ -152,12 +128,12 @@ class _Run:
         return value if reference.item is None else value[reference.item]
 
     def _apply(self, number: int, node: GraphNode, operator: AtenOperator) -> Any:
-        path = tuple(node.module.split("."))
-        rule = rule_for(self.settings.rules, operator.kind, path) if self.settings.rules else None
-        dtype = self.settings.dtype if rule is None else rule.dtype
-        key = self.settings.key
+        rules = self.context.rules
+        rule = rule_for(rules, operator.kind, tuple(node.module.split(".")))
+        dtype = self.context.dtype if rule is None else rule.dtype
+        key = self.context.key
         node_key = None if key is None else lambda: jax.random.fold_in(key(), number)
-        context = OperatorContext(dtype, self.settings.policy, self.settings.layout, node_key)
+        context = replace(self.context, dtype=dtype, key=node_key)
 
         def read(argument: Any) -> Any:
             if isinstance(argument, tuple):
@@ -168,8 +144,7 @@ class _Run:
             if isinstance(argument, ValueOf):
                 # Only rules let nodes differ in type.
                 value = self.value(argument)
-                is_cast = self.settings.rules and isinstance(value, Laid)
-                return _cast(value, dtype) if is_cast else value
+                return _cast(value, dtype) if rules and isinstance(value, Laid) else value
             return argument
 
         kwargs = {name: read(value) for name, value in node.kwargs}
@@ -178,7 +153,7 @@ class _Run:
             self._keep_statistics(node, result)
             result = result.y
         if rule is not None and rule.casts_back:
-            result = _cast(result, self.settings.dtype)
+            result = _cast(result, self.context.dtype)
         return result
 
     def _keep_statistics(self, node: GraphNode, result: NormResult) -> None:

@@ -15,8 +15,9 @@ from jax import Array
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.torch_graph.computation.apply_graph import GraphSettings, apply_form, input_of
+from pipeline.models.torch_graph.computation.apply_graph import apply_form, input_of
 from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
+from pipeline.models.torch_graph.operator_table import OperatorContext
 
 COLLECTIONS: Mapping[Role, str] = {"parameter": "params", "buffer": "batch_stats"}
 CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
@@ -88,9 +89,9 @@ class TorchNetwork(nn.Module):
         # Under rules every node casts its inputs: the first may compute in float32.
         x = images if self.rules else images.astype(self.dtype)
         draws = key if train else None
-        settings = GraphSettings(self.dtype, self.policy, self.layout, self.rules, draws)
+        context = OperatorContext(self.dtype, self.policy, self.layout, draws, self.rules)
         inputs = input_of(graph.input, x, self.layout)
-        logits, changed = apply_form(graph, graph.form(train), inputs, weights, settings)
+        logits, changed = apply_form(graph, graph.form(train), inputs, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
         return logits.astype(jnp.float32)

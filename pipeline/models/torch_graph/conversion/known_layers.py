@@ -121,7 +121,7 @@ def _reads(*names: str) -> Callable[[ReadLayers], ReadLayers]:
     return register
 
 
-def _one(reader: NodeReader, layer: LayerSpec, arrays: Arrays | None = None) -> Layers:
+def _one_layer(reader: NodeReader, layer: LayerSpec, arrays: Arrays | None = None) -> Layers:
     return (NamedLayer(layer, arrays or {}),), reader.after()
 
 
@@ -137,7 +137,7 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 
 
 def _read_activation(reader: NodeReader) -> Layers:
-    return _one(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
+    return _one_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
 
 
 _READERS.update(dict.fromkeys(_ACTIVATIONS, _read_activation))
@@ -147,21 +147,21 @@ _READERS.update(dict.fromkeys(_ACTIVATIONS, _read_activation))
 def _hardtanh(reader: NodeReader) -> Layers:
     if (reader.argument(1, -1.0), reader.argument(2, 1.0)) != (0, 6):
         raise reader.refuse("its bounds are not 0 and 6")
-    return _one(reader, standard.Relu6())
+    return _one_layer(reader, standard.Relu6())
 
 
 @_reads("gelu")
 def _gelu(reader: NodeReader) -> Layers:
     if reader.option("approximate", "none") != "tanh":
         raise reader.refuse("gelu here is the form approximate='tanh'")
-    return _one(reader, standard.Gelu())
+    return _one_layer(reader, standard.Gelu())
 
 
 @_reads("dropout")
 def _dropout(reader: NodeReader) -> Layers:
     if not reader.argument(2) or reader.argument(1) == 0:
         return (), reader.after()
-    return _one(reader, standard.Dropout(rate=reader.argument(1)))
+    return _one_layer(reader, standard.Dropout(rate=reader.argument(1)))
 
 
 @_reads("contiguous", "clone", "alias")
@@ -182,7 +182,7 @@ def _conv(reader: NodeReader) -> Layers:
         if (rows, columns, groups, pads) != (1, 1, 1, ((0, 0), (0, 0))):
             raise reader.refuse("of images of one pixel only 1x1 convolutions are known")
         arrays["params/kernel"] = kernel[0, 0]
-        return _one(reader, standard.Dense(features=features, bias=has_bias), arrays)
+        return _one_layer(reader, standard.Dense(features=features, bias=has_bias), arrays)
     if any(before != after for before, after in pads):
         raise reader.refuse("padding='same' of an even kernel")
     layer = standard.Conv(
@@ -194,7 +194,7 @@ def _conv(reader: NodeReader) -> Layers:
         groups=groups,
         bias=has_bias,
     )
-    return _one(reader, layer, arrays)
+    return _one_layer(reader, layer, arrays)
 
 
 def _read_kernel(reader: NodeReader) -> tuple[np.ndarray, Arrays]:
@@ -232,7 +232,7 @@ def _batch_norm(reader: NodeReader) -> Layers:
     arrays = {name: reader.flow.reorder(array, 0) for name, array in arrays.items()}
     momentum = round(1 - reader.argument(6), 12)
     layer = standard.BatchNorm(momentum=momentum, epsilon=reader.argument(7))
-    return _one(reader, layer, arrays)
+    return _one_layer(reader, layer, arrays)
 
 
 @_reads("layer_norm")
@@ -244,7 +244,7 @@ def _layer_norm(reader: NodeReader) -> Layers:
     if reader.flow.is_image or reader.flow.flattened is not None:
         raise reader.refuse("its axis is not the one of the channels")
     layer = standard.LayerNorm(epsilon=reader.argument(4, 1e-5))
-    return _one(reader, layer, {"params/scale": weight, "params/bias": bias})
+    return _one_layer(reader, layer, {"params/scale": weight, "params/bias": bias})
 
 
 @_reads("group_norm")
@@ -254,14 +254,16 @@ def _group_norm(reader: NodeReader) -> Layers:
     if weight is None or bias is None:
         raise reader.refuse("it has no weight and bias")
     layer = standard.GroupNorm(groups=reader.argument(1), epsilon=reader.argument(4, 1e-5))
-    return _one(reader, layer, {"params/scale": weight, "params/bias": bias})
+    return _one_layer(reader, layer, {"params/scale": weight, "params/bias": bias})
 
 
 @_reads("max_pool2d")
 def _max_pool(reader: NodeReader) -> Layers:
     if as_pair(reader.argument(4, 1)) != (1, 1):
         raise reader.refuse("it is dilated")
-    return _one(reader, standard.MaxPool(**_window(reader, ceil_mode=reader.argument(5, False))))
+    return _one_layer(
+        reader, standard.MaxPool(**_window(reader, ceil_mode=reader.argument(5, False)))
+    )
 
 
 @_reads("avg_pool2d")
@@ -269,7 +271,7 @@ def _avg_pool(reader: NodeReader) -> Layers:
     counted = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
     if counted or reader.argument(6) is not None or reader.argument(4, False):
         raise reader.refuse("its padding counts, or its divisor is given")
-    return _one(reader, standard.AvgPool(**_window(reader, ceil_mode=False)))
+    return _one_layer(reader, standard.AvgPool(**_window(reader, ceil_mode=False)))
 
 
 @_reads("adaptive_avg_pool2d")
@@ -282,7 +284,7 @@ def _adaptive_avg_pool(reader: NodeReader) -> Layers:
         return _pool_globally(reader)
     if height % rows or width % columns:
         raise reader.refuse(f"{height}x{width} is no multiple of {rows}x{columns}")
-    return _one(reader, standard.AvgPool(kernel=_short((height // rows, width // columns))))
+    return _one_layer(reader, standard.AvgPool(kernel=_short((height // rows, width // columns))))
 
 
 @_reads("mean")

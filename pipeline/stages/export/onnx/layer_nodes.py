@@ -13,8 +13,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.padding import pads_around, reach
 from pipeline.models.layers.standard import scope_names
+from pipeline.models.modules.layout import pads_around, reach
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
 Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]

@@ -1,21 +1,26 @@
-"""Networks of inception modules: GoogLeNet as MindSpore's model zoo has it, and Inception v3."""
+"""Networks with branches: GoogLeNet, Inception v3, DenseNet, dual path networks and U-Net."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from pipeline.core.registry import part
-from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm
+from pipeline.core.registry import Seq, part
+from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm, imagenet_stem
 from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
-from pipeline.models.layers.fields import Padding, Size
+from pipeline.models.layers.fields import Count, Padding, Size
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
     AvgPool,
+    BatchNorm,
     Branches,
+    Conv,
+    ConvTranspose,
     Dense,
     Dropout,
+    DualPath,
     GlobalAvgPool,
     MaxPool,
     Relu,
@@ -37,7 +42,7 @@ _INCEPTIONS = {
 
 @part("model")
 class GoogLeNet(StridedModelSpec):
-    """Nine inception modules: four branches side by side.
+    """Nine inception modules: four branches side by side (Szegedy et al. 2015).
 
     As in the zoo and in torchvision, the 5x5 branch of the paper is 3x3, without auxiliary
     classifiers. With 1000 classes it has 6,624,904 parameters.
@@ -92,7 +97,8 @@ _COLUMN = (7, 1)
 class InceptionV3(LayeredModelSpec):
     """Eleven inception modules of five kinds, for images of 299x299.
 
-    With 1000 classes it has 23,834,568 parameters.
+    Szegedy et al. 2016, table 1, without the auxiliary classifier. With 1000 classes it has
+    23,834,568 parameters.
     """
 
     name: Literal["inception_v3"] = "inception_v3"
@@ -175,3 +181,119 @@ class InceptionV3(LayeredModelSpec):
             (_BLUR, *self._conv(192, 1)),
         )
         return Branches(scope=scope, branches=branches)
+
+
+@part("model")
+class DenseNet(StridedModelSpec):
+    """Dense blocks, in which every layer reads all features before it: DenseNet-BC.
+
+    Huang et al. 2017, sec. 3. Between two blocks a 1x1 convolution halves the features and an
+    average pool the image.
+    """
+
+    name: Literal["densenet"] = "densenet"
+    growth: PositiveInt
+    """Features that each layer adds; the stem has twice the number."""
+    blocks: Seq[Count]
+    """Number of layers of each dense block."""
+
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        channels = 2 * self.growth
+        layers: list[LayerSpec] = [*imagenet_stem(channels)]
+        for number, count in enumerate(self.blocks, start=1):
+            if number > 1:
+                channels //= 2
+                layers += (*_norm_relu_conv(channels, 1), AvgPool(kernel=2))
+            layers += [self._layer(f"block{number}_layer{index}") for index in range(count)]
+            channels += count * self.growth
+        return (*layers, BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
+
+    def _layer(self, scope: str) -> Branches:
+        body = (*_norm_relu_conv(4 * self.growth, 1), *_norm_relu_conv(self.growth, 3))
+        return Branches(scope=scope, branches=((), body))
+
+
+def _norm_relu_conv(
+    features: int, kernel: int, stride: int = 1, groups: int = 1, *, epsilon: float = 1e-5
+) -> Stack:
+    conv = Conv(features=features, kernel=kernel, stride=stride, groups=groups)
+    return BatchNorm(epsilon=epsilon), Relu(), conv
+
+
+@part("model")
+class DualPathNetwork(StridedModelSpec):
+    """Blocks that add to one part of the channels, as a ResNet, and append to the rest, as a
+    DenseNet (Chen et al. 2017, table 1)."""
+
+    stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "growths")
+    name: Literal["dpn"] = "dpn"
+    stem: PositiveInt
+    """Features of the first convolution."""
+    width: PositiveInt
+    """Features that the first stage adds to; each later stage has twice the number."""
+    inner: PositiveInt
+    """Features of the 3x3 convolutions of the first stage; doubled likewise."""
+    groups: PositiveInt
+    """Groups of the 3x3 convolutions."""
+    blocks: Seq[Count]
+    """Number of blocks of each stage."""
+    growths: Seq[PositiveInt]
+    """Features that a block appends, stage by stage; the first one of a stage appends thrice."""
+
+    def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        layers: list[LayerSpec] = [*imagenet_stem(self.stem, epsilon=1e-3)]
+        for stage, count in enumerate(self.blocks):
+            layers += [self._block(stage, index) for index in range(count)]
+        end = (BatchNorm(epsilon=1e-3), Relu(), GlobalAvgPool(), Dense(features=classes))
+        return (*layers, *end)
+
+    def _block(self, stage: int, index: int) -> DualPath:
+        width = self.width << stage
+        inner = self.inner << stage
+        growth = self.growths[stage]
+        stride = 2 if stage > 0 and index == 0 else 1
+        conv = partial(_norm_relu_conv, epsilon=1e-3)
+        return DualPath(
+            scope=f"stage{stage + 1}_block{index}",
+            body=(
+                *conv(inner, 1),
+                *conv(inner, 3, stride, self.groups),
+                *conv(width + growth, 1),
+            ),
+            added=width,
+            shortcut=conv(width + 2 * growth, 1, stride) if index == 0 else (),
+        )
+
+
+@part("model")
+class UNet(LayeredModelSpec):
+    """Classes of every pixel: logits (batch, height, width, classes) (Ronneberger et al. 2015).
+
+    Each depth has two 3x3 convolutions, concatenates their output at its end, and pools it for the
+    depth below. Convolutions don't lose a border, as the paper's do. The sides of an image are
+    multiples of 2 ** (number of depths - 1).
+    """
+
+    name: Literal["unet"] = "unet"
+    widths: Annotated[Seq[PositiveInt], Field(min_length=2)]
+    """Features of the convolutions, depth by depth."""
+    batch_norm: bool
+    """Normalise after every 3x3 convolution, instead of a bias; the paper does not."""
+
+    def layers_for(self, classes: int) -> Stack:
+        return (*self._depth(0), Conv(features=classes, kernel=1, bias=True))
+
+    def _depth(self, depth: int) -> Stack:
+        """Return the layers from this depth down and up again, to the same size of the image."""
+        convs = self._convs(self.widths[depth])
+        if depth == len(self.widths) - 1:
+            return convs
+        up = ConvTranspose(features=self.widths[depth], kernel=2, stride=2, bias=True)
+        below = (MaxPool(kernel=2), *self._depth(depth + 1), up)
+        return (*convs, Branches(scope=f"below{depth}", branches=((), below)), *convs)
+
+    def _convs(self, features: int) -> Stack:
+        once: Stack = (Conv(features=features, kernel=3, bias=True),)
+        if self.batch_norm:
+            once = conv_norm(features, 3)
+        return (*once, Relu()) * 2
