@@ -217,8 +217,11 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             stride = count if mechanism == "loop" and not self.work.single_steps else 1
             for position in range(first, first + count, stride):
-                bounds = np.int32(position), np.int32(position + stride)
-                carry = self.programs.train(carry, inputs, self.rates, *bounds, self.work.constants)
+                begin = np.int32(position)
+                end = np.int32(position + stride)
+                carry = self.programs.train(
+                    carry, inputs, self.rates, begin, end, self.work.constants
+                )
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
@@ -260,8 +263,9 @@ class XlaExecutable:
         for inputs, first, count in split_at_windows(feed, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
-                bounds = np.int32(position), np.int32(position + stride)
-                sums = self.programs.evaluate(state, sums, inputs, *bounds, self.work.constants)
+                begin = np.int32(position)
+                end = np.int32(position + stride)
+                sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
         return jax.block_until_ready(sums)
 
 

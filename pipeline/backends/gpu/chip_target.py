@@ -101,19 +101,13 @@ def read_target(named: str) -> ChipTarget:
 
     Raises ValueError that says what is wrong with the name or the file.
     """
-    if named in shipped_targets():
-        return _read(FOLDER / f"{named}.yaml")
-    if not named.endswith((".yaml", ".yml")):
-        shipped = shipped_targets()
+    shipped = shipped_targets()
+    if named not in shipped and not named.endswith((".yaml", ".yml")):
         raise ValueError(f"{no_such('target', named, shipped)}; or name a YAML file of that form")
     try:
-        file = Path(named).expanduser()
+        file = FOLDER / f"{named}.yaml" if named in shipped else Path(named).expanduser()
     except RuntimeError as error:
         raise ValueError(f"{named}: names the folder of a user who is not known") from error
-    return _read(file)
-
-
-def _read(file: Path) -> ChipTarget:
     try:
         tree = read_yaml(file)
     except OSError as error:

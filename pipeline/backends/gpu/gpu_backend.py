@@ -102,8 +102,10 @@ class GpuExecutable(XlaExecutable):
             last = self.placement.put(np.int32(first + count))
             for steps in self._dispatches(count, mechanism):
                 program = self.programs.train[steps]
-                bound = (last,) if steps == 0 else ()
-                carry = program(carry, inputs, self.rates, *bound)
+                if steps == 0:
+                    carry = program(carry, inputs, self.rates, last)
+                else:
+                    carry = program(carry, inputs, self.rates)
             loop = carry.loop
             # Copied at once, since the next program consumes the buffer.
             rows.append(np.array(loop.telemetry_buffer)[first : first + count])

@@ -26,6 +26,7 @@ from jax.tree_util import register_dataclass
 from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.window import Inputs, batch_at
+from pipeline.backends.initialisation import UNOPTIMIZED
 from pipeline.backends.xla import LoopCarry, empty_buffers, in_blocks
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
@@ -180,7 +181,7 @@ def train_spec(
 
 def carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes of the values that training programs pass on."""
-    state = jax.eval_shape(work.step.init, _seed_shape(work))
+    state = jax.eval_shape(work.step.init, work.seed)
     buffers = jax.eval_shape(empty_buffers, work.train.window(0).inputs)
     return StepCarry(chip.shapes(np.int32(0)), LoopCarry(chip.shapes(state), *chip.shapes(buffers)))
 
@@ -231,11 +232,11 @@ def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: 
 def _init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:
     """Initialisation on the host: it runs once, with the same weights for every device."""
     if chip.host is None:
-        seed = chip.shapes(_seed_shape(work))
-        return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=options)
-    seed = _shapes(_seed_shape(work), SingleDeviceSharding(chip.host))
-    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=quick)
+        return ProgramSpec(
+            INIT, work.step.init, (chip.shapes(work.seed),), compiler_options=options
+        )
+    seed = _shapes(work.seed, SingleDeviceSharding(chip.host))
+    return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=UNOPTIMIZED)
 
 
 def _eval_spec(
@@ -273,10 +274,6 @@ def _make_place(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], 
         return None
     place: Callable[[TrainState], TrainState] = jax.jit(lambda state: state, out_shardings=formats)
     return place
-
-
-def _seed_shape(work: CompileInputs) -> Any:
-    return jax.ShapeDtypeStruct(work.seed.shape, work.seed.dtype)
 
 
 def _shapes(tree: Any, sharding: SingleDeviceSharding) -> Any:

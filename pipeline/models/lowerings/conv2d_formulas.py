@@ -70,9 +70,12 @@ def _formula(
     engines: tuple[Engine, ...] = ("xla", "onednn"),
     chunked: bool = False,
 ) -> Formula:
-    return Formula(
-        lambda problem, *operands: compute(problem.window, *operands), fits, engines, chunked
-    )
+    def compute_problem(
+        problem: ConvolutionProblem, lowering: Lowering, first: Array, second: Array
+    ) -> Array:
+        return compute(problem.window, lowering, first, second)
+
+    return Formula(compute_problem, fits, engines, chunked)
 
 
 def _winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:

@@ -51,8 +51,9 @@ def range_of(array: Any) -> Range:
     inf = wide.size - nan - finite.size
     if not finite.size:
         return Range(dtype, shape, None, None, None, nan, inf)
-    statistics = (float(finite.min()), float(finite.max()), float(finite.mean()))
-    return Range(dtype, shape, *statistics, nan, inf)
+    low = float(finite.min())
+    high = float(finite.max())
+    return Range(dtype, shape, low, high, float(finite.mean()), nan, inf)
 
 
 def is_float(array: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,50 +41,46 @@ class SearchResult:
 def search(
     candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
 ) -> SearchResult:
-    """Time candidates. Every strategy times the first, which is the one to beat."""
-    trials = _Trials(clock)
-    trials.time(candidates[:1])
-    if strategy == "exhaustive":
-        trials.time(candidates)
-        trials.end_round()
-    else:
-        _search_genetically(candidates, trials, np.random.default_rng(seed))
-    return SearchResult(trials.times_us, tuple(trials.rounds))
+    """Time candidates, each once. Every strategy times the first, which is the one to beat."""
+    times_us: dict[Lowering, float] = {}
+    rounds = []
+
+    def time_new(generation: Iterable[Lowering]) -> None:
+        for candidate in generation:
+            if candidate not in times_us:
+                best_us = min(times_us.values(), default=float("inf"))
+                times_us[candidate] = clock(candidate, HOPELESS * best_us)
+
+    generations: Iterable[Iterable[Lowering]] = [candidates]
+    if strategy == "ga":
+        generations = _breed_generations(candidates, times_us, np.random.default_rng(seed))
+    time_new(candidates[:1])
+    for generation in generations:
+        time_new(generation)
+        rounds.append(Round(min(times_us.values())))
+    return SearchResult(times_us, tuple(rounds))
 
 
-class _Trials:
-    """Times of the candidates, each timed once."""
+def _breed_generations(
+    candidates: Sequence[Lowering],
+    times_us: Mapping[Lowering, float],
+    generator: np.random.Generator,
+) -> Iterator[Iterable[Lowering]]:
+    """Yield generations of candidates; genes (family, engine, images) are from two of the best.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.times_us: dict[Lowering, float] = {}
-        self.rounds: list[Round] = []
-
-    def time(self, candidates: Sequence[Lowering]) -> None:
-        for candidate in candidates:
-            if candidate not in self.times_us:
-                best_us = min(self.times_us.values(), default=float("inf"))
-                self.times_us[candidate] = self._clock(candidate, HOPELESS * best_us)
-
-    def end_round(self) -> None:
-        self.rounds.append(Round(min(self.times_us.values())))
-
-
-def _search_genetically(
-    candidates: Sequence[Lowering], trials: _Trials, generator: np.random.Generator
-) -> None:
-    """Time generations of candidates; genes (family, engine, images) come from two of the best."""
+    `times_us` has the times of all candidates that were yielded before.
+    """
     count = min(POPULATION, len(candidates))
-    picked = generator.choice(len(candidates), count, replace=False)
-    trials.time([candidates[i] for i in picked])
-    trials.end_round()
-    for _ in range(GENERATIONS - 1):
-        elite = sorted(trials.times_us, key=trials.times_us.__getitem__)[:ELITE]
+    yield [candidates[i] for i in generator.choice(len(candidates), count, replace=False)]
+
+    def children(elite: Sequence[Lowering]) -> Iterator[Lowering]:
         for _ in range(count):
-            untimed = [lowering for lowering in candidates if lowering not in trials.times_us]
+            untimed = [lowering for lowering in candidates if lowering not in times_us]
             if untimed:
-                trials.time([_child(elite, untimed, generator)])
-        trials.end_round()
+                yield _child(elite, untimed, generator)
+
+    for _ in range(GENERATIONS - 1):
+        yield children(sorted(times_us, key=times_us.__getitem__)[:ELITE])
 
 
 def _child(

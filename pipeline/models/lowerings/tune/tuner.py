@@ -71,8 +71,9 @@ class TimedLayout:
     def to_operator(self) -> Mapping[str, Any]:
         """Entry of AutoTune's result file; `before_tune` is NHWC."""
         op = ("network", "layout")
-        times_us = (self.times_us["nhwc"], self.times_us[self.best])
-        return {**operator_record(op, self.key, *times_us, self.status), "layout": self.best}
+        best_us = self.times_us[self.best]
+        record = operator_record(op, self.key, self.times_us["nhwc"], best_us, self.status)
+        return {**record, "layout": self.best}
 
 
 def find_layout(
