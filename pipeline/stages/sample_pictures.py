@@ -15,7 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.mask_pictures import mask_picture
+from pipeline.data.image_file import mask_picture
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets

@@ -24,9 +24,8 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
-from pipeline.engine.loop import exhaust, train
+from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.observers import Observers, open_observers
-from pipeline.engine.program import Program
 from pipeline.engine.schedule import RunSchedule, Schedule
 from pipeline.training.telemetry import Telemetry
 

@@ -16,14 +16,14 @@ from pipeline.data.image_file import (
     FORMATS,
     SUFFIXES,
     UNREADABLE_IMAGE,
+    mask_image,
     open_image,
     read_pixels,
     upright_size,
 )
-from pipeline.data.mask_pictures import mask_image
 from pipeline.data.tables.fit_table import read_rows
 from pipeline.data.targets import Targets
-from pipeline.models.weights.files.npz_file import read_npz
+from pipeline.models.weights.files.weight_files import read_npz
 from pipeline.stages.export.trained_run import Samples
 
 _MODES = {1: "L", 3: "RGB"}

@@ -21,7 +21,7 @@ from pipeline.core.host.signals import Signals
 from pipeline.stages.launch.join import LOCAL
 from pipeline.stages.record.run_directory import RANKS
 from pipeline.stages.record.summary import Summary, read_summary
-from pipeline.training.parallel.launch_spec import LaunchSpec
+from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
 
 WORKER = "pipeline.cli.worker"

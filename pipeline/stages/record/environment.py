@@ -23,8 +23,7 @@ from pipeline.config.overrides import without_secret_values
 from pipeline.core.errors import without_secrets
 from pipeline.core.files.package_paths import PACKAGE
 from pipeline.core.plugins.loading import loaded_plugins
-from pipeline.data.blank_data import BlankColumn
-from pipeline.data.columns import Column, Split
+from pipeline.data.columns import BlankColumn, Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
 from pipeline.data.text.windows import TokenWindows
 from pipeline.models.lowerings.tune.machine import describe_device
