@@ -45,7 +45,6 @@ MOSTLY = 0.5
 ELEMENTWISE = 0.6
 """Share of the operators' time in layers without products from which these limit a step."""
 SHOWN = 2
-COUNTED = "counted from the trace"
 RESIDENT = "train.feed=resident"
 PRODUCTS = ("matrix products", "convolutions")
 
@@ -115,10 +114,10 @@ def decide(evidence: Evidence) -> StepVerdict:
     raise AssertionError("the last rule always holds")
 
 
-def _without(evidence: Evidence, ms: float, what: str, basis: str = COUNTED) -> PredictedChange:
+def _without(evidence: Evidence, ms: float, what: str) -> PredictedChange:
     """The change that a step would be shorter by some milliseconds."""
     left = max(evidence.step_ms - ms, 1e-6)
-    return PredictedChange(what, left, evidence.step_ms / left, basis)
+    return PredictedChange(what, left, evidence.step_ms / left, "counted from the trace")
 
 
 def _recompiling(evidence: Evidence) -> StepVerdict | None:
