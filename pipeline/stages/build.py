@@ -119,7 +119,8 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     )
     reporter.stage("build", _line(recipe, built))
     if level_of(recipe) != "O0" or recipe.train.to_float:
-        precision, scale = precision_of(recipe), loss_scale_of(recipe)
+        precision = precision_of(recipe)
+        scale = loss_scale_of(recipe)
         types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
         scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
         reporter.stage("precision", f"{level_of(recipe)}: {', '.join(types)}; {scale_text}")
@@ -138,7 +139,8 @@ def parts_of(
 
     `train_images` has the sizes of training if an op draws them.
     """
-    train, ignore_index = recipe.train, recipe.dataset.ignore_index
+    train = recipe.train
+    ignore_index = recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
         loss = train.loss.fitted(targets).build()
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):

@@ -98,7 +98,8 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
 
 def check_outputs(draft: StepDraft) -> None:
     """Require one logit for each class, once for each label of a sample."""
-    outputs, dataset = draft.outputs, draft.dataset
+    outputs = draft.outputs
+    dataset = draft.dataset
     count = len(dataset.targets)
     labels = len(dataset.eval) * math.prod(outputs[:-1])
     problem = None
@@ -123,8 +124,11 @@ def check_outputs(draft: StepDraft) -> None:
 
 def check_labels(draft: StepDraft) -> None:
     """Require that the loss takes the labels of both splits, for its outputs per sample."""
-    recipe, dataset, parts = draft.recipe, draft.dataset, draft.parts
-    batch, ignore_index = recipe.train.batch_size, parts.ignore_index
+    recipe = draft.recipe
+    dataset = draft.dataset
+    parts = draft.parts
+    batch = recipe.train.batch_size
+    ignore_index = parts.ignore_index
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
         with blaming_key(
@@ -145,7 +149,8 @@ def check_labels(draft: StepDraft) -> None:
 
 def check_vocabulary(draft: StepDraft) -> None:
     """Require a row for each token of the texts: numbers of others would give NaN."""
-    text, network = draft.dataset.text, draft.parts.network
+    text = draft.dataset.text
+    network = draft.parts.network
     first = network.layers[0] if isinstance(network, Network) and network.layers else None
     if text is None or not isinstance(first, Lookup):
         return
@@ -201,7 +206,7 @@ def check_cuts(draft: StepDraft) -> None:
 
 
 def check_constraints(draft: StepDraft) -> None:
-    """Require that each constraint matches a layer, of as many axes."""
+    """Require that each constraint matches a layer with the same number of axes."""
     parallel = draft.recipe.parallel
     cuts = cuts_of(parallel)
     if cuts is None or parallel.mode != "semi_auto" or not cuts.constraints:
@@ -213,8 +218,11 @@ def check_constraints(draft: StepDraft) -> None:
 
 def check_task(draft: StepDraft) -> None:
     """Require a loss for what is predicted, and metrics that evaluations of it have."""
-    recipe, targets, metrics = draft.recipe, draft.dataset.targets, draft.parts.metrics
-    task, loss = targets.task, recipe.train.loss
+    recipe = draft.recipe
+    targets = draft.dataset.targets
+    metrics = draft.parts.metrics
+    task = targets.task
+    loss = recipe.train.loss
     is_classification = task == "classification"
     if recipe.model.two_outputs_are_classes and not is_classification and len(targets) > 1:
         problem = f"predicts classes, or one number or label, and not {targets}"
@@ -241,7 +249,8 @@ def check_task(draft: StepDraft) -> None:
 
 def check_metrics(draft: StepDraft) -> None:
     """Require that metrics take the network's outputs, and return sums like their zeros."""
-    parts, dataset = draft.parts, draft.dataset
+    parts = draft.parts
+    dataset = draft.dataset
     batch = dataset.eval_order.batch_size
     label = dataset.eval_label
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
@@ -281,7 +290,8 @@ def check_gradients(draft: StepDraft) -> None:
 
 def check_mixtures(draft: StepDraft) -> None:
     """Refuse a short batch before an op that would mix its padding with its samples."""
-    short, batch = draft.dataset.train_order.short_batch, draft.recipe.train.batch_size
+    short = draft.dataset.train_order.short_batch
+    batch = draft.recipe.train.batch_size
     for position, op in enumerate(draft.dataset.train_ops):
         if short and isinstance(op, BatchOp):
             raise RecipeError(
@@ -293,7 +303,8 @@ def check_mixtures(draft: StepDraft) -> None:
 
 def check_statistics(draft: StepDraft) -> None:
     """Refuse a short batch with batch statistics: they would include its padding."""
-    recipe, short = draft.recipe, draft.dataset.train_order.short_batch
+    recipe = draft.recipe
+    short = draft.dataset.train_order.short_batch
     if _state_of(draft).batch_stats and short:
         raise RecipeError(
             f"dataset.train.drop_remainder = false: the last batch would hold {short} of "

@@ -1,8 +1,8 @@
 """Collection of weights and gradients during training, as histograms for TensorBoard.
 
-Training is not touched: the weights are read from the state, and the gradients are computed by a
-program of their own from that state and the batch that comes next. They are those of the next step
-but for last digits, since XLA may add in another order there.
+Training is not touched: the weights are read from the state, and the gradients are computed by
+another program from that state and the next batch. Last digits may differ from the next step's,
+since XLA may add in another order there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of
 
-WEIGHTS, GRADIENTS = "weights", "gradients"
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
 Show = Callable[[int, Mapping[str, Histogram]], None]
 """(step, histograms by name) -> None."""
 
@@ -35,7 +36,7 @@ Show = Callable[[int, Mapping[str, Histogram]], None]
 class Collector:
     """Show the weights after a step, and the gradients that the next step begins with.
 
-    Nothing is raised: where it fails, it warns and collects no more.
+    A failure is a warning, and ends the collection.
     """
 
     parts: StepConfig
@@ -46,7 +47,7 @@ class Collector:
     show: Show
     warn: Callable[[str], None]
     compiles: bool = True
-    """Whether the gradients are computed by a compiled program; in eager mode they are not."""
+    """Whether the gradients are computed by a compiled program, as in all but eager mode."""
     of_gradients: bool = True
     """Whether to collect gradients; several processes have a part of the batch each."""
     _failed: bool = False
@@ -58,7 +59,10 @@ class Collector:
         if self._failed:
             return
         try:
-            self.show(step, self._collect(state, step))
+            histograms = histograms_by_path(WEIGHTS, state.params)
+            if self.of_gradients and step < self.total:
+                histograms |= histograms_by_path(GRADIENTS, self._gradients(state, step))
+            self.show(step, histograms)
         except Exception as error:  # training is worth more
             self._failed = True
             self.warn(
@@ -66,23 +70,18 @@ class Collector:
                 "are collected no more, and training goes on"
             )
 
-    def _collect(self, state: TrainState, step: int) -> dict[str, Histogram]:
-        found = histograms_by_path(WEIGHTS, state.params)
-        if self.of_gradients and step < self.total:
-            found |= histograms_by_path(GRADIENTS, self._gradients(state, step))
-        return found
-
     def _gradients(self, state: TrainState, step: int) -> Any:
-        """The gradients of the loss of step `step + 1`, by trained parameter."""
-        own = config_at(self.parts, step)
-        program = self._programs.get(own.frozen)
+        """Return the gradients of the loss of step `step + 1`, by trained parameter."""
+        parts = config_at(self.parts, step)
+        program = self._programs.get(parts.frozen)
         if program is None:
-            function = partial(_gradients_of, own)
-            program = self._programs[own.frozen] = jax.jit(function) if self.compiles else function
+            program = partial(_gradients_of, parts)
+            program = jax.jit(program) if self.compiles else program
+            self._programs[parts.frozen] = program
         window = self.feed.window(step)
         batch = batch_at(window.inputs, jnp.int32(step - window.start))
         slim = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
-        # One device computes them, wherever state and batch lie.
+        # One device computes them, wherever state and batch are.
         host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim, batch))
         with jax.default_device(self.device):
             return program(*jax.tree.map(jnp.asarray, host))
@@ -99,8 +98,9 @@ def _gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Any:
 
 
 def histograms_by_path(kind: str, tree: Any) -> dict[str, Histogram]:
-    """Return the histograms of a tree's arrays, named `kind/path`; without those of no finite
-    value."""
-    flat = flatten_dict(dict(tree), sep="/")
-    found = {f"{kind}/{path}": histogram_of(np.asarray(leaf)) for path, leaf in flat.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    """Return the histograms of a tree's arrays that have finite values, named `kind/path`."""
+    histograms = {
+        f"{kind}/{path}": histogram_of(np.asarray(leaf))
+        for path, leaf in flatten_dict(dict(tree), sep="/").items()
+    }
+    return {name: histogram for name, histogram in histograms.items() if histogram is not None}

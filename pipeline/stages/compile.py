@@ -85,7 +85,8 @@ def compile_programs(
     executable = compile_given(inputs, recipe, backend, reporter)
     if recipe.train.remat != "auto":
         return executable
-    before, allowed = training_temporaries(executable), recipe.train.remat_bytes
+    before = training_temporaries(executable)
+    allowed = recipe.train.remat_bytes
     if allowed is None:
         if jax.process_count() > 1:
             problem = "must be given with several processes, which have to decide alike"
@@ -116,7 +117,9 @@ def compile_inputs(
 
     Reports when training has to wait for data.
     """
-    train, order, placement = recipe.train, dataset.eval_order, backend.placement
+    train = recipe.train
+    order = dataset.eval_order
+    placement = backend.placement
     if train.remat == "blocks":
         with blaming_key("train.remat = blocks"):
             built = recomputing(built)
@@ -149,7 +152,8 @@ def compile_inputs(
 
 def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
     """Return the feed of the training samples to evaluate, which share the evaluation's program."""
-    sample, order = dataset.train_sample(), dataset.eval_order
+    sample = dataset.train_sample()
+    order = dataset.eval_order
     if sample.specs() != dataset.eval.specs():
         problem = "training and evaluation samples differ in shape or type; must be false"
         raise RecipeError(f"eval.on_train = true: {problem}")

@@ -90,7 +90,8 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         train_images = drawn_specs(train_ops, raw.train)
         if train_images:
             train_specs = fit_to_evaluation(train_specs, eval_specs)
-        image, eval_image = train_specs["image"], eval_specs["image"]
+        image = train_specs["image"]
+        eval_image = eval_specs["image"]
         if (image.shape, image.layout) != (eval_image.shape, eval_image.layout):
             raise RecipeError(
                 f"dataset.eval.ops: leave images of shape {eval_image.shape}, "
@@ -164,7 +165,8 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
         return np.zeros((0, 1, 1, 1), np.float32)
     batches = dataset.train_order.batches(0, 1)
     count = recipe.monitor.sample_images
-    keys, rows = batches.indices[0], batches.rows[0]
+    keys = batches.indices[0]
+    rows = batches.rows[0]
     if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
         # Else all of the batch is mixed, as in training.
         keys = keys[:count]
@@ -202,7 +204,8 @@ def _train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
 
     Raises RecipeError for files or classes that the split doesn't have.
     """
-    spec, files = recipe.dataset.train, raw.train.files
+    spec = recipe.dataset.train
+    files = raw.train.files
     settings: dict[str, Any] = {
         "seed": recipe.seed,
         "samples": len(raw.train),

@@ -60,8 +60,10 @@ def say_cuts(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter)
 
 def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
     """Describe the run to the device, in shapes: batches as the map ops on the host leave them."""
-    train, run_schedule = recipe.train, built.run_schedule
-    image, label = image_shape(dataset.image), dataset.train_label
+    train = recipe.train
+    run_schedule = built.run_schedule
+    image = image_shape(dataset.image)
+    label = dataset.train_label
     size = train.sink_size
 
     def batch(size: int) -> tuple[Any, Any]:
@@ -94,7 +96,8 @@ def _count_devices(recipe: Recipe) -> int:
     """Return the number of devices that share a batch."""
     if recipe.parallel.mode == "none":
         return 1
-    devices, size = num_devices(recipe.parallel, jax.process_count()), recipe.train.batch_size
+    devices = num_devices(recipe.parallel, jax.process_count())
+    size = recipe.train.batch_size
     if size % devices:
         problem = f"must be a multiple of the {devices} devices that it is priced for"
         raise RecipeError(f"train.batch_size = {size}: {problem}")

@@ -28,7 +28,7 @@ class EvalOptions:
     dispatch_s: float
     """Seconds of a chunk of batches, about; changes no bit of the metrics."""
     metrics: Sequence[MetricSpec] = ()
-    """The metrics that have sums of their own."""
+    """The metrics that have separate sums."""
     on_train: bool = False
     """Whether there are also the metrics of training samples, as `train_accuracy`."""
 
@@ -38,18 +38,33 @@ def evaluate(
     state: TrainState,
     dataset: Dataset,
     options: EvalOptions,
-    is_given_up: Callable[[], bool] = lambda: False,
+    is_stopped: Callable[[], bool] = lambda: False,
     agree: Agree = decide_alone,
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked.
 
-    `is_given_up` is called before each chunk; where it is true, None is returned. `agree` returns
-    what all processes of the run do. Raises RunError where the number of samples is not that of the
-    split, and where all labels are masked.
+    `is_stopped` is called before each chunk; if it is true, None is returned. `agree` returns what
+    all processes of the run do. Raises RunError if the number of samples differs from the split's,
+    or all labels are masked.
     """
-    batches, metrics = dataset.eval_order.steps_per_pass, options.metrics
-    size = DispatchSize(options.dispatch_s)
-    sums = _add_up(executable.evaluate, state, batches, size, is_given_up, agree)
+    metrics = options.metrics
+
+    def add_up(add: Callable[..., EvalSums]) -> EvalSums | None:
+        """Return the sums over all batches by `add`, on the host; None if `is_stopped`."""
+        size = DispatchSize(options.dispatch_s)
+        sums = None
+        done = 0
+        while done < dataset.eval_order.steps_per_pass:
+            if is_stopped():
+                return None
+            stop = min(dataset.eval_order.steps_per_pass, done + agree(lambda: size.max_steps))
+            started_at = time.perf_counter()
+            sums = add(state, done, stop, sums)
+            size.take_note(stop - done, time.perf_counter() - started_at)
+            done = stop
+        return jax.tree.map(np.asarray, sums)
+
+    sums = add_up(executable.evaluate)
     if sums is None:
         return None
     if int(sums.samples) != len(dataset.eval):
@@ -59,38 +74,14 @@ def evaluate(
             f"none of the labels of {sums.samples} evaluation samples counts: all are "
             "dataset.ignore_index; an evaluation needs one at least"
         )
-    counted = None if sums.classes is None else sums.classes.confusion
-    confusion = None if counted is None else np.asarray(counted)
+    counts = None if sums.classes is None else sums.classes.confusion
+    confusion = None if counts is None else np.asarray(counts)
     unit = dataset.unit.counted if dataset.unit.each > 1 else "samples"
-    evaluation = Evaluation(summarize(sums, dataset.classes, metrics), confusion, unit)
-    if not options.on_train:
-        return evaluation
-    size = DispatchSize(options.dispatch_s)
-    add = partial(executable.evaluate, on_train=True)
-    sums = _add_up(add, state, batches, size, is_given_up, agree)
-    if sums is None:
-        return None
-    trained = Evaluation(summarize(sums, dataset.classes, metrics), None).scalars()
-    more = {f"{TRAINED}{name}": value for name, value in trained.items()}
-    return Evaluation({**evaluation.metrics, **more}, confusion, unit)
-
-
-def _add_up(
-    add: Callable[..., EvalSums],
-    state: TrainState,
-    batches: int,
-    size: DispatchSize,
-    is_given_up: Callable[[], bool],
-    agree: Agree,
-) -> EvalSums | None:
-    """Return the sums over `batches` batches by `add`, on the host; None where it is given up."""
-    sums, done = None, 0
-    while done < batches:
-        if is_given_up():
+    values = summarize(sums, dataset.classes, metrics)
+    if options.on_train:
+        train_sums = add_up(partial(executable.evaluate, on_train=True))
+        if train_sums is None:
             return None
-        stop = min(batches, done + agree(lambda: size.max_steps))
-        started_at = time.perf_counter()
-        sums = add(state, done, stop, sums)
-        size.take_note(stop - done, time.perf_counter() - started_at)
-        done = stop
-    return jax.tree.map(np.asarray, sums)
+        train_values = Evaluation(summarize(train_sums, dataset.classes, metrics), None).scalars()
+        values = {**values, **{f"{TRAINED}{name}": v for name, v in train_values.items()}}
+    return Evaluation(values, confusion, unit)

@@ -1,9 +1,10 @@
-"""Fine-tuning: what is trained from when on and how fast, by phases, layers and depth."""
+"""Fine-tuning: freezing by phases, and learning rates by the depth of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -29,11 +30,11 @@ _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 
 
 def phases_of(train: TrainSpec, steps_per_pass: int) -> tuple[FreezePhase, ...]:
-    """The phases after the first one, each with the patterns of what it leaves frozen."""
+    """Return the phases after the first one, each with the patterns of its frozen parameters."""
     starts = [(rule.start(steps_per_pass), rule.pattern) for rule in train.unfreeze]
     frozen = train.freeze
     phases: dict[int, FreezePhase] = {}
-    for start, pattern in sorted(starts, key=lambda one: one[0]):
+    for start, pattern in sorted(starts, key=itemgetter(0)):
         frozen = (*frozen, f"{EXCEPT}{pattern}")
         phases[start] = FreezePhase(start, frozen)
     return tuple(phases.values())
@@ -46,18 +47,18 @@ def fine_tuned(
     steps_per_pass: int,
     seed: np.ndarray,
 ) -> StepConfig:
-    """Return the configuration with phases, rates by depth and what batch norm follows.
+    """Return the configuration with phases and rates by depth.
 
-    Checks every pattern over parameters. Raises RecipeError for one that covers
-    nothing, where nothing is trained in a phase or nothing new, and for a network that does not
-    tell its layers apart.
+    Raises RecipeError for a pattern that covers no parameter, for a phase that trains nothing or
+    nothing new, and for a network that doesn't tell its layers apart.
     """
-    train, params = recipe.train, variables["params"]
+    train = recipe.train
+    params = variables["params"]
     phases = phases_of(train, steps_per_pass)
     with blaming_key("train.freeze"):
         require_trainable(params, train.freeze)
     with blaming_key("train.unfreeze"):
-        _require_thawed(train, phases, params)
+        _require_new_parameters(train, phases, params)
     with blaming_key("train.lr_rules"):
         patterns = [rule.pattern for rule in train.lr_rules]
         require_covered(patterns, paths_of(params), "parameters")
@@ -75,37 +76,39 @@ def fine_tuned(
 
 
 def rates_by_depth(scopes: Sequence[Sequence[str]], decay: float) -> tuple[tuple[str, float], ...]:
-    """Factors on the learning rate by scope: 1 for the last group of scopes, and for each before
-    it `decay` times that of the next one."""
+    """Return factors on the learning rate by scope: 1 for the last group of scopes, and for each
+    group before it `decay` times the factor of the next."""
     last = len(scopes) - 1
-    factors = [decay ** (last - depth) for depth in range(len(scopes))]
-    return tuple((s, factor) for own, factor in zip(scopes, factors, strict=True) for s in own)
+    return tuple(
+        (scope, decay ** (last - depth)) for depth, group in enumerate(scopes) for scope in group
+    )
 
 
 def _optimizer_by_phase(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """The clipping, and an optimizer for the parameters of each phase.
+    """Return the clipping, and an optimizer for the parameters of each phase.
 
-    Raises ValueError for a rule of weight decay that covers nothing that is ever trained.
+    Raises ValueError for a rule of weight decay that covers no trained parameter.
     """
-    ever, _ = split(params, phases[-1].frozen)
+    trained, _ = split(params, phases[-1].frozen)
     rules = train.optimizer.decay_rules
     patterns = [rule.pattern for rule in rules]
-    require_covered(patterns, paths_of(ever), "parameters", "decay_rules: ")
-    optimizers, rest = [], params
+    require_covered(patterns, paths_of(trained), "parameters", "decay_rules: ")
+    optimizers = []
+    remaining: Any = params
     for frozen in (train.freeze, *(phase.frozen for phase in phases)):
-        new, rest = split(rest, frozen)
-        own = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
-        spec = train.optimizer.model_copy(update={"decay_rules": tuple(own)})
+        new, remaining = split(remaining, frozen)
+        applied = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
+        spec = train.optimizer.model_copy(update={"decay_rules": tuple(applied)})
         optimizers.append((frozen, spec.build()))
     return by_phase(train.clip.build(), optimizers)
 
 
-def _require_thawed(
+def _require_new_parameters(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> None:
-    """Require that every rule covers something, and every phase trains more than the one before."""
+    """Require that every rule covers a parameter, and every phase trains more than the last."""
     paths = paths_of(params)
     require_covered([rule.pattern for rule in train.unfreeze], paths, "parameters")
     before = train.freeze
@@ -119,7 +122,7 @@ def _require_thawed(
 def _require_fixed(
     train: TrainSpec, parts: StepConfig, variables: Mapping[str, Any], model: str
 ) -> None:
-    """Require batch norm that can be fixed, where the recipe asks for it."""
+    """Require batch norm that can be fixed, if the recipe fixes it."""
     if train.freeze_statistics == "none":
         return
     if not isinstance(parts.network, Network):
@@ -143,7 +146,7 @@ def _require_fixed(
 def _depths(
     model: str, parts: StepConfig, params: Mapping[str, Any], seed: np.ndarray
 ) -> list[list[str]]:
-    """The outermost scopes with parameters, grouped by depth, the first layer's first.
+    """Return the outermost scopes with parameters, grouped by depth, the first layer's first.
 
     Normalisation belongs to the layer before it. Parameters of no layer come first.
     """
@@ -152,21 +155,17 @@ def _depths(
         named = zip(scope_names(stack), stack, strict=True)
         order = [(name, isinstance(layer, _NORMS)) for name, layer in named]
     else:
-        order = [(name, False) for name in _called(parts, seed)]
+        paths: dict[Path, None] = {}
+        with nn.intercept_methods(list_layers(paths)):
+            jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+        # In the order in which they are called.
+        order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []
     for name, joins in order:
         if name in params:
             depths = [*depths[:-1], [*depths[-1], name]] if joins and depths else [*depths, [name]]
-    listed = {name for own in depths for name in own}
+    listed = {name for group in depths for name in group}
     loose = [name for name in params if name not in listed]
     if not depths or (loose and isinstance(parts.network, ImportedNetwork)):
         raise ValueError(f"{model} does not say which layers follow one another; must be 1.0")
     return [loose, *depths] if loose else depths
-
-
-def _called(parts: StepConfig, seed: np.ndarray) -> Iterable[str]:
-    """The outermost scopes in the order in which they are called."""
-    paths: dict[Path, None] = {}
-    with nn.intercept_methods(list_layers(paths)):
-        jax.eval_shape(lambda words: initial_variables(parts, words), seed)
-    return dict.fromkeys(path[0] for path in paths)

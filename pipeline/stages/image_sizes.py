@@ -35,7 +35,8 @@ def pad_images(
     if not buckets:
         _refuse_several_sizes(raw)
         return raw
-    ignore_index, crop = dataset.ignore_index, dataset.oversized == "crop"
+    ignore_index = dataset.ignore_index
+    crop = dataset.oversized == "crop"
     padded = []
     for name, split in (("training", raw.train), ("evaluation", raw.eval)):
         try:
@@ -102,7 +103,8 @@ def bucket_line(split: Split, buckets: Sequence[Bucket], samples: str = "images"
 
 def specs_in(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
     """Return the column specs of a padded split in a batch of a bucket."""
-    image, label = specs["image"], specs["label"]
+    image = specs["image"]
+    label = specs["label"]
     shapes = {"image": (*bucket, *image.shape[len(bucket) :])}
     if label.shape:
         shapes["label"] = bucket
@@ -125,7 +127,7 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
 def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
     """Add the mask channel of padding to an image spec, last or, for CHW images, first axis.
 
-    The mask is of the image as it was read. Raises RecipeError where ops change its size.
+    The mask is of the image as it was read. Raises RecipeError if ops change its size.
     """
     axes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     if axes[: len(bucket)] != bucket:
@@ -157,7 +159,8 @@ def fit_to_evaluation(
     train: Mapping[str, ColumnSpec], evaluated: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
     """Return training's column specs in the size of evaluation, which the network is built for."""
-    image, label = train["image"], train["label"]
+    image = train["image"]
+    label = train["label"]
     channel = 2 if image.layout == "hwc" else 0
     other = evaluated["image"]
     if (image.layout, image.shape[channel]) == (other.layout, other.shape[channel]):

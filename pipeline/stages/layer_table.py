@@ -28,24 +28,25 @@ from pipeline.stages.build import parts_of
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import fine_tuned
+from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig
 from pipeline.training.step import initial_variables
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer, with the parameters that are its own."""
+    """A layer, with its parameters beside those of layers inside it."""
 
     path: str
     kind: str
-    """The name of the layer in recipes, or the class of a module; empty where unknown."""
+    """The name of the layer in recipes, or the class of a module; empty if unknown."""
     output: tuple[int, ...] | None
-    """Shape of its result for one sample; None where unknown."""
+    """Shape of its result for one sample; None if unknown."""
     parameters: Mapping[str, tuple[int, ...]]
     """Shapes by name."""
     dtype: str
     trained: str
-    """`yes`, `no`, `from step N`, or of each parameter where they differ; empty without any."""
+    """`yes`, `no`, `from step N`, or of each parameter if they differ; empty without any."""
     rate: float
     """Factor on the learning rate by depth."""
 
@@ -53,6 +54,19 @@ class LayerRow:
     def count(self) -> int:
         """Number of its parameters."""
         return sum(prod(shape) for shape in self.parameters.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as JSON."""
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "output": None if self.output is None else list(self.output),
+            "parameters": self.count,
+            "shapes": {name: list(shape) for name, shape in self.parameters.items()},
+            "dtype": self.dtype,
+            "trained": self.trained,
+            "rate": self.rate,
+        }
 
 
 @dataclass(frozen=True)
@@ -73,11 +87,11 @@ class LayerTable:
         return sum(row.count for row in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """The table as JSON."""
+        """Return the table as JSON."""
         return {
             "model": self.model,
             "image": list(self.image),
-            "layers": [_row_to_dict(row) for row in self.layers],
+            "layers": [row.to_dict() for row in self.layers],
             "parameters": self.parameters,
             "bytes": 4 * self.parameters,
             "batch_statistics": self.statistics,
@@ -95,31 +109,28 @@ class LayerTable:
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
             rate = f"x{row.rate:.4g}" if row.parameters else ""
             lines.append([*cells, rate] if rates else cells)
-        return "\n".join([*align_columns(lines, right=(3,)), "", *self._totals()])
-
-    def _totals(self) -> list[str]:
         total = self.parameters
-        lines = [f"parameters  {total:,}, {4 * total / 1e6:,.1f} MB in float32"]
+        totals = [f"parameters  {total:,}, {4 * total / 1e6:,.1f} MB in float32"]
         for start, trained in self.trained.items():
             since = f" from step {start + 1}" if start else ""
-            lines.append(f"trained     {trained:,}{since}; {total - trained:,} frozen")
+            totals.append(f"trained     {trained:,}{since}; {total - trained:,} frozen")
         if self.statistics:
-            lines.append(f"statistics  {self.statistics:,} of batch norm, not trained")
-        return lines
+            totals.append(f"statistics  {self.statistics:,} of batch norm, not trained")
+        return "\n".join([*align_columns(lines, right=(3,)), "", *totals])
 
 
 def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     """List the layers of a recipe's network, from shapes alone.
 
-    The dataset is read only where its sizes aren't known without. Raises RecipeError where network,
-    data or patterns over parameters don't fit.
+    The dataset is read only if its sizes aren't known without. Raises RecipeError if network, data
+    or patterns over parameters don't fit.
     """
-    parts, steps_per_pass = _parts(recipe, reporter)
+    parts, steps_per_pass = _make_config(recipe, reporter)
     seed = seed_words(recipe.seed)
-    rows = _Rows()
-    with blaming_key(f"model {recipe.model.name}"), noting_layers(rows.note_layer):
+    traced = _TracedLayers()
+    with blaming_key(f"model {recipe.model.name}"), noting_layers(traced.note_layer):
         is_list = isinstance(parts.network, Network)
-        with nullcontext() if is_list else nn.intercept_methods(rows.note_module):
+        with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
             variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)
     parts = fine_tuned(recipe, parts, variables, steps_per_pass, seed)
     params = flatten_dict(dict(variables["params"]))
@@ -128,14 +139,14 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     return LayerTable(
         recipe.model.name,
         parts.image.shape,
-        rows.rows(params, parts),
+        traced.rows(params, parts),
         sum(leaf.size for leaf in statistics),
-        {start: _trained(params, parts, start) for start in starts},
+        {start: _count_trained(params, parts, start) for start in starts},
     )
 
 
-def _parts(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
-    """The configuration of a step without its map ops, and the number of steps of a pass."""
+def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
+    """Return the configuration of a step without its map ops, and the steps of a pass."""
     facts = known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
@@ -151,50 +162,48 @@ def _parts(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     return parts_of(recipe, targets, image, (), ()), steps_per_pass
 
 
-class _Rows:
-    """Layers and modules as they are traced, by path."""
+class _TracedLayers:
+    """Kind and output shape of layers and modules by path, as they are traced."""
 
     def __init__(self) -> None:
-        self._found: dict[Path, tuple[str, tuple[int, ...] | None]] = {}
+        self._layers: dict[Path, tuple[str, tuple[int, ...] | None]] = {}
 
     def note_layer(self, path: Path, kind: str, result: Any) -> None:
         """Note a layer of a list."""
-        self._found.setdefault(path, (kind, tuple(result.shape[1:])))
+        self._layers.setdefault(path, (kind, tuple(result.shape[1:])))
 
     def note_module(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         """Note the call of a flax module."""
         result = call(*args, **kwargs)
         if context.method_name == "__call__" and context.module.path:
             shape = tuple(result.shape[1:]) if isinstance(result, jax.Array) else None
-            self._found.setdefault(context.module.path, (type(context.module).__name__, shape))
+            self._layers.setdefault(context.module.path, (type(context.module).__name__, shape))
         return result
 
     def rows(self, params: Mapping[Path, Any], parts: StepConfig) -> tuple[LayerRow, ...]:
-        """The layers that have parameters, or no layer inside; those nobody noted come last."""
-        own: dict[Path, dict[str, Any]] = {}
+        """Return the layers with parameters or without layers inside; those not traced are last."""
+        leaves: dict[Path, dict[str, Any]] = {}
         for path, leaf in params.items():
-            own.setdefault(self._layer_of(path[:-1]), {})["/".join(path)] = leaf
-        around = {path[:depth] for path in self._found for depth in range(1, len(path))}
-        shown = [path for path in self._found if path in own or path not in around]
-        shown += [path for path in own if path not in self._found]
+            # The innermost traced layer around the parameter, or its scope.
+            scopes = [path[:depth] for depth in range(len(path) - 1, 0, -1)]
+            layer = next((scope for scope in scopes if scope in self._layers), path[:-1])
+            leaves.setdefault(layer, {})["/".join(path)] = leaf
+        outer = {path[:depth] for path in self._layers for depth in range(1, len(path))}
+        paths = [path for path in self._layers if path in leaves or path not in outer]
+        paths += [path for path in leaves if path not in self._layers]
         factors = dict(parts.layer_rates)
         return tuple(
-            self._row(path, own.get(path, {}), parts, factors.get(path[0], 1.0) if path else 1.0)
-            for path in shown
+            self._row(path, leaves.get(path, {}), parts, factors.get(path[0], 1.0) if path else 1.0)
+            for path in paths
         )
-
-    def _layer_of(self, scope: Path) -> Path:
-        """The innermost noted layer around a scope, or the scope itself."""
-        depths = range(len(scope), 0, -1)
-        return next((scope[:d] for d in depths if scope[:d] in self._found), scope)
 
     def _row(
         self, path: Path, leaves: Mapping[str, Any], parts: StepConfig, rate: float
     ) -> LayerRow:
-        kind, output = self._found.get(path, ("", None))
-        inside = len(path)
-        shapes = {"/".join(name.split("/")[inside:]): leaf.shape for name, leaf in leaves.items()}
-        when = {name: _when(tuple(name.split("/")), parts) for name in leaves}
+        kind, output = self._layers.get(path, ("", None))
+        depth = len(path)
+        shapes = {"/".join(name.split("/")[depth:]): leaf.shape for name, leaf in leaves.items()}
+        when = {name: _when_trained(tuple(name.split("/")), parts) for name in leaves}
         trained = ", ".join(dict.fromkeys(when.values()))
         if len(set(when.values())) > 1:
             trained = ", ".join(f"{n.rpartition('/')[2]} {w}" for n, w in when.items())
@@ -202,32 +211,18 @@ class _Rows:
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
 
 
-def _when(path: Path, parts: StepConfig) -> str:
-    """From when on a parameter is trained."""
+def _when_trained(path: Path, parts: StepConfig) -> str:
+    """Return from when on a parameter is trained, as text."""
     if not is_frozen(parts.frozen, path):
         return "yes"
     starts = [phase.start for phase in parts.phases if not is_frozen(phase.frozen, path)]
     return f"from step {starts[0] + 1}" if starts else "no"
 
 
-def _trained(params: Mapping[Path, Any], parts: StepConfig, step: int) -> int:
-    """The number of parameters that are trained after a number of steps."""
-    begun = [phase.frozen for phase in parts.phases if phase.start <= step]
-    frozen = begun[-1] if begun else parts.frozen
+def _count_trained(params: Mapping[Path, Any], parts: StepConfig, step: int) -> int:
+    """Count the parameters that are trained after a number of steps."""
+    frozen = config_at(parts, step).frozen
     return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
-
-
-def _row_to_dict(row: LayerRow) -> dict[str, Any]:
-    return {
-        "path": row.path,
-        "kind": row.kind,
-        "output": None if row.output is None else list(row.output),
-        "parameters": row.count,
-        "shapes": {name: list(shape) for name, shape in row.parameters.items()},
-        "dtype": row.dtype,
-        "trained": row.trained,
-        "rate": row.rate,
-    }
 
 
 def _shape(shape: tuple[int, ...]) -> str:

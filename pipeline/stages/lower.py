@@ -195,7 +195,8 @@ class _LoweringRequest:
 
 def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     """Choose in the layout that is fastest by a bank or the clock, else by the rule."""
-    parts, device = request.built.parts, request.backend.device
+    parts = request.built.parts
+    device = request.backend.device
     network = parts.network
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
@@ -290,7 +291,8 @@ def list_unlowered_operations(
     parts: StepConfig, state: TrainState, batch: int
 ) -> tuple[KeptOperation, ...]:
     """List convolutions and max pooling of a custom network that nothing replaces."""
-    forward, root = _forward(parts.network, True), scope_root(parts.network)
+    forward = _forward(parts.network, True)
+    root = scope_root(parts.network)
     images = _image_shapes(parts, batch)
     return list_kept(forward, images, state.params, state.batch_stats, root=root)
 

@@ -12,12 +12,11 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.core.host.jaxpr import called_jaxpr, scope_of, walk
+from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
-
-INPUT, OUTPUT = "input", "output"
 
 
 def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
@@ -34,18 +33,15 @@ def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
 
     closed = jax.make_jaxpr(infer)(variables, image)
     trace = _Trace()
-    paths = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(variables)[0]]
-    *own, shown = closed.jaxpr.invars
-    inputs = [trace.add(path, "parameter", (), var) for path, var in zip(paths, own, strict=True)]
-    inputs.append(trace.add(INPUT, "placeholder", (), shown))
+    # Paths without the collection: `conv_0/kernel`.
+    paths = [path.partition("/")[2] for path in leaves_by_path(variables)]
+    *weights, images = closed.jaxpr.invars
+    pairs = zip(paths, weights, strict=True)
+    inputs = [trace.add(path, "parameter", (), var) for path, var in pairs]
+    inputs.append(trace.add("input", "placeholder", (), images))
     (result,) = trace.run(closed, inputs, "")
-    trace.add(OUTPUT, "identity", (result,) if result else (), closed.jaxpr.outvars[0])
+    trace.add("output", "identity", (result,) if result else (), closed.jaxpr.outvars[0])
     return trace.nodes
-
-
-def _path(path: Sequence[Any]) -> str:
-    """The path of a parameter without its collection: `conv_0/kernel`."""
-    return "/".join(str(getattr(key, "key", getattr(key, "name", key))) for key in path[1:])
 
 
 class _Trace:
@@ -56,17 +52,20 @@ class _Trace:
         self._names: Counter[str] = Counter()
 
     def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
-        """Add a node and return its name, which gets a number where it is taken."""
+        """Add a node and return its name, with a number if it is taken."""
+        number = self._names[name]
         self._names[name] += 1
-        number = self._names[name] - 1
-        own = f"{name}_{number}" if number else name
-        shape, dtype = tuple(getattr(result.aval, "shape", ())), str(result.aval.dtype)
-        self.nodes.append(BoardNode(own, op, tuple(dict.fromkeys(inputs)), shape, dtype))
-        return own
+        unique = f"{name}_{number}" if number else name
+        shape = tuple(getattr(result.aval, "shape", ()))
+        unique_inputs = tuple(dict.fromkeys(inputs))
+        self.nodes.append(BoardNode(unique, op, unique_inputs, shape, str(result.aval.dtype)))
+        return unique
 
     def run(self, jaxpr: core.ClosedJaxpr, inputs: Sequence[str], scope: str) -> list[str]:
-        """Add the operations of a jaxpr; return the names of what its results come from, empty for
-        a constant. Calls are replaced by what they call; a loop or branches are one operation."""
+        """Add the operations of a jaxpr; return the names of its results' nodes, "" for constants.
+
+        Calls are replaced by what they call; a loop or branches are one operation.
+        """
         return walk(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 
     def _add_equation(self, outer: str, equation: Any, inputs: list[str]) -> list[str]:

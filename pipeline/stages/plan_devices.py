@@ -1,4 +1,4 @@
-"""Plan: which devices share what, where `parallel.mode=auto` leaves it open."""
+"""Plan: the mesh of devices and the cuts of arrays, if `parallel.mode=auto`."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ def plan_devices(
 ) -> Recipe:
     """Return the recipe with the mesh and the cuts of the fastest plan, as `semi_auto` has them.
 
-    A plan that is in the run directory, or that the recipe names, is taken instead of searching.
-    Raises RecipeError where no plan fits, or the file's does not.
+    A plan in the run directory, or that the recipe names, is read instead of searching. Raises
+    RecipeError if no plan fits, or the file's does not.
     """
     devices = num_devices(recipe.parallel)
     file = folder.path / PLAN
-    given = file if file.exists() else recipe.parallel.plan
-    if given == file and _mesh_size(file) != devices:
+    plan_file = file if file.exists() else recipe.parallel.plan
+    if plan_file == file and _mesh_size(file) != devices:
         reporter.stage("plan", f"{file} is of other devices; planned again")
-        given = None
-    plan = find_plan(recipe, dataset, built, given, reporter)
-    if given != file:
+        plan_file = None
+    plan = find_plan(recipe, dataset, built, plan_file, reporter)
+    if plan_file != file:
         folder.accepted.add(partial(save_plan, plan, file))
     return with_plan(recipe, plan)
 
 
 def find_plan(
-    recipe: Recipe, dataset: Dataset, built: Built, given: Path | None, reporter: Reporter
+    recipe: Recipe, dataset: Dataset, built: Built, plan_file: Path | None, reporter: Reporter
 ) -> ParallelPlan:
-    """Return the plan of a file, or where none is given the fastest one; and say which.
+    """Return and report the plan of a file, or the fastest one without a file.
 
-    Raises RecipeError where no plan fits, or the file's does not.
+    Raises RecipeError if no plan fits, or the file's does not.
     """
-    if given is None:
-        found = search_plans(recipe, dataset, built)
-        reporter.say(plan_table(found))
-        return found.best
+    if plan_file is None:
+        plans = search_plans(recipe, dataset, built)
+        reporter.say(plan_table(plans))
+        return plans.best
     devices = num_devices(recipe.parallel)
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
-    plan = load_plan(given, devices, shapes)
-    reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {given}")
+    plan = load_plan(plan_file, devices, shapes)
+    reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {plan_file}")
     return plan
 
 
 def _mesh_size(file: Path) -> int | None:
-    """Return the number of devices of a plan, None where the file does not say."""
+    """Return the number of devices of a plan, None if the file doesn't have it."""
     try:
         mesh = read_yaml(file)["mesh"]
         return int(mesh["data"]) * int(mesh["model"])
@@ -93,7 +93,8 @@ def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlan
 
 def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     """Return the loss of a recipe's step on its global batch."""
-    size, label = recipe.train.batch_size, dataset.train_label
+    size = recipe.train.batch_size
+    label = dataset.train_label
     batch = (
         jax.ShapeDtypeStruct((size, *image_shape(dataset.image)), np.float32),
         jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
@@ -102,27 +103,30 @@ def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
 
 
 def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
-    """Say what a step with the recipe's cuts takes beside one that is data parallel.
+    """Compare the time of a step with the recipe's cuts with a data parallel step, as text.
 
     Both are priced by the planner's rates of the recipe's devices.
     """
     parallel = recipe.parallel
     devices = num_devices(parallel)
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
-    mesh, rates = Mesh(sizes.data, sizes.model), _rates_of(recipe)
+    mesh = Mesh(sizes.data, sizes.model)
+    rates = _rates_of(recipe)
     specs, constraints = (
         tuple(CutRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
         for rules in (parallel.specs, parallel.constraints)
     )
-    step, batch = step_to_plan(recipe, dataset, built), parallel.batch_axes
+    step = step_to_plan(recipe, dataset, built)
+    batch = parallel.batch_axes
     priced = price_cuts(step, mesh, batch, specs, constraints, rates)
     if priced is None:
         return f"a step cut so on {mesh} devices is not priced: the planner knows no such cuts"
-    plan, beside = priced.plan, priced.data_parallel
-    said = f"cut so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
+    plan = priced.plan
+    beside = priced.data_parallel
+    text = f"cut so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
     if beside is not None:
-        said += f", {plan.step_ms / beside.step_ms:.2f}x that of data parallelism"
-    return f"{said}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
+        text += f", {plan.step_ms / beside.step_ms:.2f}x that of data parallelism"
+    return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
 
 
 def _rates_of(recipe: Recipe) -> Rates:

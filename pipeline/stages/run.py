@@ -82,7 +82,9 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
 
 def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     """Run the stages in order, and end early if `stages` names no later one; yield each sink."""
-    recipe, reporter, summary = context.recipe, context.reporter, context.summary
+    recipe = context.recipe
+    reporter = context.reporter
+    summary = context.summary
     inspection = context.options.inspection
     trains = "train" in recipe.stages
     evaluates = "eval" in recipe.stages
@@ -166,7 +168,8 @@ def lower_and_compile(
     With `keeps`, for a process whose code is what is on disk, programs that such a process has
     written are found without tracing the step.
     """
-    folder, reporter = context.folder, context.reporter
+    folder = context.folder
+    reporter = context.reporter
     built = lower(recipe, dataset, built, backend, folder, reporter)
     alone = context.ranks.size == 1 and recipe.profile.mode == "off"
     key = None
@@ -194,7 +197,8 @@ def open_backend(context: RunContext) -> Backend:
 
 def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
     """Return the sinks of the run; several processes measure none."""
-    recipe, reporter = run.context.recipe, run.context.reporter
+    recipe = run.context.recipe
+    reporter = run.context.reporter
     schedule = run.built.run_schedule
     if chooses_sink(recipe.train) and run.context.ranks.size > 1:
         return SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
@@ -219,7 +223,8 @@ def open_run_observers(
         estimate=estimate,
         lock=context.lock,
     )
-    schedule, reporter = run.built.run_schedule, context.reporter
+    schedule = run.built.run_schedule
+    reporter = context.reporter
     marks = log_marks(context, host)
     return open_observers(settings, context.run_dir, schedule, history.step, reporter, marks)
 

@@ -169,16 +169,18 @@ def embed_samples(
         return None
     rows = np.arange(count) * len(dataset.eval) // count
     variables = _variables_on_host(state)
-    embed = jax.jit(_embedding(config))
+    compute = jax.jit(_embedding(config))
     seed = seed_words(recipe.seed)
-    vectors, labels, images = [], [], []
+    vectors = []
+    labels = []
+    images = []
     for start in range(0, count, EMBEDDING_CHUNK):
         # The same shape for all: the last chunk is filled up with its last sample.
         chunk = rows[start : start + EMBEDDING_CHUNK]
         filled = np.pad(chunk, (0, min(EMBEDDING_CHUNK, count) - len(chunk)), mode="edge")
         split = dataset.eval.columns
         columns = {name: np.asarray(column[filled]) for name, column in split.items()}
-        embedded = embed(variables, columns, seed, filled)
+        embedded = compute(variables, columns, seed, filled)
         if embedded is None:
             return None
         vectors.append(np.asarray(embedded)[: len(chunk)])
@@ -191,7 +193,7 @@ def embed_samples(
 def _embedding(config: StepConfig) -> Callable[..., Any]:
     """Return the function (variables, columns, seed, samples) -> float32 (n, features)."""
 
-    def embed(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
+    def compute_embeddings(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
         mapped = apply_ops(jnp, config.eval_ops, columns, seed, np.int32(0), samples)
         sizes = columns[SIZE] if config.padding_mask else None
         inputs = network_inputs(mapped["image"], config.image.layout, sizes)
@@ -211,7 +213,7 @@ def _embedding(config: StepConfig) -> Callable[..., Any]:
         last = batch_first(layer_inputs[-1], layout).astype(jnp.float32)
         return last.mean(axis=tuple(range(1, last.ndim - 1))) if last.ndim > 2 else last
 
-    return embed
+    return compute_embeddings
 
 
 def _has_parameters(module: nn.Module) -> bool:

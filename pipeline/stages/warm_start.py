@@ -1,4 +1,4 @@
-"""Warm start: a state's weights are replaced by those of another run or of a file."""
+"""Warm start: weights of another run or of a file replace those of a state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
-from pipeline.stages.export.matching import Matching, match_weights
+from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import COLLECTIONS, arrays_of_model
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
@@ -34,30 +34,34 @@ class Restored:
     """A state with restored weights, and their source."""
 
     state: TrainState
-    """Has shapes in place of arrays where neither it nor the source had values."""
+    """Has shapes in place of arrays if neither it nor the source had values."""
     step: int | None
-    """The step at which a run saved the weights; None for those of a file."""
+    """The step at which a run saved the weights; None for a file."""
     line: str
     """A line for the user that names the source."""
 
     def over(self, fresh: TrainState) -> TrainState:
-        """`fresh` with the restored parameters and batch statistics."""
-        weights = {name: getattr(self.state, name) for name in COLLECTIONS}
-        filled = {
-            name: jax.tree.map(_first, found, getattr(fresh, name))
-            for name, found in weights.items()
-        }
-        return replace(fresh, **filled)
+        """Return `fresh` with the restored parameters and batch statistics."""
+
+        def choose(restored: Any, fresh: Any) -> Any:
+            return fresh if isinstance(restored, jax.ShapeDtypeStruct) else restored
+
+        return replace(
+            fresh,
+            **{
+                name: jax.tree.map(choose, getattr(self.state, name), getattr(fresh, name))
+                for name in COLLECTIONS
+            },
+        )
 
 
 def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
-    """`like` with the parameters and batch statistics that `checkpoint.restore` names.
+    """Return `like` with the parameters and batch statistics that `checkpoint.restore` names.
 
-    `like` may be shapes and dtypes only, so that mismatches are found before compiling. The rest of
-    the state is unchanged: optimizer, step, loss scale. `warn` gets a line for a damaged
-    checkpoint, and for layers and inputs that the recipe which trained the weights had otherwise.
-    Raises DataError if the weights can't be read, or don't match the network and
-    `checkpoint.partial` is false.
+    `like` may be shapes and dtypes only, so that mismatches are found before compiling. Optimizer,
+    step and loss scale are unchanged. Warns of a damaged checkpoint, and of layers and inputs that
+    differ in the recipe that trained the weights. Raises DataError if the weights can't be read, or
+    don't match the network and `checkpoint.partial` is false.
     """
     spec = recipe.checkpoint
     path = spec.restore
@@ -75,11 +79,13 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     origin = str(path) if step is None else f"step {step} of {path}"
-    return Restored(_filled(like, matching), step, f"{origin}: {matching.counts()}")
+    variables = {"params": like.params, "batch_stats": like.batch_stats}
+    state = replace(like, **fill(variables, matching.arrays))
+    return Restored(state, step, f"{origin}: {matching.counts()}")
 
 
 def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | None]:
-    """The arrays of a weight file, or of a run's checkpoint and its step. Raises DataError."""
+    """Read the arrays of a weight file, or of a run's checkpoint and its step. Raises DataError."""
     if is_weight_file(source):
         return read_weights(source), None
     if not source.exists():
@@ -91,7 +97,7 @@ def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | Non
 
 
 def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """`variables` with its leaves replaced by `arrays`, in the leaves' dtypes, where they exist.
+    """Replace the leaves of `variables` by the `arrays` that exist, in the leaves' dtypes.
 
     Names are paths with the collection first.
     """
@@ -100,12 +106,3 @@ def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
         arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
     ]
     return jax.tree.unflatten(jax.tree.structure(variables), filled)
-
-
-def _first(found: Any, fresh: Any) -> Any:
-    return fresh if isinstance(found, jax.ShapeDtypeStruct) else found
-
-
-def _filled(like: TrainState, matching: Matching) -> TrainState:
-    variables = {"params": like.params, "batch_stats": like.batch_stats}
-    return replace(like, **fill(variables, matching.arrays))

@@ -54,7 +54,7 @@ class SinkPlan:
     why: str
     choice: SinkChoice | None = None
     host_entry: Mapping[str, Any] = field(default_factory=dict)
-    """JSON for a checkpoint, so that a resumed run has the same sinks; {} for the recipe's own."""
+    """JSON for a checkpoint, so that a resumed run has the same sinks; {} for the recipe's."""
 
     def __str__(self) -> str:
         return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
@@ -131,7 +131,8 @@ def _measure_choice(
     bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
 ) -> SinkChoice:
     """Measure which sinks are best, in a share of the time that the run will take."""
-    single_ms, total = first_look(trials), bounds.total
+    single_ms = first_look(trials)
+    total = bounds.total
     num_steps = least_steps(mechanisms)
     reason = unmeasurable(single_ms, bounds)
     if reason is None and num_steps > MOST_SHARE * total:

@@ -65,9 +65,10 @@ class TimedRuns:
     def time(self, variant: Variant, steps: int) -> Timing:
         """Time `steps` steps of a variant, at least three times as many as a sink has.
 
-        Raises RunError where one is not finite.
+        Raises RunError if one is not finite.
         """
-        watch, observers = _Stopwatch(), self._open_observers(variant)
+        watch = _Stopwatch()
+        observers = self._open_observers(variant)
         run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
         schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
         program = Program(self._executable, variant.mechanism)
@@ -167,8 +168,8 @@ def measure(
 ) -> Measurement:
     """Time steps without sinks, in sinks of one, and in long sinks by each mechanism.
 
-    Takes about `budget_s` seconds, more where `least_steps` need it; `single_ms` is `first_look`.
-    Raises RunError where a step is not finite, KeyboardInterrupt when a signal stops it.
+    Takes about `budget_s` seconds, more if `least_steps` need it; `single_ms` is `first_look`.
+    Raises RunError if a step is not finite, KeyboardInterrupt when a signal stops it.
     """
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
     count = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))

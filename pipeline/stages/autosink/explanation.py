@@ -74,7 +74,7 @@ class ExplainedRun:
     batch_size: int
     """Samples of a batch, on all devices together."""
     asked: int | None
-    """The recipe's own sink in steps; None: off, or left to be chosen."""
+    """The recipe's sink in steps; None: off, or auto."""
 
 
 @dataclass(frozen=True)

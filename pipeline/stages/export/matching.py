@@ -177,7 +177,8 @@ def _match(
 
     `matched` has the network's arrays by earlier entries, `origins` the names of those entries.
     """
-    array, target = entry.array, entry.target
+    array = entry.array
+    target = entry.target
     shape = array.shape
     if target is None:
         return MatchRow("skipped", entry.source, shape, "", None), None

@@ -121,7 +121,8 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 def _steps_per_epoch(recipe: Recipe, saved: Checkpoint) -> int:
     """Return the length of a sink; if sinks are passes, the data is read for its length."""
-    train, sink = recipe.train, saved.host.sink
+    train = recipe.train
+    sink = saved.host.sink
     size = sink.size if sink is not None else train.sink_size if train.sink else None
     if isinstance(size, int) and size > 0:
         return size

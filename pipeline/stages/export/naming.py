@@ -1,4 +1,4 @@
-"""Translation of a weight file's names to those of a network, by the rules of `rules`."""
+"""Translation of a weight file's names to a network's names, by rules."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of a layer's arrays, by their names in the file."""
 
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""torch.nn.MultiheadAttention has no layer of its own for its packed projection."""
+"""torch.nn.MultiheadAttention has no separate layer for its packed projection."""
 
 
 class FileLayers:

@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
 class NetworkArrays:
     """Names and shapes of a network's arrays.
 
-    Names are those of flax after the collection: `params/conv_0/kernel`,
+    Names are flax's after the collection: `params/conv_0/kernel`,
     `batch_stats/batch_norm_0/mean`.
     """
 
@@ -151,7 +151,8 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
 
     Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
     """
-    facts, model = recipe.dataset.facts(), recipe.model
+    facts = recipe.dataset.facts()
+    model = recipe.model
     if facts is not None:
         columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
         classes = facts.classes
@@ -173,7 +174,7 @@ _IOHW_TO_HWIO = (2, 3, 0, 1)
 
 
 def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
-    """Convert the layout of PyTorch and MindSpore to that of the network's array `target`.
+    """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
 
     Theirs is (out, in, height, width) for convolutions and (out, in) for dense layers; here it is
     (height, width, in, out) and (in, out). They flatten images channel by channel, here pixel by

@@ -32,7 +32,8 @@ def make_predict(run: TrainedRun) -> Predict:
 
     Raises RecipeError if the ops don't accept the run's images.
     """
-    recipe, samples = run.recipe, run.samples
+    recipe = run.recipe
+    samples = run.samples
     encode = encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)
     columns = {

@@ -137,7 +137,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
         failed = failed or _first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
-        # A process with an error of its own may have something to save still, as the others have.
+        # A process that failed by itself may have something to save still, as the others have.
         limit_s = GRACE_S if failed is not None and failed.message is None else end_s
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
@@ -148,11 +148,11 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
 
 
 def _first_failure(workers: Workers, folder: Path) -> Failure | None:
-    """Return the failure that made others fail: a process that was killed, before one with an error
-    of its own, before one that misses another."""
+    """Return the failure that made others fail: a process that was killed or failed by itself,
+    before one that misses another."""
     failures = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
-    known = [failure for failure in failures if failure is not None]
-    return min(known, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
+    actual = [failure for failure in failures if failure is not None]
+    return min(actual, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
 
 
 def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> Failure | None:

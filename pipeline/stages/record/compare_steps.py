@@ -94,8 +94,10 @@ def compare_steps(a: Path, b: Path) -> Comparison:
 
 def _pairs(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
     """Yield the lines of each step; None if a log has no such step."""
-    lines_a, lines_b = read_lines(a), read_lines(b)
-    line_a, line_b = next(lines_a, None), next(lines_b, None)
+    lines_a = read_lines(a)
+    lines_b = read_lines(b)
+    line_a = next(lines_a, None)
+    line_b = next(lines_b, None)
     while line_a is not None or line_b is not None:
         if line_a is None or line_b is None:
             order = 1 if line_a is None else -1
@@ -107,7 +109,8 @@ def _pairs(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
 
 
 def _discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
-    numbers_a, numbers_b = line_a.numbers(), line_b.numbers()
+    numbers_a = line_a.numbers()
+    numbers_b = line_b.numbers()
 
     def read(numbers: Mapping[str, float | None], name: str) -> float | None:
         # A line has a flag only if it is set.

@@ -175,7 +175,8 @@ def changed_software(before: Processes, now: Provenance) -> str | None:
     recorded = _newest(before, "versions")
     parts = []
     for name in dict.fromkeys((*recorded, *now.versions)) if recorded else ():
-        old, new = recorded.get(name, "none"), now.versions.get(name, "none")
+        old = recorded.get(name, "none")
+        new = now.versions.get(name, "none")
         if old != new:
             parts.append(f"{shown(name)} {_text(old)} -> {_text(new)}")
     digest = now.code.get("sha256")

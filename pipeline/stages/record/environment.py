@@ -200,13 +200,16 @@ def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
 
 
 def _fingerprint_column(column: Column) -> Fingerprint:
-    shape, dtype = tuple(column.shape), np.dtype(column.dtype).name
+    shape = tuple(column.shape)
+    dtype = np.dtype(column.dtype).name
     if isinstance(column, BlankColumn):
         return Fingerprint(shape, dtype, sha256="", of="none")
-    arrays, of = _arrays_of(column), "all"
+    arrays = _arrays_of(column)
+    of = "all"
     if arrays is None:
         rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED).astype(np.int64))
-        arrays, of = (column[rows],), f"{len(rows)} of {shape[0]:,}"
+        arrays = (column[rows],)
+        of = f"{len(rows)} of {shape[0]:,}"
     digest = hashlib.sha256()
     for values in arrays:
         little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)

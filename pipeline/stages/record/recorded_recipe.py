@@ -1,4 +1,4 @@
-"""Recipe in a run directory: written and read, and compared with that of a run to resume."""
+"""Recipe in a run directory: written, read, and compared with the recipe of a run to resume."""
 
 from __future__ import annotations
 

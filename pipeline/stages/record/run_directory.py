@@ -31,27 +31,32 @@ from pipeline.stages.record.descendants import DESCENDANTS
 from pipeline.training.parallel.ranks import Ranks
 
 OUTPUTS = Path("outputs")
-RECIPE, SUMMARY, LOG = "recipe.yaml", "summary.json", "run.log"
+RECIPE = "recipe.yaml"
+SUMMARY = "summary.json"
+LOG = "run.log"
 PLAN = "plan.yaml"
 """Which devices share what, as it was searched."""
 LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
 COMPILED = "compiled.json"
 """Figures of programs for a chip that is not there."""
-OVERRIDES, CLAIM = "overrides.yaml", ".claim"
+OVERRIDES = "overrides.yaml"
+CLAIM = ".claim"
 """The overrides of a job of a sweep, and the file that a process at it locks."""
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
-CHECKPOINT_FILES, CHECKPOINT_NAMES = "ckpt", "ckpt.json"
+CHECKPOINT_FILES = "ckpt"
+CHECKPOINT_NAMES = "ckpt.json"
 """Checkpoints as MindSpore's files, and a list of these by step."""
-BOARD_FOLDER, BOARD_CONFIG = "embeddings", "projector_config.pbtxt"
+BOARD_FOLDER = "embeddings"
+BOARD_CONFIG = "projector_config.pbtxt"
 """The folder and the file of what TensorBoard's projector shows."""
 REPLACED = (
     *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
     *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
 )
-"""Files that are written as a whole, besides those of an emulated device."""
+"""Files that are written as a whole, besides an emulated device's."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 PROFILE = "profile"
 """Files of a profile: where the time of traced steps went."""
@@ -229,7 +234,8 @@ class HeldWrites:
     def release(self) -> None:
         """Do the writes that wait, in order; later ones wait no more. Raises what they raise."""
         self.is_held = False
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for write in waiting:
             write()
 

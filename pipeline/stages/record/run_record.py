@@ -68,7 +68,8 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
     A section is None if a run has no provenance.
     """
     sections: dict[str, list[Difference] | None] = {"config": differences(a.recipe, b.recipe)}
-    origin_a, origin_b = _origin(a), _origin(b)
+    origin_a = _origin(a)
+    origin_b = _origin(b)
     for section in ("data", "code", "environment"):
         is_recorded = bool(a.processes and b.processes)
         changes = differences(origin_a[section], origin_b[section]) if is_recorded else None

@@ -48,7 +48,8 @@ class SideBySide:
             return
         table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for difference in differences:
-            a, b = difference.one, difference.other
+            a = difference.one
+            b = difference.other
             table.add_row(shown(difference.key), _cell(a), _cell(b), _change(a, b))
         self._console.print(table)
 

@@ -120,7 +120,7 @@ def start_up(time: Mapping[str, float | None]) -> str:
 
 
 DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
-"""Packages that can change a run's numbers, besides those of the backend."""
+"""Packages that can change a run's numbers, besides the backend's."""
 
 
 def versions(backend: Mapping[str, str]) -> dict[str, str]:

@@ -121,7 +121,7 @@ class RunOptions:
     how_to_resume: HowToResume = resume_overrides
     """Returns the command that a run prints when it ends early."""
     callbacks: Sequence[Callback] = ()
-    """Called after those of the recipe."""
+    """Called after the recipe's callbacks."""
     programs: OpenPrograms | None = None
     """Replaces `lower_and_compile` if several runs share a program."""
     inspection: Inspection = field(default_factory=Inspection)

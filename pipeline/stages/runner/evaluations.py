@@ -44,7 +44,8 @@ class Evaluations:
 
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None if a signal to stop comes first."""
-        agree, signals = self.run.context.ranks.agree, self.run.context.options.signals
+        agree = self.run.context.ranks.agree
+        signals = self.run.context.options.signals
         evaluation = self._evaluate(state, agree, lambda: agree(lambda: signals.stop is not None))
         if evaluation is not None:
             self._show_masks(state)
@@ -59,7 +60,8 @@ class Evaluations:
 
         A signal interrupts it.
         """
-        context, observers = self.run.context, self.observers
+        context = self.run.context
+        observers = self.observers
         recipe = context.recipe
         evaluation = history.evaluated.get(history.step)
         if evaluation is None:
@@ -87,7 +89,8 @@ class Evaluations:
 
     def _show_classes(self, evaluation: Evaluation) -> None:
         """Print the figures of few classes, and warn of classes that are never predicted."""
-        context, monitor = self.run.context, self.observers.monitor
+        context = self.run.context
+        monitor = self.observers.monitor
         if not context.ranks.is_first or self.run.dataset.targets.task != "classification":
             return
         for line in class_table(evaluation):
@@ -113,7 +116,8 @@ class Evaluations:
 
     def show_start(self) -> None:
         """Show what training starts from: classes, samples, and the graph of the network."""
-        context, dataset = self.run.context, self.run.dataset
+        context = self.run.context
+        dataset = self.run.dataset
         recipe = context.recipe
         images, labels = sample_images(recipe, dataset), sample_labels(recipe, dataset)
         self.observers.show(lambda board: board.add_classes(dataset.classes))
@@ -134,7 +138,8 @@ class Evaluations:
     def _evaluate(
         self, state: TrainState, agree: Agree, is_stopped: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
-        recipe, run = self.run.context.recipe, self.run
+        recipe = self.run.context.recipe
+        run = self.run
         options = EvalOptions(
             recipe.train.dispatch_seconds,
             run.built.parts.metrics,

@@ -77,7 +77,9 @@ def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainSta
     the run to resume is longer than the recipe says, RunError if weights and optimizer don't fit
     into memory.
     """
-    context, built, executable = run.context, run.built, run.executable
+    context = run.context
+    built = run.built
+    executable = run.executable
     _require_room(context.recipe.model.name, built, run.backend.placement.free_bytes)
     if context.resuming and restored is None:
         saved = _read_last_checkpoint(context, built)
@@ -115,7 +117,8 @@ def _require_room(model: str, built: Built, free_bytes: int | None) -> None:
 def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
     """Return what the run saved last; None if it saved nothing."""
     tree = context.recipe.model_dump(mode="json")
-    ranks, warn = context.ranks, context.reporter.warn
+    ranks = context.ranks
+    warn = context.reporter.warn
     saved = restore_state(context.run_dir, built.state, tree, warn) if ranks.is_first else None
     step = ranks.agree(lambda: int(saved[0].step) if saved else 0)
     if not ranks.is_first and step:

@@ -142,7 +142,9 @@ def _place_run(
 @contextmanager
 def conclude_run(context: RunContext) -> Iterator[None]:
     """Report how the stages inside have ended, and how to resume them if they can be resumed."""
-    summary, reporter, run_dir = context.summary, context.reporter, context.run_dir
+    summary = context.summary
+    reporter = context.reporter
+    run_dir = context.run_dir
     advice = _how_to_resume(context.recipe, context.options, run_dir)
 
     def has_saved() -> bool:
@@ -185,7 +187,8 @@ def record_data(
 
     Returns the context with this process. Raises DataError if a run to resume had other data.
     """
-    recipe, text = context.recipe, dataset.text
+    recipe = context.recipe
+    text = dataset.text
     if context.ranks.is_first:
         # As read: the part of it that is evaluated may change.
         splits = {"train": dataset.train, "eval": dataset.whole_eval}
@@ -194,7 +197,8 @@ def record_data(
             data = {**process.data, "learning rates": fingerprint_rates(rate_files)}
             process = replace(process, data=data)
         if context.resuming and saved_steps(context.run_dir / FOLDER):
-            on_changed, warn = recipe.train.resume_changed, context.reporter.warn
+            on_changed = recipe.train.resume_changed
+            warn = context.reporter.warn
             require_same_origin(context.run_dir, process, on_changed, warn)
         context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
         if text is not None:

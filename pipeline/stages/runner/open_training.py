@@ -71,9 +71,14 @@ def open_training(
     Inside, the first signal to stop is noted instead of raised; the caller checks for it after
     everything that is being written is on disk.
     """
-    context, built, executable = run.context, run.built, run.executable
-    recipe, options, observers = context.recipe, context.options, evaluations.observers
-    signals, pruner = options.signals, options.pruner
+    context = run.context
+    built = run.built
+    executable = run.executable
+    recipe = context.recipe
+    options = context.options
+    observers = evaluations.observers
+    signals = options.signals
+    pruner = options.pruner
     if not recipe.train.sink and recipe.train.sink_size != -1:
         context.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
     if context.resuming and context.ranks.is_first:
@@ -121,7 +126,8 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
 
 def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
     """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
-    context, built = run.context, run.built
+    context = run.context
+    built = run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
         return do_nothing
     # Few runs need it, and all would wait for its import.
@@ -211,7 +217,8 @@ def _archive_findings(context: RunContext) -> None:
 def _open_checkpoints(
     run: CompiledRun, save_periods: tuple[int, ...], stack: ExitStack
 ) -> Checkpoints | NoCheckpoints | None:
-    context, recipe = run.context, run.context.recipe
+    context = run.context
+    recipe = run.context.recipe
     if "checkpoint" not in recipe.stages:
         return None
     if not context.ranks.is_first:
@@ -228,7 +235,8 @@ def _open_checkpoints(
 
 def _open_copies(run: CompiledRun) -> Copies | None:
     """Return what writes MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
-    context, schedule = run.context, run.built.run_schedule
+    context = run.context
+    schedule = run.built.run_schedule
     spec = context.recipe.checkpoint
     if spec.prefix is None and spec.directory is None:
         return None
@@ -264,7 +272,9 @@ def _record_results(
     context: RunContext, history: History, training: Training, unit: SampleUnit
 ) -> None:
     """Record the results of training in the summary."""
-    summary, run_schedule, hooks = context.summary, training.schedule.run, training.hooks
+    summary = context.summary
+    run_schedule = training.schedule.run
+    hooks = training.hooks
     summary.status = history.status
     summary.reason = history.reason
     summary.exit_status = exit_status_of(history.status)
@@ -279,7 +289,8 @@ def _record_results(
     }
     summary.feed = asdict(training.program.executable.feed.report())
     started_at = context.options.started_at
-    step_ms, first_step_at = history.step_ms, history.first_step_at
+    step_ms = history.step_ms
+    first_step_at = history.first_step_at
     per_step = context.recipe.train.batch_size * unit.each
     summary.time |= {
         "first_dispatch_s": history.first_dispatch_s,

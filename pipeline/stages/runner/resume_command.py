@@ -1,6 +1,6 @@
 """The command that goes on with a run or a sweep that ended early, for a shell or for Python.
 
-`***` stands in it for a password, which is to be typed again.
+A password is `***` in it, to be typed again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 from pipeline.config.overrides import key_of, quoted, without_secret_values
 from pipeline.core.plugins.loading import take_flags, to_flags
 
-RESUME, RESTORE = "train.resume", "checkpoint.restore"
-RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
+RESUME = "train.resume"
+RESTORE = "checkpoint.restore"
+RUN_DIR = "hydra.run.dir"
+SWEEP_DIR = "hydra.sweep.dir"
 _PLAIN = re.compile(r"[\w.-]*(/[\w.-]+)+", re.ASCII)
 """A path that Hydra reads as it stands, and as nothing but a text."""
 
@@ -25,23 +27,23 @@ another process prints it."""
 
 
 def resume_overrides(run_dir: Path, weights: Path | None) -> str:
-    """The overrides that go on with a run, as they are given in Python."""
+    """Return the overrides that go on with a run, as Python code passes them."""
     return " ".join(_overrides(run_dir, weights))
 
 
 def resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
-    """The command with these arguments, for a shell, such that it goes on with its run."""
+    """Return the command with these arguments, changed to go on with its run, for a shell."""
     overrides = _overrides(run_dir, weights)
-    given = {RUN_DIR, *map(key_of, overrides)}
-    kept = [arg for arg in args if key_of(arg) not in given]
-    return shlex.join(without_secret_values([*_program(args), *kept, *overrides]))
+    replaced = {RUN_DIR, *map(key_of, overrides)}
+    unchanged = [arg for arg in args if key_of(arg) not in replaced]
+    return shlex.join(without_secret_values([*_program(args), *unchanged, *overrides]))
 
 
 def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
-    """The command with these arguments, for a shell, such that it goes on with its sweep."""
-    kept = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
-    placed = f"{SWEEP_DIR}={_value(sweep_dir)}"
-    return shlex.join(without_secret_values([*_program(args), *kept, placed]))
+    """Return the command with these arguments, changed to go on with its sweep, for a shell."""
+    unchanged = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
+    override = f"{SWEEP_DIR}={_value(sweep_dir)}"
+    return shlex.join(without_secret_values([*_program(args), *unchanged, override]))
 
 
 def _overrides(run_dir: Path, weights: Path | None) -> list[str]:
@@ -51,7 +53,7 @@ def _overrides(run_dir: Path, weights: Path | None) -> list[str]:
 
 
 def _value(path: Path) -> str:
-    """A path as the value of an override: ./1 is no number, and ./auto no choice."""
+    """Return a path as the value of an override: ./1 isn't a number, and ./auto isn't a choice."""
     text = str(path) if "/" in str(path) else f"./{path}"
     return text if _PLAIN.fullmatch(text) else quoted(text)
 

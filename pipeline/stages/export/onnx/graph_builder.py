@@ -92,6 +92,6 @@ class GraphBuilder:
     def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
-        """Reshape a value to `sizes`, with -1 for the batch; they are those of `shape`."""
+        """Reshape a value to `sizes`, with -1 for the batch; the result has `shape`."""
         target = self.constant("shape", np.array(sizes, np.int64))
         return NodeOutput(self.node("Reshape", [value.name, target]), shape, value.order)

@@ -52,7 +52,8 @@ def _translates(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]
 def _conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")
-    strides, dilation = pair(layer.stride), pair(layer.dilation)
+    strides = pair(layer.stride)
+    dilation = pair(layer.dilation)
     pads, sizes = _windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
     name = graph.node(
         "Conv",
@@ -74,8 +75,12 @@ def _conv_transpose(
     are added at the end if XLA's sizes need more rows than the windows cover."""
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")
-    size, strides = pair(layer.kernel), pair(layer.stride)
-    begins, ends, output_padding, sizes = [], [], [], []
+    size = pair(layer.kernel)
+    strides = pair(layer.stride)
+    begins = []
+    ends = []
+    output_padding = []
+    sizes = []
     for length, window, stride in zip(x.shape[:2], size, strides, strict=True):
         # Rows around the spread input, as `jax.lax.conv_transpose` has them.
         total = window + stride - 2

@@ -41,7 +41,8 @@ from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import TrainedRun
 
 MODEL, INT8, SCRIPT = OF_ONNX
-INPUT, OUTPUT = "images", "logits"
+INPUT = "images"
+OUTPUT = "logits"
 CHECKED = 64
 """Samples that both programs compute, to compare them."""
 EVALUATED_BATCH = 128
@@ -49,7 +50,7 @@ TOLERANCE = 1e-3
 """The greatest difference of float32 logits that is rounding, in units of the largest logit."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
-"""A protocol buffer is no larger."""
+"""Most bytes of a protocol buffer."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def onnx_model(run: TrainedRun) -> Any:
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
-    recipe, samples = run.recipe, run.samples
+    recipe = run.recipe
+    samples = run.samples
     if not isinstance(recipe.model, LayeredModelSpec):
         raise RecipeError(
             f"model = {recipe.model.name}: is no list of layers, of which --to onnx is "

@@ -55,7 +55,8 @@ class OnnxNetwork:
 
     def line(self, logits: np.ndarray, top: int) -> str:
         """The outputs of one image in words."""
-        names, targets = self.about["classes"], self.about["targets"]
+        names = self.about["classes"]
+        targets = self.about["targets"]
         if targets["task"] == "regression":
             numbers = logits * np.array(targets["std"]) + np.array(targets["mean"])
             return ", ".join(f"{n} {v:.6g}" for n, v in zip(names, numbers))  # noqa: B905
