@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.overrides import without_secret_values
-from pipeline.core.errors import PipelineError, RecipeError, tree_without_secrets, without_secrets
+from pipeline.config.overrides import hide_secret_values
+from pipeline.core.errors import PipelineError, RecipeError, hide_secrets_in_tree, without_secrets
 from tests.conftest import TINY
 
 SECRET = "s3ntinel"
@@ -51,10 +51,10 @@ def test_other_texts_stay(text: str) -> None:
 def test_arguments_and_trees_are_without_passwords() -> None:
     args = [f"hydra.sweeper.storage={SECRET}", f"++a.client_secret={SECRET}", "a.secret.b=1"]
     shown = ["hydra.sweeper.storage=***", "++a.client_secret=***", "a.secret.b=1"]
-    assert without_secret_values(args) == shown
+    assert hide_secret_values(args) == shown
     tree: Any = {"a": [{"token": SECRET, "tokens": 3}], "b": f"redis://:{SECRET}@host", "c": 0.5}
     hidden = {"a": [{"token": "***", "tokens": 3}], "b": "redis://:***@host", "c": 0.5}
-    assert tree_without_secrets(tree) == hidden
+    assert hide_secrets_in_tree(tree) == hidden
 
 
 PLUGIN = """

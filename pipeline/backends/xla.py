@@ -127,7 +127,7 @@ class XlaBackend:
         In eager mode the three are Python functions, and the layers of `jit_layers` are compiled at
         their first call. Raises RunError if XLA refuses a program.
         """
-        rates = self.placement.put(in_blocks(work.learning_rates))
+        rates = self.placement.put(pad_to_block(work.learning_rates))
         init, train, evaluation = _program_specs(work, rates, self.placement)
         if work.eager:
             programs = Programs(init.function, train.function, evaluation.function)
@@ -202,11 +202,11 @@ class XlaExecutable:
         if cuts is None:
             return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
         host = jax.tree.map(np.array, state)
-        return self.placement.put(host, cuts.of_state(host, self.placement))
+        return self.placement.put(host, cuts.state_shardings(host, self.placement))
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""
-        self.rates = self.placement.put(in_blocks(rates))
+        self.rates = self.placement.put(pad_to_block(rates))
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -278,7 +278,7 @@ def _program_specs(
     train = work.train.window(0).inputs
     evaluated = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
-    shardings = None if work.cuts is None else work.cuts.of_state(state, placement)
+    shardings = None if work.cuts is None else work.cuts.state_shardings(state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
@@ -350,7 +350,7 @@ def _window_partition(inputs: Inputs) -> Any:
     )
 
 
-def in_blocks(rates: np.ndarray) -> np.ndarray:
+def pad_to_block(rates: np.ndarray) -> np.ndarray:
     """Repeat the last row of a table to a full block, so that most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")

@@ -33,8 +33,8 @@ from pipeline.inspect.compare.tensor_rows import (
     to_text,
 )
 from pipeline.inspect.dumps.dump_files import DumpRecord, find_dump, read_dump
-from pipeline.inspect.dumps.dump_step import loss_check
-from pipeline.inspect.dumps.tensor_names import is_wanted, require_layers
+from pipeline.inspect.dumps.dump_step import compare_losses
+from pipeline.inspect.dumps.tensor_names import is_selected, require_layers
 from pipeline.stages.record.run_directory import RECIPE
 
 USAGE = "compare takes A B, or A --against CHANGES, or +recipe=NAME --against CHANGES"
@@ -78,7 +78,7 @@ def main(
         left_loss = "none" if comparison.left_loss is None else f"{comparison.left_loss:.8g}"
         text = f"step {comparison.step}: left {left_loss}, right {comparison.right_loss:.8g}"
         if comparison.run_loss is not None:
-            text += f" ({loss_check(comparison.right_loss, comparison.run_loss)})"
+            text += f" ({compare_losses(comparison.right_loss, comparison.run_loss)})"
         reporter.stage("loss", text)
         for note in comparison.notes:
             reporter.stage("note", note)
@@ -157,7 +157,7 @@ def _compare_dumps(
             reporter.warn(f"{record.folder}: {record.stopped}")
     require_layers(request.layers, [*left.layers, *right.layers], "--layers")
     left_names, right_names = (
-        [name for name in record.entries if is_wanted(name, request.layers, request.what)]
+        [name for name in record.entries if is_selected(name, request.layers, request.what)]
         for record in records
     )
     rows = compare_tensors(left_names, right_names, left.read, right.read, request.mapped)

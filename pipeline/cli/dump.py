@@ -15,12 +15,12 @@ from pipeline.inspect.dumps.dump_step import (
     DumpedRun,
     DumpRequest,
     StepInputs,
+    compare_losses,
     dump_step,
-    loss_check,
 )
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
-    kept_state,
+    load_state,
     logged_loss,
     open_recipe,
     require_checkpoints,
@@ -65,7 +65,7 @@ def main(
         opened.programs(numbers[0])
         require_layers(tuple(layers), list(layer_kinds(parts, opened.built.seed)), "--layers")
         for step in numbers:
-            saved = kept_state(opened, run_dir, step, reporter)
+            saved = load_state(opened, run_dir, step, reporter)
             if saved.replayed:
                 first = step - saved.replayed
                 reporter.stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
@@ -76,7 +76,7 @@ def main(
                 programs = opened.programs(step)
                 report = dump_step(request, opened.recipe, programs, inputs, run)
             reporter.stage("dump", f"step {step}: {report}")
-            reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            reporter.stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
             losses = {"step": step, "loss": report.loss, "run_loss": loss}
             dumps.append({**losses, **asdict(report), "folder": str(report.folder)})
             if report.stopped is not None:

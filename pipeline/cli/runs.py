@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.strict_json import json_text
 from pipeline.study.runs.importance import importance_of_keys
-from pipeline.study.runs.kept_run import KeptRun, differing_keys, read_runs
+from pipeline.study.runs.kept_run import RecordedRun, differing_keys, read_runs
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_better_larger, main_metric
 
@@ -69,14 +69,14 @@ def main(
     return 0
 
 
-def _metric(name: str | None, runs: Sequence[KeptRun]) -> str | None:
+def _metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
         raise DataError(f"--metric {name}: {no_such('figure of these runs', name, names)}")
     return name or main_metric([run.figures for run in runs])
 
 
-def _as_json(run: KeptRun) -> dict[str, Any]:
+def _as_json(run: RecordedRun) -> dict[str, Any]:
     return {
         "run": run.name,
         "status": run.status,
@@ -89,18 +89,18 @@ def _as_json(run: KeptRun) -> dict[str, Any]:
     }
 
 
-def _rank_runs(runs: Sequence[KeptRun], metric: str | None, larger: bool) -> list[KeptRun]:
+def _rank_runs(runs: Sequence[RecordedRun], metric: str | None, larger: bool) -> list[RecordedRun]:
     """Return the runs, the best first; those without the metric last, in their order."""
     sign = -1 if larger else 1
 
-    def rank(run: KeptRun) -> tuple[bool, float]:
+    def rank(run: RecordedRun) -> tuple[bool, float]:
         value = run.figures.get(metric, math.nan) if metric else math.nan
         return (math.isnan(value), 0.0 if math.isnan(value) else sign * value)
 
     return sorted(runs, key=rank)
 
 
-def _show(runs: Sequence[KeptRun], metric: str | None, *, is_whole: bool) -> None:
+def _show(runs: Sequence[RecordedRun], metric: str | None, *, is_whole: bool) -> None:
     keys = differing_keys(runs)
     shown_keys = keys if is_whole else keys[:MOST_KEYS]
     columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)

@@ -50,7 +50,7 @@ def value_of(overrides: Iterable[str], key: str) -> str | None:
     return values[-1] if values else None
 
 
-def without_secret_values(args: Iterable[str]) -> list[str]:
+def hide_secret_values(args: Iterable[str]) -> list[str]:
     """Return arguments of a command without passwords, to be written down and printed."""
     words = []
     for arg in args:
@@ -75,7 +75,7 @@ def require_hydra_keys(args: Sequence[str]) -> None:
         if (value := value_of(args, key)) is not None and not value.startswith("{")
     ]
     folder = value_of(args, OUTPUT_SUBDIR)
-    if not problems and folder not in (None, "null") and without_secret_values(args) != list(args):
+    if not problems and folder not in (None, "null") and hide_secret_values(args) != list(args):
         reason = "Hydra would write a password of this command into files there; leave it out"
         problems = [f"{OUTPUT_SUBDIR} = {folder}: {reason}"]
     if problems:

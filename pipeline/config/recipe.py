@@ -21,7 +21,7 @@ from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
-from pipeline.core.errors import tree_without_secrets
+from pipeline.core.errors import hide_secrets_in_tree
 from pipeline.core.registry import Expected, FilePath, PartOf, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
@@ -274,7 +274,7 @@ class Recipe(Spec):
         """Leave passwords out of JSON, which is what is written down and shown."""
         tree = dump(self)
         is_shown = info.mode == "json" and info.context is not WITH_SECRETS
-        return tree_without_secrets(tree) if is_shown else tree
+        return hide_secrets_in_tree(tree) if is_shown else tree
 
     def whole_tree(self) -> dict[str, Any]:
         """Return the recipe as JSON with its secrets, to make another recipe of, not to write."""

@@ -19,7 +19,6 @@ from pipeline.config.references import refused_references, texts_in
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
-from pipeline.core.files.tree_diff import dotted
 from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]

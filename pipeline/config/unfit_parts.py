@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config.defaults import options_named
 from pipeline.config.files import SECTIONS
 from pipeline.core.files.error_text import shown
-from pipeline.core.files.tree_diff import Where, dotted, value_at
+from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.registry import Spec, parts
 
 
@@ -46,7 +46,7 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
     inherited = any(f"{dotted(where)}.{key}" not in typed for key in foreign)
     if not lacking and not (fits_another and inherited):
         return None
-    key = dotted(where) if is_alone else f"{dotted(where)}.name"
+    key = dotted_key(where) if is_alone else f"{dotted(where)}.name"
     names = (_with_unit(spec, missing) for missing in lacking)
     reasons = [f"lacks {shown(', '.join(names))}"] if lacking else []
     reasons += [f"has {shown(', '.join(foreign))}, which {name} does not take"] if foreign else []

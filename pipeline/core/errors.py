@@ -130,17 +130,17 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.fullmatch(name) is not None
 
 
-def tree_without_secrets(tree: Any) -> Any:
+def hide_secrets_in_tree(tree: Any) -> Any:
     """Return a tree of sections, lists and values with `***` for passwords and tokens."""
     if isinstance(tree, dict):
         return {
             key: HIDDEN
             if isinstance(value, str) and is_secret_name(str(key))
-            else tree_without_secrets(value)
+            else hide_secrets_in_tree(value)
             for key, value in tree.items()
         }
     if isinstance(tree, list | tuple):
-        return [tree_without_secrets(value) for value in tree]
+        return [hide_secrets_in_tree(value) for value in tree]
     return without_secrets(tree) if isinstance(tree, str) else tree
 
 

@@ -40,7 +40,7 @@ def choices_among(ops: Sequence[MapOp]) -> int:
     return max((op.choices for op in ops), default=1)
 
 
-def chosen_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
+def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
     """The list of ops of this number."""
     return tuple(op.chosen(number) for op in ops)
 
@@ -108,7 +108,7 @@ class JointGeometricOp(MapOp):
         return self.op(xp, images, uniforms), shifted.reshape(shifted.shape[: labels.ndim])
 
 
-def moving_labels(
+def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
     """Make the ops that move pixels move their labels too, if pixels have labels.

@@ -200,7 +200,7 @@ def _read_reports(
             except BadStepError as error:
                 ended = True
                 text = _bad_step_text(metrics, prepared.settings)
-                with signals.released():
+                with signals.interruptible():
                     finding = _examine(prepared, program)
                 raise RunError(f"{text}{finding}") from error
             except BaseException:

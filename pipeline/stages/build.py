@@ -19,7 +19,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
-from pipeline.data.padding.buckets import in_ascending_order
+from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
@@ -179,7 +179,7 @@ def parts_of(
         ),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
-        buckets=in_ascending_order(recipe.dataset.buckets or ()),
+        buckets=sort_buckets(recipe.dataset.buckets or ()),
         padding_mask=recipe.dataset.padding_mask,
         shards=shards_of(recipe.parallel, train.batch_size, devices=1),
     )
@@ -192,7 +192,7 @@ def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     """
     precision = precision_of(recipe)
     with blaming_key(f"model {recipe.model.name}"):
-        model = recipe.model.for_table(features)
+        model = recipe.model.adapt_to_table(features)
         network = model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)

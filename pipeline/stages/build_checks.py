@@ -25,7 +25,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.transform import choices_among, chosen_ops
+from pipeline.data.transform import choices_among, select_ops
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing
@@ -33,7 +33,7 @@ from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.training.losses import label_mask, sample_losses
-from pipeline.training.metrics import ALL_IN_TOP5, add_own, zero_sums
+from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.cuts import cuts_of, ranks_of_layers
 from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
@@ -264,7 +264,7 @@ def check_metrics(draft: StepDraft) -> None:
 
 
 def _add_metric(metric: MetricSpec, sums: Any, *batch: Any) -> Any:
-    return add_own(sums, (metric,), *batch)
+    return add_metric_sums(sums, (metric,), *batch)
 
 
 def check_gradients(draft: StepDraft) -> None:
@@ -342,7 +342,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
     num_shards = 1 if parts.shards is None else parts.shards.count
     batch = _batch_shapes(draft.dataset.train, batch_multiple(parts.accumulate, num_shards))
     for number in range(choices):
-        sized = replace(parts, train_ops=chosen_ops(parts.train_ops, number), shards=None)
+        sized = replace(parts, train_ops=select_ops(parts.train_ops, number), shards=None)
         try:
             jax.eval_shape(partial(gradients_of, sized), _state_of(draft), batch)
         except (ValueError, TypeError, FlaxError) as error:

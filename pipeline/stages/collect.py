@@ -21,7 +21,7 @@ from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import batch_at
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
-from pipeline.training.bucketing import in_its_bucket
+from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.freezing import config_at
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of
@@ -93,7 +93,7 @@ def _gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Any:
 
     # Shards are cut to their buckets one by one.
     buckets = () if parts.shards is not None else parts.buckets
-    values = in_its_bucket(buckets, batch, compute)
+    values = apply_in_bucket(buckets, batch, compute)
     return jax.tree.map(lambda value: value / state.loss_scale, values)
 
 

@@ -82,7 +82,7 @@ def compile_programs(
             reporter.stage("compile", _program_line(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
-    executable = compile_given(inputs, recipe, backend, reporter)
+    executable = compile_to_executable(inputs, recipe, backend, reporter)
     if recipe.train.remat != "auto":
         return executable
     before = training_temporaries(executable)
@@ -100,9 +100,9 @@ def compile_programs(
         reporter.warn(f"train.remat = auto: {line}, and {recipe.model.name} has no blocks")
         return executable
     shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
-    step = recomputing(built).step_on(shards)
+    step = recompute_blocks(built).step_on(shards)
     inputs = replace(inputs, step=step, recomputes=True, key=None)
-    executable = compile_given(inputs, recipe, backend, reporter)
+    executable = compile_to_executable(inputs, recipe, backend, reporter)
     after = training_temporaries(executable)
     reporter.stage(
         "remat", f"blocks: {line}; {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB of temporaries"
@@ -122,7 +122,7 @@ def compile_inputs(
     placement = backend.placement
     if train.remat == "blocks":
         with blaming_key("train.remat = blocks"):
-            built = recomputing(built)
+            built = recompute_blocks(built)
 
     def report(starves: bool, text: str) -> None:
         reporter.stage("warning" if starves else "feed", text)
@@ -161,7 +161,7 @@ def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
     return make_feed(source, recipe.train.feed)
 
 
-def compile_given(
+def compile_to_executable(
     inputs: CompileInputs, recipe: Recipe, backend: Backend, reporter: Reporter
 ) -> Executable:
     """Compile the inputs of a recipe. Raises RunError when the device can't take it."""
@@ -223,7 +223,7 @@ def write_figures(run_dir: Path, report: CompileReport) -> None:
         write_whole(run_dir / COMPILED, json_text(figures, indent=1) + "\n")
 
 
-def recomputing(built: Built) -> Built:
+def recompute_blocks(built: Built) -> Built:
     """Return the step whose backward pass recomputes the activations inside of blocks.
 
     Memory for the inputs of blocks, for one more forward pass through them (Chen et al. 2016,

@@ -18,17 +18,17 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.group_orders import BalancedOrder, InterleavedOrder
 from pipeline.data.order import SampleOrder
-from pipeline.data.padding.buckets import Bucket, canvas, in_ascending_order
+from pipeline.data.padding.buckets import Bucket, canvas, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
     apply_ops,
     choices_among,
-    chosen_ops,
     column_specs,
     draw_choice,
-    moving_labels,
+    make_joint_ops,
+    select_ops,
 )
 from pipeline.stages.image_sizes import (
     bucket_line,
@@ -82,7 +82,7 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
 def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     """Return the dataset of what was read, with its map ops and the order of its samples."""
     spec = recipe.dataset
-    buckets = in_ascending_order(spec.buckets or ())
+    buckets = sort_buckets(spec.buckets or ())
     raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
     for bucket in buckets or (None,):  # the largest is the last
         train_ops, train_specs = _map_specs(recipe, raw, "train", bucket)
@@ -174,7 +174,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
     seed = seed_words(recipe.seed)
     choices = choices_among(dataset.train_ops)
-    ops = chosen_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
+    ops = select_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
     images = apply_ops(np, ops, columns, seed, batches.passes[0], keys)["image"]
     images = images[:count].astype(np.float32)
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
@@ -193,7 +193,7 @@ def _map_specs(
     specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
     specs = column_specs(encode, specs)
     try:
-        ops = moving_labels(ops, specs, recipe.dataset.ignore_index)
+        ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), column_specs(ops, specs)
     except ValueError as error:
         raise RecipeError(f"dataset.{key}.{error}") from error

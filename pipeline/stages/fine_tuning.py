@@ -21,7 +21,7 @@ from pipeline.models.layers.standard import scope_names
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build_checks import blaming_key
-from pipeline.training.freezing import by_phase
+from pipeline.training.freezing import optimize_by_phase
 from pipeline.training.state import FreezePhase, StepConfig, paths_of, require_trainable, split
 from pipeline.training.step import initial_variables
 
@@ -102,7 +102,7 @@ def _optimizer_by_phase(
         applied = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
         spec = train.optimizer.model_copy(update={"decay_rules": tuple(applied)})
         optimizers.append((frozen, spec.build()))
-    return by_phase(train.clip.build(), optimizers)
+    return optimize_by_phase(train.clip.build(), optimizers)
 
 
 def _require_new_parameters(

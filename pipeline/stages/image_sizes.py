@@ -21,7 +21,7 @@ from pipeline.data.padding.buckets import (
     check_every_bucket_is_used,
 )
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.data.transform import choices_among, chosen_ops, column_specs
+from pipeline.data.transform import choices_among, column_specs, select_ops
 
 
 def pad_images(
@@ -148,7 +148,7 @@ def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
     choices = choices_among(ops)
     if choices == 1:
         return ()
-    sized = [chosen_ops(ops, number) for number in range(choices)]
+    sized = [select_ops(ops, number) for number in range(choices)]
     try:
         return tuple(column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
     except ValueError as error:

@@ -22,7 +22,7 @@ from pipeline.data.tables.encode_table import encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
-from pipeline.models.modules.apply_layers import noting_layers
+from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import parts_of
 from pipeline.stages.build_checks import blaming_key
@@ -128,7 +128,7 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     parts, steps_per_pass = _make_config(recipe, reporter)
     seed = seed_words(recipe.seed)
     traced = _TracedLayers()
-    with blaming_key(f"model {recipe.model.name}"), noting_layers(traced.note_layer):
+    with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
         is_list = isinstance(parts.network, Network)
         with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
             variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)

@@ -17,7 +17,7 @@ from pipeline.data.padding.pad_images import cut_to
 T = TypeVar("T")
 
 
-def in_its_bucket(
+def apply_in_bucket(
     buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
 ) -> T:
     """Apply `compute` to a batch whose images are cut to the smallest bucket that holds them.

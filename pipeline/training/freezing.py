@@ -48,7 +48,7 @@ def config_at(config: StepConfig, step: int) -> StepConfig:
     return replace(config, phases=(), frozen=frozen, network=network)
 
 
-def by_phase(
+def optimize_by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:

@@ -133,7 +133,7 @@ def _add_classes(
     return ClassSums(top5, confusion, by_class)
 
 
-def add_own(
+def add_metric_sums(
     sums: EvalSums,
     metrics: Sequence[MetricSpec],
     logits: jax.Array,

@@ -71,7 +71,7 @@ class StepConfig:
     """Patterns over parameters that are not trained, or not before the first of `phases`."""
     phases: tuple[FreezePhase, ...] = ()
     """Later phases, in each of which more parameters are trained; the optimizer has a separate
-    state for the new parameters of each (`freezing.by_phase`)."""
+    state for the new parameters of each (`freezing.optimize_by_phase`)."""
     fix_statistics: bool = False
     """Whether batch norm whose parameters are frozen normalises by its running statistics, which
     then stay; in the first phase the network itself has that setting."""

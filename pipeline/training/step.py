@@ -21,10 +21,10 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
-from pipeline.data.transform import apply_ops, choices_among, chosen_ops, draw_choice
+from pipeline.data.transform import apply_ops, choices_among, draw_choice, select_ops
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
-from pipeline.training.bucketing import in_its_bucket, with_padding_mask
+from pipeline.training.bucketing import apply_in_bucket, with_padding_mask
 from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
 from pipeline.training.freezing import apply_phase, config_at
 from pipeline.training.losses import (
@@ -35,7 +35,7 @@ from pipeline.training.losses import (
     reduce_losses,
     sample_losses,
 )
-from pipeline.training.metrics import EvalSums, add_batch, add_own, add_sums, zero_sums
+from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_sums, zero_sums
 from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, sum_shards
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
@@ -106,7 +106,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
         def compute(phase: StepConfig) -> tuple[TrainState, Record]:
             if phase.shards is not None or not phase.buckets:
                 return _step(phase, state, batch, learning_rates)
-            return in_its_bucket(
+            return apply_in_bucket(
                 phase.buckets, batch, lambda cut: _step(phase, state, cut, learning_rates)
             )
 
@@ -114,7 +114,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         def add(sums: EvalSums, batch: Batch) -> EvalSums:
-            return in_its_bucket(
+            return apply_in_bucket(
                 config.buckets,
                 batch,
                 lambda cut: _evaluate(config, state, cut, sums),
@@ -198,7 +198,7 @@ def _with_drawn_ops(
     if choices == 1:
         return compute(config.train_ops)
     number = draw_choice(jnp, choices, batch.seed, step)
-    branches = [partial(compute, chosen_ops(config.train_ops, n)) for n in range(choices)]
+    branches = [partial(compute, select_ops(config.train_ops, n)) for n in range(choices)]
     return jax.lax.switch(number, branches)
 
 
@@ -229,7 +229,7 @@ def _shard_gradients(
         def with_ops(cut: Batch) -> T:
             return _with_drawn_ops(config, cut, state.step, lambda ops: compute(cut, ops, number))
 
-        return in_its_bucket(config.buckets, shard, with_ops)
+        return apply_in_bucket(config.buckets, shard, with_ops)
 
     divisor = batch.count
     if divides_by_labels(config):
@@ -401,7 +401,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     losses = sample_losses(config, logits, labels)
     where = label_mask(config, labels)
     total = add_batch(sums, logits, labels, losses, mask, where)
-    return add_own(total, config.metrics, logits, labels, mask, where)
+    return add_metric_sums(total, config.metrics, logits, labels, mask, where)
 
 
 def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:

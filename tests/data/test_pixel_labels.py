@@ -25,7 +25,7 @@ from pipeline.data.ops.policies import AutoAugment, RandAugment
 from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, column_specs, moving_labels
+from pipeline.data.transform import apply_ops, column_specs, make_joint_ops
 
 BATCH, HEIGHT, WIDTH = 6, 9, 12
 SPECS = {
@@ -66,7 +66,7 @@ def mapped(xp: Any, ops: tuple[MapOp, ...], given: dict[str, Any], pass_: int = 
 @pytest.mark.parametrize("op", EXACT, ids=lambda op: f"{op.name}-{op.model_dump_json()[:40]}")
 def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
     given = columns()
-    ops = moving_labels((op,), SPECS, NONE)
+    ops = make_joint_ops((op,), SPECS, NONE)
     result = mapped(np, ops, given)
     alone = mapped(np, (op,), {"image": given["image"]} | {"label": np.zeros(BATCH, np.int32)})
     assert np.array_equal(result["image"], alone["image"])
@@ -86,7 +86,7 @@ def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
 @pytest.mark.slow
 def test_host_and_compiled_step_agree() -> None:
     given = columns()
-    ops = moving_labels(
+    ops = make_joint_ops(
         (
             RandomRotation(degrees=60.0),
             RandomResizedCrop(size=(8, 5)),
@@ -107,16 +107,16 @@ def test_labels_are_copied_where_pixels_are_mixed(name: str) -> None:
     """A label between two classes would be a third one."""
     given = columns()
     given["label"] = given["label"] % 2 * 7
-    ops = moving_labels((Resize(size=(5, 7), interpolation=name),), SPECS, None)
+    ops = make_joint_ops((Resize(size=(5, 7), interpolation=name),), SPECS, None)
     result = mapped(np, ops, given)
     assert set(np.unique(result["label"])) == {0, 7}
-    nearest = moving_labels((Resize(size=(5, 7), interpolation="nearest"),), SPECS, None)
+    nearest = make_joint_ops((Resize(size=(5, 7), interpolation="nearest"),), SPECS, None)
     assert np.array_equal(result["label"], mapped(np, nearest, given)["label"])
 
 
 def test_labels_of_tokens_follow_too() -> None:
     specs = {"image": ColumnSpec((10, 1, 1), "float32"), "label": ColumnSpec((10,), "int32")}
-    ops = moving_labels((RandomCrop(size=(4, 1)),), specs, None)
+    ops = make_joint_ops((RandomCrop(size=(4, 1)),), specs, None)
     tokens = np.arange(BATCH * 10).reshape(BATCH, 10)
     given = {"image": tokens[..., None, None].astype(np.float32), "label": tokens.astype(np.int32)}
     result = mapped(np, ops, given)
@@ -124,7 +124,7 @@ def test_labels_of_tokens_follow_too() -> None:
     assert np.array_equal(result["image"][..., 0, 0], result["label"])
     assert len({int(row[0]) % 10 for row in result["label"]}) > 1
     with pytest.raises(ValueError, match=r"^ops\.0 \(pad\): makes \(10, 3, 1\) of .* the width 1"):
-        column_specs(moving_labels((Pad(padding=(0, 0, 1, 1)),), specs, 0), specs)
+        column_specs(make_joint_ops((Pad(padding=(0, 0, 1, 1)),), specs, 0), specs)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_labels_of_tokens_follow_too() -> None:
 def test_labels_of_no_place_stay(label: ColumnSpec) -> None:
     """One a sample, one-hot, or several of them, as many as the image is high."""
     ops = (RandomHorizontalFlip(), RandAugment(), Rescale(factor=1.0, shift=0.0))
-    assert moving_labels(ops, {**SPECS, "label": label}, None) == ops
+    assert make_joint_ops(ops, {**SPECS, "label": label}, None) == ops
 
 
 def test_what_moves_nothing_leaves_labels_alone() -> None:
     ops = (Cutout(size=2), Rescale(factor=1.0, shift=0.0), Hwc2Chw())
-    assert moving_labels(ops, SPECS, None) == ops
+    assert make_joint_ops(ops, SPECS, None) == ops
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_what_labels_cannot_follow_is_refused(
     ops: list[MapOp], label: ColumnSpec, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        moving_labels(ops, {**SPECS, "label": label}, None)
+        make_joint_ops(ops, {**SPECS, "label": label}, None)
 
 
 def test_every_op_that_moves_pixels_says_so() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.training.metrics import add_batch, add_own, summarize, zero_sums
+from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
 from pipeline.training.part_specs import MetricSpec
 from pipeline.training.target_metrics import BrierScore, CalibrationError
 from tests import outcome
@@ -33,7 +33,9 @@ def over_batches(metric: MetricSpec, logits: np.ndarray, labels: np.ndarray, bat
         mask = np.arange(batch) < len(part)
         part = np.concatenate([part, np.full((missing, logits.shape[-1]), np.nan, np.float32)])
         answers = np.concatenate([answers, np.zeros((missing, *labels.shape[1:]), labels.dtype)])
-        sums = add_own(sums, (metric,), jnp.asarray(part), jnp.asarray(answers), jnp.asarray(mask))
+        sums = add_metric_sums(
+            sums, (metric,), jnp.asarray(part), jnp.asarray(answers), jnp.asarray(mask)
+        )
     return float(metric.value(jax.tree.map(np.asarray, sums.part_sums[0])))
 
 
@@ -102,7 +104,7 @@ def test_samples_with_several_labels_are_refused(metric: MetricSpec) -> None:
     """Also where a batch is as large as a sample, whose shapes would fit."""
     logits, labels = jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32)
     with pytest.raises(ValueError, match=r"takes logits \(batch, classes\); these have shape"):
-        add_own(zero_sums(3, (metric,)), (metric,), logits, labels, jnp.ones(4, bool))
+        add_metric_sums(zero_sums(3, (metric,)), (metric,), logits, labels, jnp.ones(4, bool))
 
 
 @pytest.mark.slow
@@ -114,7 +116,7 @@ def test_ignored_labels_do_not_count(metric: MetricSpec) -> None:
     labels = random.integers(0, 3, (5, 4)).astype(np.int32)
     where, mask = random.random((5, 4)) < 0.6, np.array([1, 1, 1, 1, 0], bool)
     odd = np.where(where, labels, -100)
-    sums = add_own(
+    sums = add_metric_sums(
         zero_sums(3, (metric,)), (metric,), *map(jnp.asarray, (logits, odd, mask, where))
     )
     counted = where & mask[:, None]
@@ -141,7 +143,7 @@ class Sums(MetricSpec):
 def test_sums_of_another_shape_are_refused() -> None:
     metric = Sums()
     with pytest.raises(ValueError, match="sums: sums has shapes"):
-        add_own(
+        add_metric_sums(
             zero_sums(3, (metric,)), (metric,), jnp.zeros((2, 3)), jnp.zeros(2), jnp.ones(2, bool)
         )
 

@@ -19,7 +19,7 @@ from pipeline.data.random import seed_words
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages.fine_tuning import rates_by_depth
-from pipeline.training.freezing import by_phase, config_at
+from pipeline.training.freezing import config_at, optimize_by_phase
 from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
 from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import FreezePhase, TrainState, split
@@ -64,7 +64,9 @@ def tuning(optimizer: str) -> TrainStep:
         network=network(*LAYERS).clone(fixed_statistics=FROZEN),
         image=ColumnSpec((5, 5, 2), "float32"),
         train_ops=(),
-        optimizer=by_phase(CLIPS_NOT, [(each, OPTIMIZERS[optimizer]) for each in (FROZEN, THAWED)]),
+        optimizer=optimize_by_phase(
+            CLIPS_NOT, [(each, OPTIMIZERS[optimizer]) for each in (FROZEN, THAWED)]
+        ),
         frozen=FROZEN,
         phases=(FreezePhase(3, THAWED),),
         fix_statistics=True,
@@ -141,7 +143,7 @@ def test_each_phase_has_a_state_of_its_own() -> None:
     params = {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32), "c": np.ones(1, np.float32)}
     phases = [("b", "c"), ("b", "c", "!b"), ("b", "c", "!b", "!c")]
     adam = optax.scale_by_adam()
-    optimizer = by_phase(optax.clip_by_global_norm(1.0), [(each, adam) for each in phases])
+    optimizer = optimize_by_phase(optax.clip_by_global_norm(1.0), [(each, adam) for each in phases])
     state = optimizer.init(params)
     assert [int(own.count) for own in state] == [0, 0, 0]
     first = {"a": 3 * params["a"]}
@@ -162,7 +164,7 @@ def thawing(**changed: Any) -> dict[str, Any]:
     """Dense_0 frozen for two steps."""
     phases = (FreezePhase(2, ("Dense_0", "!*")),)
     patterns = ("Dense_0",), ("Dense_0", "!*")
-    optimizer = by_phase(CLIPS_NOT, [(each, OPTIMIZERS["adam"]) for each in patterns])
+    optimizer = optimize_by_phase(CLIPS_NOT, [(each, OPTIMIZERS["adam"]) for each in patterns])
     return {"frozen": ("Dense_0",), "phases": phases, "optimizer": optimizer, **changed}
 
 

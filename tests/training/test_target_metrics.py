@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.targets import Targets
-from pipeline.training.metrics import add_batch, add_own, summarize, zero_sums
+from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
 from pipeline.training.target_metrics import metrics_of
 
 SAMPLES, OUTPUTS = 24, 3
@@ -25,7 +25,7 @@ def summary(outputs: np.ndarray, labels: np.ndarray, targets: Targets, batch: in
         mask, rows = jnp.asarray(rows < len(outputs)), np.minimum(rows, len(outputs) - 1)
         own = jnp.asarray(outputs[rows]), jnp.asarray(labels[rows])
         sums = add_batch(sums, *own, jnp.ones(batch), mask)
-        sums = add_own(sums, metrics, *own, mask)
+        sums = add_metric_sums(sums, metrics, *own, mask)
     return summarize(jax.tree.map(np.asarray, sums), targets.names, metrics)
 
 
@@ -40,7 +40,7 @@ def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
 
     found = summary(outputs, labels, targets, batch)
 
-    true, predicted = (targets.in_units(values.astype(float)) for values in (labels, outputs))
+    true, predicted = (targets.to_units(values.astype(float)) for values in (labels, outputs))
     errors = predicted - true
     spread = np.square(true - true.mean(axis=0)).sum(axis=0)
     expected = {
@@ -94,7 +94,9 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
     for start in range(0, SAMPLES, batch):
         rows = np.arange(start, start + batch)
         mask, rows = jnp.asarray(rows < SAMPLES), np.minimum(rows, SAMPLES - 1)
-        sums = add_own(sums, metrics, jnp.asarray(logits[rows]), jnp.asarray(labels[rows]), mask)
+        sums = add_metric_sums(
+            sums, metrics, jnp.asarray(logits[rows]), jnp.asarray(labels[rows]), mask
+        )
     found = {
         metric.name: metric.value(jax.tree.map(np.asarray, own))
         for metric, own in zip(metrics, sums.part_sums, strict=True)

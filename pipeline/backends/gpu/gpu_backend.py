@@ -36,7 +36,7 @@ from pipeline.backends.xla import (
     XlaBackend,
     XlaExecutable,
     empty_buffers,
-    in_blocks,
+    pad_to_block,
     split_at_windows,
 )
 from pipeline.core.errors import RunError, first_line
@@ -176,7 +176,7 @@ class GpuBackend(XlaBackend):
             return super().compile(work, watch)
         chip = Chip(self.device, _host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
-        rates = self.placement.put(in_blocks(work.learning_rates))
+        rates = self.placement.put(pad_to_block(work.learning_rates))
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
         report = CompileReport(reports)
         return GpuExecutable(work, self.placement, report, programs, rates, buffers)

@@ -27,7 +27,7 @@ from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED
-from pipeline.backends.xla import LoopCarry, empty_buffers, in_blocks
+from pipeline.backends.xla import LoopCarry, empty_buffers, pad_to_block
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
@@ -165,7 +165,7 @@ def train_spec(
     sharding: Any = chip.whole
     carry_formats = StepCarry(sharding, LoopCarry(formats, sharding, sharding))
     inputs = chip.shapes(work.train.window(0).inputs)
-    rates = chip.shapes(in_blocks(work.learning_rates))
+    rates = chip.shapes(pad_to_block(work.learning_rates))
     bounds = (carry.position,) if steps == 0 else ()
     names = {0: "training loop", 1: "training step"}
     return ProgramSpec(

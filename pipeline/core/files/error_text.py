@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.core.errors import MAX_PROBLEMS, printable
-from pipeline.core.files.tree_diff import Where, dotted, value_at
+from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
@@ -104,7 +104,7 @@ def shown(name: str) -> str:
 
 
 def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser) -> str:
-    key = shown(dotted(where))
+    key = shown(dotted_key(where))
     value = details["input"]
     context = details.get("ctx", {})
     match details["type"]:

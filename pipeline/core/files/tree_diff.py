@@ -23,13 +23,13 @@ class Difference:
     @property
     def key(self) -> str:
         """The dotted path, such as `train.optimizer.lr`."""
-        return dotted(self.where)
+        return dotted_key(self.where)
 
     def __str__(self) -> str:
         return f"{self.key} = {show(self.one)}: was {show(self.other)}"
 
 
-def dotted(where: Sequence[int | str]) -> str:
+def dotted_key(where: Sequence[int | str]) -> str:
     """Return ("dataset", "ops", 0, "size") as `dataset.ops.0.size`, as Hydra writes it."""
     return ".".join(map(str, where))
 

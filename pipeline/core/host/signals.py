@@ -60,7 +60,7 @@ class Signals:
             self._held = False
 
     @contextmanager
-    def released(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Inside `held`, a signal to stop interrupts; at once, if one was noted before."""
         held = self._held
         self._held = False

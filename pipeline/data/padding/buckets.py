@@ -173,7 +173,7 @@ class PaddedColumn:
         return self.values.sample_name(index)
 
 
-def in_ascending_order(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     """By volume, the smallest first."""
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 

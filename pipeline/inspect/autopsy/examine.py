@@ -28,7 +28,7 @@ from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import MapOp
 from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
-from pipeline.training.bucketing import in_its_bucket
+from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import gradients_of, norm_of
@@ -277,7 +277,7 @@ def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
         result = gradients_of(parts, state, padded)
         return result.loss, result.values
 
-    loss, values = in_its_bucket(parts.buckets, batch, compute)
+    loss, values = apply_in_bucket(parts.buckets, batch, compute)
     with jax.named_scope(GRADIENT_NORM):
         norm = norm_of(values, 1 / state.loss_scale)
     return Outcome(loss, norm, values)

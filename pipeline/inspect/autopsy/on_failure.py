@@ -41,7 +41,7 @@ def examine_bad_step(run: CompiledRun, state: TrainState, bad: int) -> Examined:
     largest_weight = float(np.max([largest(weight) for weight in weights], initial=0.0))
     try:
         # Nothing of the run would be lost: the state is saved.
-        with run.context.options.signals.released(), reporter.clock(f"examining step {bad}"):
+        with run.context.options.signals.interruptible(), reporter.clock(f"examining step {bad}"):
             autopsy = _examine(run, state, bad)
         reporter.stage("autopsy", str(autopsy))
         flags = to_flags([plugin.given for plugin in loaded_plugins()])

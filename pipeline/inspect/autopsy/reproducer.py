@@ -35,7 +35,7 @@ from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
-from pipeline.data.transform import column_specs, moving_labels
+from pipeline.data.transform import column_specs, make_joint_ops
 from pipeline.inspect.autopsy.examine import outcome_of
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
@@ -153,7 +153,7 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     if document["table"] is not None:
         ops = (EncodeTable.model_validate(document["table"]),)
         columns = column_specs(ops, columns)
-    ops += moving_labels(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
+    ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     counts = tuple(map(int, document["class_counts"]))
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
     parts = parts_of(recipe, targets, spec, ops, ())

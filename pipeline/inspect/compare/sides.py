@@ -26,13 +26,13 @@ from pipeline.inspect.dumps.captured_step import CapturedStep, capture
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
-    kept_state,
+    load_state,
     logged_loss,
     open_recipe,
     require_checkpoints,
 )
 from pipeline.inspect.dumps.portions import portions_of
-from pipeline.inspect.dumps.tensor_names import DATA, is_wanted, named_tensors, require_layers
+from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.state import TrainState
@@ -143,8 +143,8 @@ def compare_step(
             f"{distance:.3g}"
         )
     forced = reference.compare(programs[1], left_weights)
-    errors = tuple(e for e in forced.errors if is_wanted(e.name, request.layers, "all"))
-    blamed = tuple(f for f in forced.findings if is_wanted(f.name, request.layers, "all"))
+    errors = tuple(e for e in forced.errors if is_selected(e.name, request.layers, "all"))
+    blamed = tuple(f for f in forced.findings if is_selected(f.name, request.layers, "all"))
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
@@ -202,7 +202,7 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)
     step = steps[-1] if step is None else step
-    saved = kept_state(side.opened, side.run_dir, step, reporter)
+    saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
         reporter.stage(
             "state", f"of step {step - saved.replayed}; {saved.replayed:,} trained again"
@@ -225,7 +225,7 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
         {
             name: array
             for name, array in named_tensors(step.merge_passes(), step.images)
-            if is_wanted(name, request.layers, request.what)
+            if is_selected(name, request.layers, request.what)
         }
         for step in (free, reference)
     )
@@ -237,7 +237,7 @@ def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights)
     use."""
     if step not in saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its own weights are not compared"
-    left_weights = Weights.of(kept_state(left.opened, run_dir, step, Reporter()).state)
+    left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
     left_params = leaves_by_path(left_weights.params)
     right_params = leaves_by_path(weights.params)
     squares = [

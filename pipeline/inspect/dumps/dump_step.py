@@ -27,7 +27,7 @@ from pipeline.inspect.dumps.dump_files import (
 )
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.portions import portions_of
-from pipeline.inspect.dumps.tensor_names import is_wanted, named_tensors, require_layers
+from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, require_layers
 from pipeline.stages.record.run_directory import DUMP
 from pipeline.stages.runner.context import CompiledRun, Dumps
 from pipeline.training.freezing import config_at
@@ -106,7 +106,7 @@ def dump_step(
     selected = (
         (name, array)
         for name, array in named_tensors(tensors, captured.images)
-        if is_wanted(name, request.layers, request.what)
+        if is_selected(name, request.layers, request.what)
     )
     folder = dump_folder(
         request.root, request.time_text, programs.device.id, recipe.model.name, step
@@ -114,7 +114,7 @@ def dump_step(
     return write_dump(folder, header, selected, request.limit_bytes)
 
 
-def loss_check(loss: float, run_loss: float | None) -> str:
+def compare_losses(loss: float, run_loss: float | None) -> str:
     """Return how the loss of a dump compares with the one that the run logged, in words."""
     if run_loss is None:
         return f"loss {loss:.8g}; the run has none of this step"
@@ -223,5 +223,7 @@ class RunDumps(Dumps):
             if at < 0:
                 continue
             loss = float(telemetry.loss[at])
-            self.run.context.reporter.stage("dump", f"step {step}: {loss_check(report.loss, loss)}")
+            self.run.context.reporter.stage(
+                "dump", f"step {step}: {compare_losses(report.loss, loss)}"
+            )
             add_run_loss(report.folder, loss)

@@ -28,7 +28,7 @@ from pipeline.inspect.dumps.layer_observer import (
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, widen
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.apply_layers import around_layers, noting_layers
+from pipeline.models.modules.apply_layers import around_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import batch_first
 from pipeline.models.modules.standard import Network
@@ -184,7 +184,7 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
     def note(path: tuple[str, ...], kind: str, _: Any) -> None:
         kinds["/".join(path)] = kind
 
-    with noting_layers(note):
+    with record_layers(note):
         jax.eval_shape(partial(initial_variables, config), seed)
     return kinds
 

@@ -136,7 +136,7 @@ def require_checkpoints(run_dir: Path) -> list[int]:
     return steps
 
 
-def kept_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
+def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
     """Return the state of a run after `step` steps, from its checkpoint before.
 
     Steps in between are trained again, with the numbers of the run. Raises DataError if the run has

@@ -19,7 +19,7 @@ from jax.tree_util import register_dataclass
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import cut_to
-from pipeline.data.transform import choices_among, chosen_ops, draw_choice
+from pipeline.data.transform import choices_among, draw_choice, select_ops
 from pipeline.training.losses import divides_by_labels, label_weight, normalizer
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.state import StepConfig
@@ -95,7 +95,7 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
     ops = config.train_ops
     choices = choices_among(config.train_ops)
     if choices > 1:
-        ops = chosen_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
+        ops = select_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
     return jax.jit(partial(mapped_batch, config, ops))(batch)
 
 

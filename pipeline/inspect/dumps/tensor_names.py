@@ -110,7 +110,7 @@ def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> 
         raise RecipeError([f"{key}: {error}"]) from error
 
 
-def is_wanted(name: TensorName, patterns: Sequence[str], what: What) -> bool:
+def is_selected(name: TensorName, patterns: Sequence[str], what: What) -> bool:
     """Whether a tensor is among the requested layers and roles; no pattern is all."""
     path = tuple(name.layer.split("/"))
     covered = not patterns or any(covers(pattern, path) for pattern in patterns)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.feed.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, empty_buffers, in_blocks
+from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, empty_buffers, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
@@ -116,7 +116,7 @@ def _trace_step(work: CompileInputs, state: TrainState) -> Any:
     ) -> tuple[TrainState, Record]:
         return work.step.step(state, batch_at(inputs, position), rates)
 
-    rates = in_blocks(work.learning_rates)
+    rates = pad_to_block(work.learning_rates)
     return jax.make_jaxpr(step)(state, work.train.window(0).inputs, rates, np.int32(0))
 
 
@@ -172,7 +172,7 @@ def _host_ms(
 ) -> float:
     """Return the milliseconds of a step that does nothing: what the host takes for each."""
     placement = backend.placement
-    rates = placement.put(in_blocks(work.learning_rates))
+    rates = placement.put(pad_to_block(work.learning_rates))
     buffers = placement.put(empty_buffers(work.train.window(0).inputs))
 
     def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:

@@ -75,8 +75,10 @@ def _layers(report: Report) -> tuple[LayerTime, ...]:
     for task in report.tasks:
         spent[layer_named(task)][task.phase] += task.us / 1e3
     rows = []
-    for layer, by_phase in spent.items():
-        ms = sum(by_phase.values())
+    for layer, optimize_by_phase in spent.items():
+        ms = sum(optimize_by_phase.values())
         share = ms / report.step_ms
-        rows.append(LayerTime(layer, ms, share, by_phase["forward"], by_phase["backward"]))
+        rows.append(
+            LayerTime(layer, ms, share, optimize_by_phase["forward"], optimize_by_phase["backward"])
+        )
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))

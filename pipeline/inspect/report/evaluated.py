@@ -16,14 +16,14 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
-from pipeline.data.padding.buckets import SIZE, in_ascending_order
+from pipeline.data.padding.buckets import SIZE, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import typed_network
 from pipeline.stages.export.trained_run import TrainedRun
-from pipeline.training.bucketing import in_its_bucket
+from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import network_inputs
 
 MAX_CONFUSED = 1000
@@ -180,7 +180,7 @@ def _compile(
     """A function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
     features = encoded_features(dataset.eval_ops)
     network = typed_network(recipe, len(dataset.targets), features)
-    buckets = in_ascending_order(recipe.dataset.buckets or ())
+    buckets = sort_buckets(recipe.dataset.buckets or ())
 
     def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         columns = apply_ops(
@@ -194,7 +194,7 @@ def _compile(
 
     def program(sizes: Any) -> Any:
         return jax.jit(
-            lambda weights, batch: in_its_bucket(
+            lambda weights, batch: apply_in_bucket(
                 sizes, batch, lambda cut: outputs(weights, cut), drawn=False
             )
         )
@@ -284,8 +284,8 @@ def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
 
 def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
     outputs, labels = _concatenate(batches)
-    true = targets.in_units(labels.reshape(len(labels), -1).astype(np.float64))
-    return NumberPredictions(true, targets.in_units(outputs.astype(np.float64)))
+    true = targets.to_units(labels.reshape(len(labels), -1).astype(np.float64))
+    return NumberPredictions(true, targets.to_units(outputs.astype(np.float64)))
 
 
 def _labels(batches: Iterator[Rows]) -> LabelPredictions:

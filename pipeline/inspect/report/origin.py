@@ -16,7 +16,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.study.runs.kept_run import KeptRun, read_run
+from pipeline.study.runs.kept_run import RecordedRun, read_run
 from pipeline.study.runs.lineage import data_of, ops_of
 
 PROFILES = ("profile.json", "profile/profile.json")
@@ -43,7 +43,7 @@ def origin_sections(run_dir: Path) -> list[Section]:
     ]
 
 
-def _lineage(run: KeptRun) -> Iterator[dict[str, str]]:
+def _lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
     """Rows of the origin of a run, its processes, and what was made of it."""
 
     def row(what: str, name: str, when: str = "") -> dict[str, str]:

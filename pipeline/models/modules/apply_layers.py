@@ -130,7 +130,7 @@ def around_layers(interceptor: LayerInterceptor) -> Iterator[None]:
         _interceptor.reset(token)
 
 
-def noting_layers(
+def record_layers(
     note: Callable[[tuple[str, ...], str, Any], None],
 ) -> AbstractContextManager[None]:
     """Call `note` with path, kind and result of each layer of a list that the body applies."""

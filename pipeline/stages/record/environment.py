@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.config.overrides import without_secret_values
+from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import without_secrets
 from pipeline.core.files.package_paths import PACKAGE
 from pipeline.core.plugins.loading import loaded_plugins
@@ -48,7 +48,7 @@ def describe_process(
     """Describe this process. Raises DataError if a sample can't be read."""
     return Provenance(
         begun=datetime.now().astimezone().isoformat(timespec="seconds"),
-        command=shlex.join(without_secret_values(sys.orig_argv)),
+        command=shlex.join(hide_secret_values(sys.orig_argv)),
         folder=str(Path.cwd()),
         seed=seed,
         code=describe_imported_code(),

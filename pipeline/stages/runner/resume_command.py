@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config.overrides import key_of, quoted, without_secret_values
+from pipeline.config.overrides import hide_secret_values, key_of, quoted
 from pipeline.core.plugins.loading import take_flags, to_flags
 
 RESUME = "train.resume"
@@ -36,14 +36,14 @@ def resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None)
     overrides = _overrides(run_dir, weights)
     replaced = {RUN_DIR, *map(key_of, overrides)}
     unchanged = [arg for arg in args if key_of(arg) not in replaced]
-    return shlex.join(without_secret_values([*_program(args), *unchanged, *overrides]))
+    return shlex.join(hide_secret_values([*_program(args), *unchanged, *overrides]))
 
 
 def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
     """Return the command with these arguments, changed to go on with its sweep, for a shell."""
     unchanged = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
     override = f"{SWEEP_DIR}={_value(sweep_dir)}"
-    return shlex.join(without_secret_values([*_program(args), *unchanged, override]))
+    return shlex.join(hide_secret_values([*_program(args), *unchanged, override]))
 
 
 def _overrides(run_dir: Path, weights: Path | None) -> list[str]:

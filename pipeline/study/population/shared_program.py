@@ -27,7 +27,7 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built, build
-from pipeline.stages.compile import compile_given, compile_inputs, recomputing
+from pipeline.stages.compile import compile_inputs, compile_to_executable, recompute_blocks
 from pipeline.stages.lower import lower
 from pipeline.stages.record.guards import timed
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
@@ -182,7 +182,7 @@ class SharedProgram:
         shared = share_step(recipe, self.members, make, inputs)
         constants = shared.arguments_of(numbers_of(recipe), inputs.step)
         inputs = replace(inputs, step=shared.step, constants=constants)
-        executable = compile_given(inputs, recipe, backend, reporter)
+        executable = compile_to_executable(inputs, recipe, backend, reporter)
         assert isinstance(executable, XlaExecutable)
         temporary = max(program.temporary_bytes for program in executable.report.programs)
         # A state, and the copy of it that a checkpoint takes.
@@ -220,7 +220,7 @@ class SharedProgram:
 
 
 def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
-    return (recomputing(built) if recipe.train.remat == "blocks" else built).step
+    return (recompute_blocks(built) if recipe.train.remat == "blocks" else built).step
 
 
 def _initial_values(recipe: Recipe, shared: SharedStep) -> str:

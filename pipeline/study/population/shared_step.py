@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.backends.base import CompileInputs
 from pipeline.backends.feed.window import batch_at
-from pipeline.backends.xla import in_blocks
+from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import numbers_of
@@ -155,7 +155,7 @@ def _shapes_of(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]
     )
     state = jax.eval_shape(step.init, inputs.seed)
     sums = jax.eval_shape(step.zero_sums)
-    rates = in_blocks(inputs.learning_rates)
+    rates = pad_to_block(inputs.learning_rates)
     return (state, train, rates), (state, evaluate, sums)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.study.runs.kept_run import KeptRun
+from pipeline.study.runs.kept_run import RecordedRun
 
 LEAST_RUNS = 20
 MOST_RUNS = 400
@@ -43,7 +43,7 @@ class KeyImportance:
 
 
 def importance_of_keys(
-    runs: Sequence[KeptRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
+    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
 ) -> list[KeyImportance] | str:
     """Return the importance of keys for a metric, the largest first, or the reason without any.
 
@@ -74,7 +74,7 @@ def importance_of_keys(
 
 
 def _bootstrap(
-    runs: Sequence[KeptRun], keys: Sequence[str], metric: str, larger_is_better: bool
+    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, larger_is_better: bool
 ) -> list[Mapping[str, float]]:
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances

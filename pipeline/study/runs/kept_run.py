@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
-from pipeline.core.files.tree_diff import dotted, leaves
+from pipeline.core.files.tree_diff import dotted_key, leaves
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
@@ -27,7 +27,7 @@ PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class RecordedRun:
     """A run, as read from its directory."""
 
     name: str
@@ -85,7 +85,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _runs_below(Path(entry.path), depth + 1)
 
 
-def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
+def read_runs(root: Path, *, curves: bool) -> list[RecordedRun]:
     """Read all runs below a folder, those that can't be read with what is wrong as `problem`.
 
     Raises DataError if the folder can't be read, or holds no run.
@@ -96,7 +96,7 @@ def read_runs(root: Path, *, curves: bool) -> list[KeptRun]:
     return runs
 
 
-def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
+def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
     """Read a run, with samples of its logs if `curves` is set."""
     problems: list[str] = []
     recipe = _read_or(problems, RECIPE, lambda: _read_recipe(run_dir / RECIPE), {})
@@ -105,7 +105,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> KeptRun:
     logged = _read_or(problems, METRICS, lambda: _curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
     name = os.path.relpath(run_dir, root)
-    return KeptRun(
+    return RecordedRun(
         name=run_dir.resolve().name if name == "." else name,
         run_dir=run_dir,
         status=str(summary.get("status", "unfinished")),
@@ -160,7 +160,7 @@ def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section, value in recipe.items():
         for where, leaf in leaves(_with_lists_as_text({section: value})):
-            key = dotted(where)
+            key = dotted_key(where)
             if not key.startswith(LEFT_OUT):
                 flat[key] = leaf
     return flat
@@ -220,7 +220,7 @@ def _sources(
         yield "restored", os.path.normpath(os.path.join(folder, restored))
 
 
-def differing_keys(runs: Sequence[KeptRun]) -> list[str]:
+def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the keys with several values among the runs that have them, those most varied first.
 
     A key that some runs lack does not differ by that alone: older versions had fewer keys.
@@ -233,7 +233,7 @@ def differing_keys(runs: Sequence[KeptRun]) -> list[str]:
     return sorted(differing, key=lambda key: (key.startswith(PLACES), -len(values[key]), key))
 
 
-def common_keys(runs: Sequence[KeptRun]) -> dict[str, Any]:
+def common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the keys that all runs have, with the one value that they share."""
     first: Mapping[str, Any] = runs[0].keys if runs else {}
     return {

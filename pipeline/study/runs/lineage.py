@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.study.runs.kept_run import KeptRun
+from pipeline.study.runs.kept_run import RecordedRun
 
 REPRODUCED = "_reproduced"
 """End of the name of a run that `python -m pipeline reproduce` made."""
@@ -36,14 +36,16 @@ class DataUse:
     runs: tuple[str, ...]
 
 
-def links_of(runs: Sequence[KeptRun]) -> list[Link]:
+def links_of(runs: Sequence[RecordedRun]) -> list[Link]:
     """Return what the runs began with, in the order of the runs."""
     noted = {os.path.abspath(made.to) for run in runs for made in run.made}
     folders = {os.path.abspath(run.run_dir): run for run in runs}
     return [link for run in runs for link in _links(run, folders, noted)]
 
 
-def _links(run: KeptRun, folders: Mapping[str, KeptRun], noted: Collection[str]) -> Iterator[Link]:
+def _links(
+    run: RecordedRun, folders: Mapping[str, RecordedRun], noted: Collection[str]
+) -> Iterator[Link]:
     for relation, source in run.sources.items():
         if relation == "resumed":
             yield Link(run.name, "was resumed", source)
@@ -56,7 +58,7 @@ def _links(run: KeptRun, folders: Mapping[str, KeptRun], noted: Collection[str])
         yield Link(recipe, "was repeated by", run.name)
 
 
-def _name_of(path: str, folders: Mapping[str, KeptRun]) -> str:
+def _name_of(path: str, folders: Mapping[str, RecordedRun]) -> str:
     """Return the name of the run that contains a path; else the path."""
     where = Path(os.path.abspath(path))
     for folder in (where, *where.parents):
@@ -67,7 +69,7 @@ def _name_of(path: str, folders: Mapping[str, KeptRun]) -> str:
     return path
 
 
-def uses_of_data(runs: Sequence[KeptRun]) -> list[DataUse]:
+def uses_of_data(runs: Sequence[RecordedRun]) -> list[DataUse]:
     """Return the data sets with the map ops that runs had of them, the most used first."""
     runs_by_data: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
@@ -79,14 +81,14 @@ def uses_of_data(runs: Sequence[KeptRun]) -> list[DataUse]:
     return sorted(uses, key=lambda use: -len(use.runs))
 
 
-def ops_of(run: KeptRun) -> str:
+def ops_of(run: RecordedRun) -> str:
     """Return the names of the map ops of a run's training split, in their order."""
     keys = run.keys.items()
     ops = [k for k in keys if k[0].startswith("dataset.train.ops") and k[0].endswith(".name")]
     return ", ".join(str(value) for _, value in ops)
 
 
-def data_of(run: KeptRun) -> str:
+def data_of(run: RecordedRun) -> str:
     """Return the dataset of a run, with the folder or file that it was read from."""
     name = str(run.keys.get("dataset.name", "?"))
     root = run.keys.get("dataset.root") or run.keys.get("dataset.path")

@@ -12,7 +12,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.page import Page, render_page
 from pipeline.study.runs.importance import KeyImportance
-from pipeline.study.runs.kept_run import KeptRun, common_keys, differing_keys
+from pipeline.study.runs.kept_run import RecordedRun, common_keys, differing_keys
 from pipeline.study.runs.lineage import links_of, uses_of_data
 
 MOST_COLUMNS = 40
@@ -27,7 +27,7 @@ PICKED = 6
 
 
 def write_page(
-    runs: Sequence[KeptRun],
+    runs: Sequence[RecordedRun],
     path: Path,
     *,
     folder: Path,
@@ -63,7 +63,7 @@ def write_page(
 
 
 def page_data(
-    runs: Sequence[KeptRun], metric: str | None, larger_is_better: bool
+    runs: Sequence[RecordedRun], metric: str | None, larger_is_better: bool
 ) -> dict[str, Any]:
     """Return what the page's script draws, as JSON; a number that is not finite is null."""
     keys = differing_keys(runs)[: MOST_COLUMNS - 8]
@@ -91,7 +91,7 @@ def page_data(
     }
 
 
-def _figures(runs: Sequence[KeptRun], metric: str | None) -> list[str]:
+def _figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.figures)
     first = [metric] if metric is not None else []
     candidates = [name for name in names if name not in (*first, "count")]
@@ -100,7 +100,7 @@ def _figures(runs: Sequence[KeptRun], metric: str | None) -> list[str]:
     return [*first, *sorted(differing, key=lambda name: name in SPEEDS)]
 
 
-def _spreads(runs: Sequence[KeptRun], key: str) -> bool:
+def _spreads(runs: Sequence[RecordedRun], key: str) -> bool:
     """Whether an axis of the key can be read: numbers, or few choices."""
     values = [run.keys[key] for run in runs if run.keys.get(key) is not None]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
@@ -116,7 +116,7 @@ def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
     return min(there) > 0 and max(there) >= span * min(there)
 
 
-def _run(run: KeptRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+def _run(run: RecordedRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     return {
         "name": run.name,
         "status": run.status,

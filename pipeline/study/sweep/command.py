@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.optional_keys import settable
-from pipeline.config.overrides import without_secret_values
-from pipeline.core.errors import DataError, RecipeError, tree_without_secrets
+from pipeline.config.overrides import hide_secret_values
+from pipeline.core.errors import DataError, RecipeError, hide_secrets_in_tree
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.safe_yaml import read_yaml, yaml_text
@@ -56,8 +56,8 @@ class Command(BaseModel):
 
     def redact(self) -> Command:
         """Return the command as it is written down, and compared with what is."""
-        tree = tree_without_secrets(self.model_dump(mode="json"))
-        overrides = tuple(without_secret_values(self.overrides))
+        tree = hide_secrets_in_tree(self.model_dump(mode="json"))
+        overrides = tuple(hide_secret_values(self.overrides))
         return Command.model_validate({**tree, "overrides": overrides})
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
-from pipeline.config.overrides import value_of, without_secret_values
+from pipeline.config.overrides import hide_secret_values, value_of
 from pipeline.core.errors import SUCCEEDED, DataError, exit_status_of, listed
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
@@ -94,7 +94,7 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     """Return the values of keys in overrides, without passwords, parsed as YAML; invalid YAML stays
     a text."""
-    redacted = without_secret_values(overrides)
+    redacted = hide_secret_values(overrides)
     values: dict[str, Any] = {}
     for key in keys:
         text = value_of(redacted, key) or "null"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import key_of
 from pipeline.config.recipe import Recipe
-from pipeline.study.runs.kept_run import PLACES, KeptRun, flat_keys, read_runs
+from pipeline.study.runs.kept_run import PLACES, RecordedRun, flat_keys, read_runs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -48,7 +48,7 @@ def trials_of_runs(
 
 
 def _trial(
-    run: KeptRun,
+    run: RecordedRun,
     fixed: Mapping[str, Any],
     searched: set[str],
     space: Mapping[str, BaseDistribution],
@@ -73,7 +73,7 @@ def _trial(
     )
 
 
-def _differs(run: KeptRun, fixed: Mapping[str, Any], key: str) -> bool:
+def _differs(run: RecordedRun, fixed: Mapping[str, Any], key: str) -> bool:
     """Whether a run has another value of a key, or an element more or less of a list.
 
     Another key that an older run lacks does not differ.

@@ -30,7 +30,7 @@ class Cuts:
     specs: tuple[ShardRule, ...]
     constraints: tuple[ShardRule, ...]
 
-    def of_state(self, state: Any, placement: DevicePlacement) -> Any:
+    def state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
         The optimizer's leaves and the average are cut as their parameter; a leaf belongs to the

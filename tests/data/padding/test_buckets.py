@@ -16,8 +16,8 @@ from pipeline.data.padding.buckets import (
     RaggedColumn,
     assign_buckets,
     check_every_bucket_is_used,
-    in_ascending_order,
     ragged_array,
+    sort_buckets,
 )
 from pipeline.data.padding.pad_images import pad_split
 from tests.backends.feed.feeding import LazyNumbers
@@ -70,7 +70,7 @@ def test_a_ragged_column_pads_to_its_largest() -> None:
 def test_a_sample_goes_to_the_smallest_bucket_that_covers_it(
     sizes: list[tuple[int, ...]], buckets: set[tuple[int, ...]]
 ) -> None:
-    ordered = in_ascending_order([*buckets, (6, 5)] if (6, 5) not in buckets else list(buckets))
+    ordered = sort_buckets([*buckets, (6, 5)] if (6, 5) not in buckets else list(buckets))
     volumes = list(map(math.prod, ordered))
     assert volumes == sorted(volumes)
     for size, number in zip(sizes, assign_buckets(np.array(sizes), ordered), strict=True):

@@ -12,12 +12,12 @@ import pytest
 
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
-from pipeline.data.padding.buckets import SIZE, assign_buckets, in_ascending_order, ragged_array
+from pipeline.data.padding.buckets import SIZE, assign_buckets, ragged_array, sort_buckets
 from pipeline.data.padding.pad_images import UNCUT_SIZE, cut_to, pad_split
 from pipeline.data.random import seed_words
 
 SIZES = np.array([(6, 5), (9, 4), (3, 14), (11, 13), (8, 8), (6, 12)])
-BUCKETS = in_ascending_order([(8, 8), (6, 12)])
+BUCKETS = sort_buckets([(8, 8), (6, 12)])
 SEED = seed_words(3)
 
 
@@ -43,7 +43,7 @@ def batch_of(columns: dict[str, Any], rows: np.ndarray, pass_: Any) -> Batch:
 
 
 def test_a_sample_goes_where_most_of_it_is_kept() -> None:
-    """In the order of `in_ascending_order`: 64 and 72 places."""
+    """In the order of `sort_buckets`: 64 and 72 places."""
     assert BUCKETS == ((8, 8), (6, 12))
     assert assign_buckets(SIZES, BUCKETS, crop=True).tolist() == [0, 0, 1, 1, 0, 1]
 

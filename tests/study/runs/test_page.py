@@ -6,12 +6,12 @@ import json
 import re
 from pathlib import Path
 
-from pipeline.study.runs.kept_run import KeptRun, read_runs
+from pipeline.study.runs.kept_run import RecordedRun, read_runs
 from pipeline.study.runs.page import write_page
 from tests.study.runs.made_up import make_run, make_study
 
 
-def page_of(runs: list[KeptRun], folder: Path) -> str:
+def page_of(runs: list[RecordedRun], folder: Path) -> str:
     file = folder / "runs.html"
     write_page(
         runs, file, folder=folder, metric="accuracy", larger_is_better=True, importance="too few"
