@@ -123,8 +123,8 @@ def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
                 value = None
         if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
             yield (
-                f"{dotted(where)} = {show(value)}: not for a file to say, which may be a "
-                f"stranger's; give it on the command line: {dotted(where)}={show(value)}"
+                f"{dotted_key(where)} = {show(value)}: not for a file to say, which may be a "
+                f"stranger's; give it on the command line: {dotted_key(where)}={show(value)}"
             )
 
 
@@ -154,7 +154,7 @@ def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: not for recipes; give it on the command line")
     problems += [
-        f"{dotted(where)} = ???: stands for a value that is missing; give one, or leave the key out"
+        f"{dotted_key(where)} = ???: stands for a value that is missing; give one, or leave the key out"
         for where, text in texts_in(tree)
         if text == MISSING
     ]

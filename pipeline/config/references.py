@@ -33,7 +33,7 @@ def refused_references(tree: Any) -> Iterator[str]:
     for where, text in texts_in(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
             yield (
-                f"{dotted(where)} = {show(text)}: a recipe file may refer to other keys, as in "
+                f"{dotted_key(where)} = {show(text)}: a recipe file may refer to other keys, as in "
                 "${train.batch_size}, and to nothing else; resolvers such as oc.env are for the "
                 "command line"
             )
@@ -72,7 +72,7 @@ def _require_bounds(where: Where, resolved: _Resolved) -> None:
         )
     else:
         return
-    raise ValueError(f"{dotted(where)}: {reason}")
+    raise ValueError(f"{dotted_key(where)}: {reason}")
 
 
 class _Measurements:
@@ -140,7 +140,7 @@ def _targets(text: str) -> list[Where]:
 
 
 def _circle(where: Where, text: str) -> str:
-    return f"{dotted(where)} = {show(text)}: references go in a circle"
+    return f"{dotted_key(where)} = {show(text)}: references go in a circle"
 
 
 def texts_in(tree: Any) -> Iterator[tuple[Where, str]]:

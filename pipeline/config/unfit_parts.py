@@ -43,10 +43,10 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
         for other_name, other in specs.items()
         if other_name != name
     )
-    inherited = any(f"{dotted(where)}.{key}" not in typed for key in foreign)
+    inherited = any(f"{dotted_key(where)}.{key}" not in typed for key in foreign)
     if not lacking and not (fits_another and inherited):
         return None
-    key = dotted_key(where) if is_alone else f"{dotted(where)}.name"
+    key = dotted_key(where) if is_alone else f"{dotted_key(where)}.name"
     names = (_with_unit(spec, missing) for missing in lacking)
     reasons = [f"lacks {shown(', '.join(names))}"] if lacking else []
     reasons += [f"has {shown(', '.join(foreign))}, which {name} does not take"] if foreign else []

@@ -62,7 +62,7 @@ def read_hlo(text: str) -> HloFacts:
     _, _, aliases = program.header.partition("input_output_alias={")
     aliases = aliases.partition("entry_computation_layout")[0]
     donated = {int(alias[1]) for alias in _ALIAS.findall(aliases)}
-    state_shardings = [
+    state_lines = [
         line for line in main.values() if _moves(line, moving) and _is_border(line, main, donated)
     ]
     trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
@@ -76,8 +76,8 @@ def read_hlo(text: str) -> HloFacts:
         donated=len(donated),
         body_moves=len(in_loops),
         body_moved_bytes=sum(line.nbytes for line in in_loops),
-        state_moves=len(state_shardings),
-        state_moved_bytes=sum(line.nbytes for line in state_shardings),
+        state_moves=len(state_lines),
+        state_moved_bytes=sum(line.nbytes for line in state_lines),
         known_steps=int(trips[0]) if trips else None,
         calls_by_library=dict(sorted(Counter(calls).items())),
         triton=dict(sorted(Counter(triton).items())),

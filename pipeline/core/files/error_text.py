@@ -74,7 +74,7 @@ def describe(
     for details, where, _ in problems[MAX_PROBLEMS:]:
         kind = details["type"]
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
-        lines.append(f"{shown(dotted(where))}: {key_problem or _rule(details)}")
+        lines.append(f"{shown(dotted_key(where))}: {key_problem or _rule(details)}")
     return lines
 
 
@@ -119,7 +119,7 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
             return f"{problem}; {missing_flag_hint()}"
         case "extra_forbidden":
             guess = guesser.guess(where)
-            question = f"; did you mean {shown(dotted(guess))}?" if guess else ""
+            question = f"; did you mean {shown(dotted_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"

@@ -75,10 +75,8 @@ def _layers(report: Report) -> tuple[LayerTime, ...]:
     for task in report.tasks:
         spent[layer_named(task)][task.phase] += task.us / 1e3
     rows = []
-    for layer, optimize_by_phase in spent.items():
-        ms = sum(optimize_by_phase.values())
+    for layer, phase_ms in spent.items():
+        ms = sum(phase_ms.values())
         share = ms / report.step_ms
-        rows.append(
-            LayerTime(layer, ms, share, optimize_by_phase["forward"], optimize_by_phase["backward"])
-        )
+        rows.append(LayerTime(layer, ms, share, phase_ms["forward"], phase_ms["backward"]))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))

@@ -180,14 +180,14 @@ def _signature(
 ) -> Signature:
     paths = leaf_paths(state)
     count = len(paths)
-    state_shardings = dict(zip(graph.inputs, paths, strict=False))
+    state_names = dict(zip(graph.inputs, paths, strict=False))
     names = (f"batch/{path}".rstrip("/") for path in leaf_paths(batch))
     inputs = dict(zip(graph.inputs[count:], names, strict=True))
     updates = dict(zip(graph.outputs[:count], graph.inputs[:count], strict=True))
-    trained = _find_trained(graph, state, state_shardings, updates, parameters)
+    trained = _find_trained(graph, state, state_names, updates, parameters)
     return Signature(
-        parameters={index: name for index, name in state_shardings.items() if index in trained},
-        state={index: name for index, name in state_shardings.items() if index not in trained},
+        parameters={index: name for index, name in state_names.items() if index in trained},
+        state={index: name for index, name in state_names.items() if index not in trained},
         inputs=inputs,
         updates=updates,
     )
@@ -202,15 +202,15 @@ def _leaves(tree: Any) -> dict[str, str]:
 def _find_trained(
     graph: Graph,
     state: Any,
-    state_shardings: Mapping[int, str],
+    state_names: Mapping[int, str],
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
     """Return the picked leaves, else those that the loss reads and the step changes."""
     if parameters is not None:
-        numbered = jax.tree.unflatten(jax.tree.structure(state), list(state_shardings))
+        numbered = jax.tree.unflatten(jax.tree.structure(state), list(state_names))
         picked = set(jax.tree.leaves(parameters(numbered)))
-        if not picked or not picked <= set(state_shardings):
+        if not picked or not picked <= set(state_names):
             raise RunError(
                 "parameters picks no leaf of the state; it should, as lambda state: state.params"
             )
@@ -220,7 +220,7 @@ def _find_trained(
     return {
         into
         for out, into in updates.items()
-        if into in state_shardings and into in used and out in updated
+        if into in state_names and into in used and out in updated
     }
 
 
