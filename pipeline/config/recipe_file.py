@@ -19,6 +19,7 @@ from pipeline.config.references import refused_references, texts_in
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
+from pipeline.core.files.tree_diff import dotted_key
 from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
@@ -154,7 +155,8 @@ def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: not for recipes; give it on the command line")
     problems += [
-        f"{dotted_key(where)} = ???: stands for a value that is missing; give one, or leave the key out"
+        f"{dotted_key(where)} = ???: stands for a value that is missing; "
+        "give one, or leave the key out"
         for where, text in texts_in(tree)
         if text == MISSING
     ]

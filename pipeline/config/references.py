@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.core.files.safe_yaml import MAX_DEPTH
-from pipeline.core.files.tree_diff import Where, leaves, value_at
+from pipeline.core.files.tree_diff import Where, dotted_key, leaves, value_at
 from pipeline.core.files.value_text import show
 
 MAX_SIZE = 100_000
