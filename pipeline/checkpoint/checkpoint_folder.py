@@ -118,7 +118,7 @@ def _is_number(name: str) -> bool:
 
 
 def _entries(root: Path) -> list[Path]:
-    """List a folder; empty if there is none. Raises OSError if it can't be listed."""
+    """List a folder; empty if it is missing. Raises OSError if it can't be listed."""
     try:
         return list(root.iterdir())
     except (FileNotFoundError, NotADirectoryError):

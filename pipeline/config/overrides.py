@@ -45,7 +45,7 @@ def key_of(override: str) -> str:
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
-    """Return the value of the last override of a key, as text; None if there is none."""
+    """Return the value of the last override of a key, as text; None without one."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
 

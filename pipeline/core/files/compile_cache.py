@@ -65,7 +65,7 @@ def no_compile_cache() -> AbstractContextManager[None]:
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
-    """Return the cache that programs for a device are kept in; None if there is none."""
+    """Return the cache of programs for a device; None without one."""
     cache = opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 

@@ -47,7 +47,7 @@ def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
 
 
 def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
-    """Return the value at a path of nested mappings and lists; the default if there is none."""
+    """Return the value at a path of nested mappings and lists; the default without a value."""
     for key in where:
         has_key = isinstance(tree, Mapping) and key in tree
         has_index = isinstance(tree, list) and isinstance(key, int) and key < len(tree)

@@ -58,7 +58,7 @@ def _left_bytes(group: Path, files: _LimitFiles) -> int | None:
 
 
 def _read_number(file: Path, pattern: str) -> int:
-    """Return the number that a pattern finds in a file; 0 if there is none."""
+    """Return the number that a pattern finds in a file; 0 without a match."""
     try:
         match = re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

@@ -291,7 +291,7 @@ def files_beside_folders(folder: Path) -> tuple[str, ...]:
 
 
 def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """A line about files that aren't read, unlike images in `folders`; none if there are none."""
+    """A line about files that aren't read, unlike images in `folders`; none without any."""
     if not left_out:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()

@@ -162,7 +162,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """The largest value of masks except the one to ignore. Raises DataError if there is none."""
+    """The largest value of masks except the one to ignore. Raises DataError without one."""
 
     def largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

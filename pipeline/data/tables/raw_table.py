@@ -50,7 +50,7 @@ class RawTable:
     """The line or the row of the file, in words, for a row counted from 0."""
 
     def column(self, name: str) -> Numbers | Texts:
-        """A column. Raises ValueError with the nearest name if there is none."""
+        """A column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
             raise ValueError(missing_column(name, self.names))
         return self.columns[name]

@@ -23,7 +23,7 @@ MAX_FIELD = 2**20
 def list_text_files(root: Path, pattern: str) -> list[Path]:
     """The file `root`, or the files of the folder that match, sorted by path.
 
-    Raises DataError if there is none, and for a link out of the folder.
+    Raises DataError without one, and for a link out of the folder.
     """
     if root.is_file():
         return [root]
@@ -48,7 +48,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_lines_of_text(file: Path) -> list[str]:
-    """The lines of a text file that are not empty. Raises DataError if there is none."""
+    """The lines of a text file that are not empty. Raises DataError without one."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
     texts = [line for line in lines if line]

@@ -278,6 +278,6 @@ def never_predicted(evaluation: Evaluation) -> str | None:
 
 
 def class_names(evaluation: Evaluation) -> Sequence[str]:
-    """Return the names of the classes in the order of their labels; empty if there are none."""
+    """Return the names of the classes in the order of their labels; empty without any."""
     recall = evaluation.metrics.get("recall")
     return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

@@ -58,7 +58,7 @@ def grad_observing_layers(
     `function` applies a network and returns (scalar, auxiliary output), as for
     `jax.grad(function, has_aux=True)`. Cotangents are gradients of the scalar. `transform` is
     applied to the loss before it is differentiated. Raises ValueError if a layer is applied twice,
-    as its weights then have two inputs, and RecipeError if there is none.
+    as its weights then have two inputs, and RecipeError without one.
     """
 
     def outputs_of(params: Any) -> dict[str, Array]:

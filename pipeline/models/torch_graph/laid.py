@@ -47,7 +47,7 @@ class Laid:
         return self.array.dtype
 
     def axis(self, number: int) -> int:
-        """Return the place of the axis of this number. Raises ValueError if there is none."""
+        """Return the place of the axis of this number. Raises ValueError if it is missing."""
         if not -self.ndim <= number < max(self.ndim, 1):
             raise ValueError(f"axis {number} of an array with {self.ndim} axes")
         return self.order.index(number % self.ndim)

@@ -206,7 +206,7 @@ def run_of(folder: Path) -> Path | None:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """Read the status in a run's summary; None if there is none or it can't be read."""
+    """Read the status in a run's summary; None without one, or if it can't be read."""
     try:
         status = read_json(run_dir / SUMMARY)["status"]
     except (OSError, ValueError, TypeError, KeyError):

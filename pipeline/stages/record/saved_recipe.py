@@ -57,7 +57,7 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
 def restore_state(
     run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
 ) -> tuple[TrainState, HostState] | None:
-    """Read the newest sound checkpoint of a run, state and host state; None if there is none.
+    """Read the newest sound checkpoint of a run, state and host state; None without one.
 
     Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read or it is
     of another network, RecipeError if it is of a recipe that would have had other losses.
@@ -75,7 +75,7 @@ def restore_weights(
 ) -> tuple[TrainState, Checkpoint]:
     """Return `like` with the weights and batch statistics of a checkpoint, and the checkpoint.
 
-    `folder` is as in `read_saved`. Raises DataError if there is none, or of another network; the
+    `folder` is as in `read_saved`. Raises DataError if it is missing, or of another network; the
     keys of `recipe` that differ are in its message.
     """
     saved = read_saved(folder, warn)

@@ -88,9 +88,9 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
 def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunContext]:
     """Open the directory of a run, locked against other runs, with its log and its summary.
 
-    Hears signals, and reports how the run ended. Only the first process writes: the others report
-    to their own output. Raises RecipeError if the recipe can't be run by so many processes, or
-    can't go on with the run that it resumes.
+    Answers signals, and reports how the run ended. Only the first process writes. The others print
+    their reports. Raises RecipeError if the recipe doesn't fit the number of processes, or the run
+    that it resumes.
     """
     recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
     run_dir = folder.path

@@ -236,7 +236,7 @@ class Kernels:
         return levels
 
     def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
-        """Return the kernels that would compute each value, as far as they can be told apart."""
+        """Return the kernels that would compute each value, as far as they can be distinguished."""
         levels = self._levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):

@@ -104,7 +104,7 @@ _READERS: dict[str, ReadLayers] = {}
 def layers_of_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Layers:
     """Return the layers for a node of one input.
 
-    Raises UnknownLayerError if there are none with the same result.
+    Raises UnknownLayerError if none has the same result.
     """
     reader = NodeReader(graph, node, flow)
     name = node.op.removeprefix("aten.").partition(".")[0]

@@ -75,7 +75,7 @@ class _Storages:
             raise ValueError("its bytes are in big-endian order; must be little-endian")
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of an entry. Raises ValueError if there is none or it is compressed."""
+        """Return the bytes of an entry. Raises ValueError if it is missing or compressed."""
         if name not in self._read:
             try:
                 info = self._archive.getinfo(self._folder + name)
@@ -103,7 +103,7 @@ class _Storages:
 
 
 def _find_tensors(content: Any) -> Mapping[Any, Any]:
-    """Return the state dict. Raises ValueError if there is none, or more than one."""
+    """Return the state dict. Raises ValueError without one, or with more than one."""
     if _is_state_dict(content):
         return content
     if not isinstance(content, dict):
