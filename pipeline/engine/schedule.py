@@ -83,7 +83,7 @@ class RunSchedule:
         while first < self.total:
             ends = [(first // n + 1) * n for due in periods.values() for n in due]
             ends += [step for steps in at.values() for step in steps if step > first]
-            stop = min(self.total, *ends)
+            stop = min([self.total, *ends])
             events = {event for event, due in periods.items() if is_due(stop, due)}
             events |= {event for event, steps in at.items() if stop in steps}
             if stop == self.total:

@@ -28,8 +28,8 @@ from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
+from pipeline.models.lowerings.tune.rule import best_layout
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
-from pipeline.models.modules.layout import best_layout
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.telemetry import Telemetry
 
@@ -273,8 +273,8 @@ class SinkProgram:
         for inputs, first, count in split_at_windows(self._feed, start, stop):
             stride = 1 if self.single_steps else count
             for position in range(first, first + count, stride):
-                span = np.int32(position), np.int32(position + stride)
-                carry = self._program(carry, inputs, self._rates, *span)
+                last = np.int32(position + stride)
+                carry = self._program(carry, inputs, self._rates, np.int32(position), last)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
             is_finite = rows[-1][:, -1] > 0

@@ -44,9 +44,10 @@ from pipeline.models.lowerings.problem.lowering import (
 )
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.models.lowerings.tune.machine import describe_device
+from pipeline.models.lowerings.tune.rule import best_layout, has_choice
 from pipeline.models.lowerings.tune.timing import Timer, random_operands
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
-from pipeline.models.modules.layout import LaidOutNetwork, best_layout, has_choice
+from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.parallel.cuts import cuts_of

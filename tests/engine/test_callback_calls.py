@@ -37,7 +37,7 @@ from pipeline.engine.callbacks.events import Evaluation, Monitor, SinkReport
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Program, exhaust, train
-from pipeline.engine.rollback import Rollbacks
+from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.part_specs import RateRule
@@ -197,7 +197,7 @@ class Runner:
             evaluate=world.evaluate,
             saves=Saves(world, composed.checkpoint.every_seconds),
             callbacks=called if callbacks else NoCallbacks(),
-            rollbacks=rollbacks,
+            rollbacks=NoRollbacks() if rollbacks is None else rollbacks,
             on_bad_step=composed.train.on_nan.name,
             signals=world.signals,
             agree=agree,

@@ -209,7 +209,7 @@ class Buffers(nn.Module):
 
 
 class TwoConvs(nn.Module):
-    """Two convolutions with max pooling, and a dense layer, as `custom_networks.TwoConvs`."""
+    """Two convolutions with max pooling, and a dense layer, as `imported_networks.TwoConvs`."""
 
     def __init__(self) -> None:
         super().__init__()

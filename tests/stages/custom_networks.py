@@ -7,7 +7,7 @@ from typing import Any, Literal
 from flax import linen as nn
 
 from pipeline.api import ModelSpec, part
-from tests.models.imported.custom_networks import TwoConvs, Volume
+from tests.models.imported.imported_networks import TwoConvs, Volume
 
 
 class TwoDense(nn.Module):

@@ -36,8 +36,8 @@ from pipeline.stages.lower import list_problems, lower, with_policy
 from pipeline.training.state import StepConfig
 from pipeline.training.step import compute_gradients, make_train_step, mask_batch
 from tests import outcome
-from tests.models.imported.conftest import OWN_NETWORKS
-from tests.models.imported.custom_networks import TwoConvs
+from tests.models.imported.conftest import IMPORTED_NETWORKS
+from tests.models.imported.imported_networks import TwoConvs
 from tests.models.torch_graph.golden_graphs import FOLDER
 from tests.whole_run import run
 
@@ -53,7 +53,7 @@ LAYERS = (
 )
 WRITTEN = {
     "ModelSpec": ("model.name=two_convs",),
-    "flax": ("model=flax", "model.import=custom_networks:TwoConvs"),
+    "flax": ("model=flax", "model.import=imported_networks:TwoConvs"),
     "torch": ("model=torch", f"model.graph={FOLDER / 'twoconvs.torch.json'}"),
     "layers": ("model=layers", f"model.layers={LAYERS}"),
 }
@@ -70,7 +70,7 @@ class LastCandidate:
 
 @pytest.fixture(autouse=True)
 def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, os.pathsep.join(map(str, (OWN_NETWORKS, CUSTOM_NETWORKS))))
+    monkeypatch.setenv(VARIABLE, os.pathsep.join(map(str, (IMPORTED_NETWORKS, CUSTOM_NETWORKS))))
     list(load_named())
 
 

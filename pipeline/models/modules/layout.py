@@ -7,39 +7,15 @@ are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
 from typing import Protocol, runtime_checkable
 
 from jax import Array, lax
 
-from pipeline.core.host.platforms import platform_of
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.lowerings.problem.lowering import Problem
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem
-
-PATCHES_LIMIT_BYTES = 13 << 20
-"""Size of the largest patches with which CHWN is chosen: they are written once and read twice a
-step, and must stay in the last-level cache. Measured on 2 cores with 32 MiB of it, float32: time
-of a step in NHWC over that in CHWN, by the largest patches of the network, in MB:
-
-    LeNet-5, batch 32    2.5   2.5 times      32, 64: 3x3, batch 64             14.5  1.0
-    LeNet-5, batch 128  10.0   2.9            32, 64, 128: 3x3, 32x32, 64       18.9  1.3
-    8, 16: 7x7, 32x32   12.8   1.7            64, 128: 3x3, 32x32, batch 32     18.9  0.8
-    16, 32: 3x3, 32x32   9.4   1.3            16, 16: 5x5, 64x64, batch 32      52.4  0.7
-
-In bfloat16, of which the patches are float32 as well, on 2 cores of a Xeon without AMX:
-
-    LeNet-5, batch 32    2.5   2.2 times      16, 32: 3x3, 32x32                 9.4  1.3
-    LeNet-5, batch 128  10.0   2.5            32, 64: 3x3, batch 64             14.5  1.4
-    8, 16: 7x7, 32x32   12.8   1.2
-"""
-
-_CHWN_DTYPES = frozenset(("float32", "bfloat16"))
 
 _CHWN_LAYERS = (
     standard.Activation,
@@ -91,31 +67,6 @@ def first_without_batch_last(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
         if not isinstance(layer, _CHWN_LAYERS) or getattr(layer, "groups", 1) != 1:
             return layer
     return None
-
-
-def best_layout(problems: Sequence[Problem], platform: str) -> Layout:
-    """Return the faster layout by a rule, for a network that both layouts can compute.
-
-    `problems` are the problems of a training step in NHWC. The rule is CHWN on the CPU, for float32
-    and bfloat16, if there is a convolution, and the patches of each are small.
-    """
-    convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
-    if not has_choice(convolutions, platform):
-        return "nhwc"
-    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in convolutions)
-    return "chwn" if small and {p.dtype for p in convolutions} <= _CHWN_DTYPES else "nhwc"
-
-
-def has_choice(problems: Sequence[Problem], platform: str) -> bool:
-    """Return whether either layout may be faster: on the CPU, with convolutions."""
-    slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
-    return slides and platform_of(platform).chooses_lowerings
-
-
-def _patches_bytes(problem: ConvolutionProblem) -> int:
-    """Return the bytes of the matrix of patches of a convolution in CHWN, in float32."""
-    window = problem.window
-    return 4 * prod(window.kernel) * problem.channels * prod(window.output_size) * problem.batch
 
 
 def reach(kernel: Pair, dilation: Pair) -> Pair:

@@ -12,12 +12,12 @@ from flax import linen as nn
 from pipeline.core.plugins.loading import VARIABLE, load_named
 from pipeline.core.registry import parts
 
-OWN_NETWORKS = Path(__file__).with_name("custom_networks.py")
+IMPORTED_NETWORKS = Path(__file__).with_name("imported_networks.py")
 
 
 @pytest.fixture(autouse=True)
 def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(OWN_NETWORKS))
+    monkeypatch.setenv(VARIABLE, str(IMPORTED_NETWORKS))
     list(load_named())
 
 
@@ -28,7 +28,7 @@ def imported() -> Callable[..., nn.Module]:
     def build(kind: str, name: str, dtype: str = "float32", **arguments: Any) -> nn.Module:
         tree = {
             "name": kind,
-            "import": f"custom_networks:{name}",
+            "import": f"imported_networks:{name}",
             "arguments": arguments,
             "init": {},
         }

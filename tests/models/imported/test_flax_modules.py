@@ -15,7 +15,7 @@ from flax import nnx
 from pipeline.models.imported.with_lowerings import with_lowerings
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
 from tests.models.build import initialise, parameters, random, shapes
-from tests.models.imported.custom_networks import ConvNet, NnxNet
+from tests.models.imported.imported_networks import ConvNet, NnxNet
 
 Build = Callable[..., Any]
 IMAGES = random(4, 8, 8, 1)
@@ -131,8 +131,8 @@ def test_weights_of_an_nnx_module_follow_the_seed(imported: Build) -> None:
     [
         ("ConvNet", {"widht": 3}, "unexpected keyword argument 'widht'; its parameters are width"),
         ("Caching", {}, "has variables in the collection cache; training carries params and"),
-        ("Summing", {}, "custom_networks:Summing: returns tuple; must return logits"),
-        ("Faulty", {}, "custom_networks.py, line .*: AttributeError: .*flat_images"),
+        ("Summing", {}, "imported_networks:Summing: returns tuple; must return logits"),
+        ("Faulty", {}, "imported_networks.py, line .*: AttributeError: .*flat_images"),
         ("Masked", {}, "missing a required argument: 'mask'"),
         ("Halved", {}, "parameter Dense_0/bias is bfloat16; parameters must be float32"),
         ("perceptron", {}, "makes a tuple, which is no flax module"),

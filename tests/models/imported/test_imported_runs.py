@@ -20,15 +20,15 @@ from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from tests import outcome
-from tests.models.imported.conftest import OWN_NETWORKS
+from tests.models.imported.conftest import IMPORTED_NETWORKS
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
-CONV = ["model=flax", "model.import=custom_networks:ConvNet", "model.arguments.width=4"]
-NNX = ["model=flax", "model.import=custom_networks:NnxNet", "model.arguments.width=4"]
-FUNCTION = ["model=function", "model.import=custom_networks:perceptron"]
-VOLUME = ["model=flax", "model.import=custom_networks:Volume", "dataset.train.ops=[]"]
+CONV = ["model=flax", "model.import=imported_networks:ConvNet", "model.arguments.width=4"]
+NNX = ["model=flax", "model.import=imported_networks:NnxNet", "model.arguments.width=4"]
+FUNCTION = ["model=function", "model.import=imported_networks:perceptron"]
+VOLUME = ["model=flax", "model.import=imported_networks:Volume", "dataset.train.ops=[]"]
 VOLUME += ["dataset.eval.ops=[]"]
 SHORT = ["train.steps=12", "train.sink_size=4", "checkpoint.every_steps=6"]
 
@@ -168,7 +168,7 @@ def test_what_needs_a_list_of_layers_is_refused(keys: list[str], said: str, tiny
     [
         (["model=flax"], "model.import = null: must name the network as module:name"),
         (["model=flax", "model.import=elsewhere:Net"], "add --plugin elsewhere.py"),
-        (["model=flax", "model.import=custom_networks:Nothing"], "has no Nothing"),
+        (["model=flax", "model.import=imported_networks:Nothing"], "has no Nothing"),
     ],
 )
 def test_code_that_is_not_there_is_a_problem_of_the_recipe(
@@ -182,7 +182,7 @@ def test_code_that_is_not_there_is_a_problem_of_the_recipe(
 def test_the_command_line_trains_a_network_of_a_plug_in(
     forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    shutil.copy(OWN_NETWORKS, tmp_path / "nets.py")
+    shutil.copy(IMPORTED_NETWORKS, tmp_path / "nets.py")
     keys = ["model=flax", "model.import=nets:ConvNet", "model.arguments.width=4"]
     keys += ["train.steps=8", "monitor.tensorboard=false"]
     done = forked(["--plugin", "nets.py", *keys])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.models.build import initialise, parameters, random, shapes
-from tests.models.imported.custom_networks import perceptron
+from tests.models.imported.imported_networks import perceptron
 
 Build = Callable[..., Any]
 IMAGES = random(4, 8, 8, 1)
@@ -53,7 +53,7 @@ def test_the_order_of_arguments_may_be_that_of_haiku(imported: Build) -> None:
     ("name", "arguments", "said"),
     [
         ("perceptron", {"depth": 3}, "unexpected keyword argument 'depth'; its parameters are"),
-        ("perceptron", {"width": "wide"}, "custom_networks.py, line .*: TypeError"),
+        ("perceptron", {"width": "wide"}, "imported_networks.py, line .*: TypeError"),
         ("ConvNet", {}, "is a flax module, which model=flax takes"),
         ("number", {}, r"must return \(init, apply\) or an object with these"),
         ("transformed", {"width": 3}, "has init and apply itself, so that arguments must be {}"),

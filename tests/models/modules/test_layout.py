@@ -23,7 +23,7 @@ from pipeline.models.layers.standard import (
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
-from pipeline.models.modules.layout import best_layout
+from pipeline.models.lowerings.tune.rule import best_layout
 from pipeline.models.modules.standard import Network
 from tests.models.build import conf_model, initialise, network, random, shapes
 

@@ -157,10 +157,8 @@ def _dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -> Nod
     return x
 
 
-@_translates(
-    *(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6),
-    *(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu),
-)
+@_translates(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
+@_translates(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
 def _activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
