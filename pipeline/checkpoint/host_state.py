@@ -1,22 +1,14 @@
-"""State of the host: what a checkpoint holds besides arrays, and its parser.
-
-A checkpoint may come from a stranger, with a manifest to match: anything that this program doesn't
-write is refused when it is parsed.
-"""
+"""State of the host: what a checkpoint holds besides arrays."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
-from pydantic import TypeAdapter, ValidationError
 
 from pipeline.core.errors import printable
-from pipeline.core.files.value_text import show
 
 MAX_COUNT = 2**31 - 1
 """Steps are counted in 32 bits."""
@@ -24,8 +16,6 @@ LOGS = "logs"
 """Key of the marks of the logs."""
 MAX_RATE = 3.4028234663852886e38
 """The largest float32."""
-MAX_DIGITS = 308
-"""Digits of a whole number that a float can hold."""
 Count = Annotated[int, Ge(0), Le(MAX_COUNT)]
 Line = Annotated[str, MaxLen(1000)]
 Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
@@ -129,26 +119,3 @@ class HostState:
     callbacks: CallbackState = CallbackState()
     logs: Mapping[str, Any] = field(default_factory=dict)
     """Marks of metrics.jsonl and evals.jsonl; checked when the logs are opened."""
-
-
-def parse_host_state(data: Any) -> HostState:
-    """Parse the JSON of a checkpoint's host state. Raises ValueError naming a key."""
-    try:
-        tree = json.loads(json.dumps(data), parse_int=_int_or_text)
-        return _schema().validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            raise ValueError(f"{key} is missing") from error
-        raise ValueError(f"{key or 'all'} = {show(first['input'])}") from error
-
-
-def _int_or_text(digits: str) -> int | str:
-    """Return a whole number, as a text if it is beyond every float: no field takes that."""
-    return int(digits) if len(digits) <= MAX_DIGITS else digits
-
-
-@cache
-def _schema() -> TypeAdapter[HostState]:
-    return TypeAdapter(HostState)

@@ -27,9 +27,10 @@ from pipeline.checkpoint.checkpoint_folder import (
     set_aside,
     strangers,
 )
-from pipeline.checkpoint.host_state import HostState, parse_host_state
+from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, read_json, unreadable, verify
 from pipeline.checkpoint.orbax_arrays import read_arrays
+from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import leaves_by_path
