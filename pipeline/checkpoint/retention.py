@@ -7,11 +7,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.checkpoint.checkpoint_folder import MANIFEST, METRICS, checkpoint_path, draft_path
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
 from pipeline.training.part_specs import metric_directions
+
+
+def hold_nothing(step: int) -> bool:
+    """Return False: no rollback goes back to a step."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Retention:
 
     keep: int
     best: str | None = None
-    holds: Callable[[int], bool] = lambda step: False
+    holds: Callable[[int], bool] = hold_nothing
     minutes: int | None = None
 
     def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
@@ -58,8 +64,8 @@ def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator
     """
     last: float | None = None
     for step in steps:
-        saved_at = _read_number(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
-        if saved_at is None:
+        saved_at = _read_value(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
+        if not isinstance(saved_at, float):
             continue
         if last is None or saved_at - last >= seconds:
             last = saved_at
@@ -80,7 +86,15 @@ def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
 def _read_number(file: Path, key: str) -> float | None:
     """Read a number of a JSON file; None if it is missing or isn't a number."""
     try:
-        value = float(read_json(file)[key])
-    except (DamagedError, LookupError, TypeError, ValueError, OverflowError):
+        value = float(_read_value(file, key))
+    except (TypeError, ValueError, OverflowError):
         return None
     return None if math.isnan(value) else value
+
+
+def _read_value(file: Path, key: str) -> Any:
+    """Read a value of a JSON file; None if it is missing."""
+    try:
+        return read_json(file)[key]
+    except (DamagedError, LookupError, TypeError):
+        return None

@@ -64,8 +64,14 @@ def main(
     request = CompareRequest(step, tuple(layers), what, _parse_map(mapped))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})
     with Reporter() as reporter:
-        if len(sides) == 2 and not any((Path(name) / RECIPE).is_file() for name in sides):
-            return _compare_dumps(sides, request, limits, out, reporter)
+        names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
+        folders = [find_dump(Path(name)) for name in names]
+        if len(sides) == 2 and names == list(sides):
+            for name, folder in zip(names, folders, strict=True):
+                if folder is None:
+                    raise DataError(f"{name}: is neither a run directory nor a dump")
+            records = [read_dump(folder) for folder in folders if folder is not None]
+            return _compare_dumps(records, request, limits, out, reporter)
         if changes:
             right = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
             left = changed_side(right, overrides, changes)
@@ -135,19 +141,13 @@ def _show_rows(
 
 
 def _compare_dumps(
-    sides: Sequence[str],
+    records: Sequence[DumpRecord],
     request: CompareRequest,
     limits: Thresholds,
     out: Path | None,
     reporter: Reporter,
 ) -> CommandResult:
     """Compare the files of two dumps; the exit status is 1 if a row is marked."""
-    records = []
-    for name in sides:
-        folder = find_dump(Path(name))
-        if folder is None:
-            raise DataError(f"{name}: is neither a run directory nor a dump")
-        records.append(read_dump(folder))
     left, right = records
     _require_alike(left, right, request.mapped)
     for side, record in (("left", left), ("right", right)):

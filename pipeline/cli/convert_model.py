@@ -90,12 +90,13 @@ def _convert(
 
 def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
     converted = layers_of(graph)
+    opened = open_to_classes(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")
     _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), inputs, logits)
     weights = target.with_suffix(".safetensors")
     write_weights(weights, converted.arrays)
-    layers = [_value_to_yaml(layer) for layer in open_to_classes(converted.layers)]
+    layers = [_value_to_yaml(layer) for layer in opened]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
     write_whole(target, _recipe_text(target, graph, "layers", body))
     _say(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")

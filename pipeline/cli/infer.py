@@ -213,7 +213,7 @@ def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Ta
     if arguments.masks is not None:
         raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
     if targets.task == "regression":
-        values = dict(zip(targets.names, map(float, targets.to_units(outputs)), strict=True))
+        values = dict(zip(targets.names, map(float, targets.in_units(outputs)), strict=True))
         if arguments.as_json:
             return json.dumps({"file": name, **values})
         text = ", ".join(f"{shown(key)} {value:.6g}" for key, value in values.items())

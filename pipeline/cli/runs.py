@@ -15,9 +15,9 @@ from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.strict_json import json_text
 from pipeline.study.runs.importance import importance_of_keys
-from pipeline.study.runs.kept_run import RecordedRun, differing_keys, read_runs
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_better_larger, main_metric
+from pipeline.study.runs.recorded_run import RecordedRun, differing_keys, read_runs
 
 PAGE = "runs.html"
 MOST_KEYS = 4

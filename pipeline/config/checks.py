@@ -87,17 +87,15 @@ def one_length(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def length_in_range(recipe: Recipe) -> Iterator[str]:
-    """The number of steps fits into the counters, into memory and into loops of an adapter."""
+    """The number of steps fits into the counters and into memory."""
     if list(one_length(recipe)) or list(batch_fits(recipe)):
         return
     facts = known_facts(recipe)
     per_pass = batching(recipe, facts.train_size).steps_per_pass if facts else 1
     try:
-        total = total_steps(recipe.train, per_pass)
+        total_steps(recipe.train, per_pass)
     except ValueError as error:
         yield f"train: {error}"
-    else:
-        yield from loop_problems(recipe.train, total if facts else recipe.train.steps)
 
 
 @rule
@@ -109,12 +107,29 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def device_fits(recipe: Recipe) -> Iterator[str]:
-    """The device computes in the types of all layers, and there can be that number of it."""
+def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
+    """Loops are of one length, and of one step if the host takes part in each."""
+    if any(list(check(recipe)) for check in (one_length, length_in_range, batch_fits)):
+        return
+    total = recipe.train.steps
+    facts = known_facts(recipe)
+    if facts is not None:
+        total = total_steps(recipe.train, batching(recipe, facts.train_size).steps_per_pass)
+    yield from loop_problems(recipe.train, total)
+
+
+@rule
+def device_has_type(recipe: Recipe) -> Iterator[str]:
+    """The device computes in the types of all layers."""
     for dtype in precision_of(recipe).dtypes:
         problem = recipe.device.refuses(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
+
+
+@rule
+def number_of_devices_exists(recipe: Recipe) -> Iterator[str]:
+    """The recipe's number of devices exists of this kind."""
     parallel = recipe.parallel
     devices = 1 if parallel.mode == "none" else parallel.num_devices
     problem = recipe.device.refuses_devices(devices)
@@ -147,9 +162,8 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def recomputed_and_compiled_layers_fit(recipe: Recipe) -> Iterator[str]:
-    """Activations are computed again in a compiled step, and single layers compiled in an eager
-    one; an optimizer that looks into layers allows neither."""
+def recomputed_blocks_are_compiled(recipe: Recipe) -> Iterator[str]:
+    """Activations are computed again in a compiled step, if the optimizer reads no layers."""
     train = recipe.train
     remat = f"train.remat = {train.remat}: must be none with"
     if train.remat != "none" and train.optimizer.observes_layers:
@@ -158,6 +172,12 @@ def recomputed_and_compiled_layers_fit(recipe: Recipe) -> Iterator[str]:
         yield f"{remat} train.mode = eager, which keeps what each operation gives"
     if train.remat_bytes is not None and train.remat != "auto":
         yield f"train.remat_bytes = {train.remat_bytes}: must be null unless train.remat is auto"
+
+
+@rule
+def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
+    """Single layers are compiled in an eager step, if the optimizer reads no layers."""
+    train = recipe.train
     jit_layers = f"train.jit_layers = {show(list(train.jit_layers))}: must be [] with"
     if train.jit_layers and train.mode != "eager":
         yield f"{jit_layers} train.mode = {train.mode}, which compiles every layer"
@@ -242,19 +262,29 @@ def gradients_are_of_one_pass(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def one_origin(recipe: Recipe) -> Iterator[str]:
-    """A run continues another, which trains and saves, or starts from a checkpoint's weights, which
-    evaluation without training needs."""
-    stages = recipe.stages
-    resume = recipe.train.resume
-    restore = recipe.checkpoint.restore
-    if "eval" in stages and "train" not in stages and restore is None:
+def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
+    """Evaluating without training needs weights from a checkpoint."""
+    evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
+    if evaluates_only and recipe.checkpoint.restore is None:
         yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
-    if resume is not None and not {"train", "checkpoint"} <= set(stages):
+
+
+@rule
+def resuming_trains(recipe: Recipe) -> Iterator[str]:
+    """A resumed run trains and saves as before, so it needs both stages."""
+    resume = recipe.train.resume
+    if resume is not None and not {"train", "checkpoint"} <= set(recipe.stages):
         yield (
             f"train.resume = {resume}: needs the stages train and checkpoint; to look at a "
             "finished run name it as checkpoint.restore"
         )
+
+
+@rule
+def one_origin(recipe: Recipe) -> Iterator[str]:
+    """A run continues another or starts from a checkpoint's weights, not both."""
+    resume = recipe.train.resume
+    restore = recipe.checkpoint.restore
     if resume is not None and restore is not None:
         yield (
             f"train.resume = {resume}: conflicts with checkpoint.restore = {restore}; resume "
@@ -276,10 +306,15 @@ def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
 
 
 @rule
-def metrics_exist(recipe: Recipe) -> Iterator[str]:
-    """Metrics that decide something exist and are measured during training."""
+def train_samples_are_of_one_size(recipe: Recipe) -> Iterator[str]:
+    """Training samples that are evaluated have the shapes of the evaluation split."""
     if recipe.eval.on_train and recipe.dataset.buckets:
         yield "eval.on_train = true: needs samples of one size; must be false with dataset.buckets"
+
+
+@rule
+def metrics_exist(recipe: Recipe) -> Iterator[str]:
+    """Metrics that decide something exist and are measured during training."""
     measured = recipe.eval.every_steps or recipe.eval.every_passes
     names = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
     for name in {name for name in names if names.count(name) > 1 or name in RESULTS}:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
-from pipeline.config.defaults import options_named
 from pipeline.config.files import SECTIONS
 from pipeline.core.files.error_text import shown
+from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.registry import Spec, parts
 
@@ -32,7 +34,7 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         return None
     name = section["name"]
-    options = list(options_named(group, name))
+    options = _list_options(group, name)
     if name not in specs or not options:
         return None
     spec = specs[name]
@@ -70,3 +72,11 @@ def _with_unit(spec: type[Spec], key: str) -> str:
     """Return a key, with the unit of a figure."""
     extra = spec.model_fields[key].json_schema_extra
     return f"{key} ({extra['unit']})" if isinstance(extra, dict) and "unit" in extra else key
+
+
+@cache
+def _list_options(group: str, name: str) -> list[str]:
+    """List the options of a group whose own files have this name for the part."""
+    pattern = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
+    files = sorted((CONF / group).glob("*.yaml"))
+    return [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

@@ -192,7 +192,7 @@ def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     """
     precision = precision_of(recipe)
     with blaming_key(f"model {recipe.model.name}"):
-        model = recipe.model.adapt_to_table(features)
+        model = recipe.model.for_table(features)
         network = model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)

@@ -66,7 +66,7 @@ def label_text(label: np.ndarray, targets: Targets) -> str:
     """Return a label as text: the class, the numbers in the units of the data, or the labels."""
     match targets.task:
         case "regression":
-            return ", ".join(f"{number:.4g}" for number in targets.to_units(label).reshape(-1))
+            return ", ".join(f"{number:.4g}" for number in targets.in_units(label).reshape(-1))
         case "multi_label":
             flags = zip(targets.names, label > 0.5, strict=True)
             return ", ".join(name for name, is_set in flags if is_set) or "none"

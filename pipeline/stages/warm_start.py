@@ -74,7 +74,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
             warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    model = recipe.model.adapt_to_table(encoded_features(dataset.eval_ops))
+    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
     network = arrays_of_model(model, len(dataset.classes), dataset.image)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)

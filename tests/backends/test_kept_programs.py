@@ -130,7 +130,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_programs._IN_MEMORY.clear()
 
 
-def test_the_same_program_is_compile_once() -> None:
+def test_the_same_program_is_compiled_once() -> None:
     """Wherever it is made: the text has the functions that were called."""
 
     def elsewhere() -> Any:

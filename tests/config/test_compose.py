@@ -55,8 +55,8 @@ def test_a_chip_of_ones_own_gets_no_figure_of_another(tmp_path: Path) -> None:
     shipped = (CONF / "device" / "ascend910.yaml").read_text()
     own = "".join(line for line in shipped.splitlines(True) if not line.startswith("hbm_gib:"))
     assert problem(f"device={write(tmp_path, 'mine.yaml', own)}") == (
-        "device.name = ascend: the section lacks hbm_gib (GiB); give that, or choose one whole: "
-        "device=ascend910, ascend910_30core or ascend910_proa"
+        "device.name = ascend: the section lacks hbm_gib (GiB); give that, or choose it whole: "
+        "device=ascend910 (in a recipe file, `override /device: ascend910` in its defaults)"
     )
 
 

@@ -134,15 +134,16 @@ class LazyCommand(click.Command):
         """Raise UsageError for KEY=VALUE of an option; for any other key too if `guess` is true."""
         options = [param for param in self.params if isinstance(param, Option)]
         were = {option.was: option for option in options}
-        for word in words:
-            key, equals, value = word.partition("=")
-            if not equals or os.path.exists(word):
-                continue
+        pairs = [word for word in words if "=" in word and not os.path.exists(word)]
+        for word in pairs:
+            key, _, value = word.partition("=")
             if key in were:
                 raise UsageError([word], were[key].spell(value))
-            if guess and not key.startswith("-"):
-                names = [option.opts[0] for option in options]
-                raise UsageError([word], _no_such_option(f"--{key.replace('_', '-')}", names))
+        unknown = [word for word in pairs if guess and not word.startswith("-")]
+        if unknown:
+            name = unknown[0].partition("=")[0].replace("_", "-")
+            names = [option.opts[0] for option in options]
+            raise UsageError([unknown[0]], _no_such_option(f"--{name}", names))
 
     def invoke(self, ctx: click.Context) -> int:
         """Import the module of the command and call it; the exit status."""

@@ -26,10 +26,9 @@ FLAGS: Mapping[str, str] = {
     "--version": "versions of this package, Python and jax",
     "--hydra-help": "flags of Hydra's own",
 }
-STATUSES = """
-Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong.
-
-Recipes (+recipe=NAME)"""
+STATUSES = (
+    "Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong."
+)
 KEYS = """\
 Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |
 train.passes | train.steps, train.sink, train.sink_size, train.optimizer.lr,
@@ -45,7 +44,8 @@ def guide(commands: Mapping[str, click.Command]) -> str:
     calls = {**TRAINING, **_summaries(commands), **FLAGS}
     lines = [f"  {PROGRAM} {takes:<{WIDTH}} {text}" for takes, text in calls.items()]
     recipes = _list_files(find_recipes(Path.cwd()))
-    parts = ["Train what a YAML recipe describes.", "", *lines, STATUSES, *recipes, ""]
+    parts = ["Train what a YAML recipe describes.", "", *lines, "", STATUSES, ""]
+    parts += ["Recipes (+recipe=NAME)", *recipes, ""]
     for group, options in find_groups().items():
         parts += [f"Group {group} ({group}=NAME)", *_list_files(options), ""]
     return "\n".join([*parts, KEYS])

@@ -140,9 +140,12 @@ def owned_folder(folder: Path) -> Iterator[Lock | None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        is_free = True
         try:
             flock(descriptor, wait=False)
         except BlockingIOError:
+            is_free = False
+        if not is_free:
             yield None
             return
         with locked_file(folder / LOCK, wait=False) as lock:

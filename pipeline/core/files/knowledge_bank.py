@@ -106,7 +106,7 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
 
 @dataclass(frozen=True)
 class Banks:
-    """The user's knowledge bank and the built-in one; None: there is none.
+    """The user's knowledge bank and the built-in one; None if there isn't one.
 
     `checked` returns an entry, and raises if it isn't one.
     """

@@ -60,9 +60,12 @@ def reexec_with_malloc_tunables() -> None:
     """
     if VARIABLE in os.environ or not sys.executable:
         return
+    library = ""
     # The name of another C library is an error.
     with suppress(AttributeError, ValueError, OSError):
-        if (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+        library = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    if library.startswith("glibc"):
+        with suppress(OSError):
             os.execve(sys.executable, sys.orig_argv, {**os.environ, **SETTINGS})
 
 

@@ -36,9 +36,9 @@ def examine_bad_step(run: CompiledRun, state: TrainState, bad: int) -> Examined:
     run_dir = run.context.run_dir
     reporter = run.context.reporter
     reporter.stage("autopsy", f"replaying step {bad}, one operation at a time")
-    weights = [np.asarray(leaf) for leaf in jax.tree.leaves(state.params) if leaf.size]
+    weights = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
     # NaN if a weight is NaN.
-    largest_weight = float(np.max([largest(weight) for weight in weights], initial=0.0))
+    largest_weight = float(np.max([largest(np.asarray(leaf)) for leaf in weights], initial=0.0))
     try:
         # Nothing of the run would be lost: the state is saved.
         with run.context.options.signals.interruptible(), reporter.clock(f"examining step {bad}"):

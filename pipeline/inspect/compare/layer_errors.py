@@ -50,14 +50,14 @@ class LayerError:
     kind: str
     dtype: str
     size: int
-    error: float = nan
+    error: float
     """Relative Euclidean distance from the layer in float64."""
-    expected: float = 0.0
+    expected: float
     """The same that its type explains."""
-    pattern: float = nan
+    pattern: float
     """Ratio of the variance between rows to the variance within rows, by samples or by channels,
     the larger of both; about 1 for rounding."""
-    expected_pattern: float = nan
+    expected_pattern: float
     excused: float = 1.0
     """The median ratio of the other layers of its kind."""
     has_winograd: bool = False
@@ -127,7 +127,8 @@ def layer_errors(
             if name in by_name and by_name[name].shape == true.shape
         ]
         is_winograd = has_winograd and kind == "conv"
-        error = LayerError(name, kind, dtype, int(true.size), has_winograd=is_winograd)
+        size = int(true.size)
+        error = LayerError(name, kind, dtype, size, nan, 0.0, nan, nan, has_winograd=is_winograd)
         errors.append(_measure(error, array, true, references, smallest))
     return _with_excuses(errors)
 

@@ -63,7 +63,7 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the autopsy of a bad step; nothing for several processes, which spread it."""
+        """Return the autopsy of a bad step. Several processes have none: they divide the step."""
         if run.context.ranks.size > 1:
             return examine_nothing
 

@@ -108,10 +108,11 @@ def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
     yield _row("layer", [*heads, *(word for one in other_profiles for word in _heads(one))])
     for layer in first.layers[:rows]:
         cells = [_ms(layer.forward_ms), _ms(layer.backward_ms), _ms(layer.ms)]
-        # Billions a second.
-        per_s = KILO / layer.ms / GIGA if layer.ms else 0.0
-        rates = [f"{layer.flops * per_s:,.1f}", f"{layer.nbytes * per_s:,.1f}"]
-        cells += [f"{layer.share:.1%}", *(rates if layer.ms else ["", ""])]
+        rates = ["", ""]
+        if layer.ms:
+            seconds = layer.ms / KILO
+            rates = [f"{n / seconds / GIGA:,.1f}" for n in (layer.flops, layer.nbytes)]
+        cells += [f"{layer.share:.1%}", *rates]
         for other in other_profiles:
             match = next((row for row in other.layers if row.layer == layer.layer), None)
             cells += ["", ""] if match is None else [_ms(match.ms), f"{match.share:.1%}"]

@@ -16,8 +16,8 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.study.runs.kept_run import RecordedRun, read_run
 from pipeline.study.runs.lineage import data_of, ops_of
+from pipeline.study.runs.recorded_run import RecordedRun, read_run
 
 PROFILES = ("profile.json", "profile/profile.json")
 DUMP = "dump"

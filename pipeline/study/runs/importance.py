@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.study.runs.kept_run import RecordedRun
+from pipeline.study.runs.recorded_run import RecordedRun
 
 LEAST_RUNS = 20
 MOST_RUNS = 400

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.study.runs.kept_run import RecordedRun
+from pipeline.study.runs.recorded_run import RecordedRun
 
 REPRODUCED = "_reproduced"
 """End of the name of a run that `python -m pipeline reproduce` made."""

@@ -12,8 +12,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.page import Page, render_page
 from pipeline.study.runs.importance import KeyImportance
-from pipeline.study.runs.kept_run import RecordedRun, common_keys, differing_keys
 from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing_keys
 
 MOST_COLUMNS = 40
 MOST_AXES = 9

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import key_of
 from pipeline.config.recipe import Recipe
-from pipeline.study.runs.kept_run import PLACES, RecordedRun, flat_keys, read_runs
+from pipeline.study.runs.recorded_run import PLACES, RecordedRun, flat_keys, read_runs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

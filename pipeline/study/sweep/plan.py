@@ -145,11 +145,11 @@ def _folder_of(config: DictConfig, number: int) -> Path:
 
 def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
     """Return the recipe of a job; None if it isn't valid."""
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
     task = copy.deepcopy(config)
     with read_write(task), open_dict(task):
         del task["hydra"]
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
     try:
         return check(task, overrides)
     except RecipeError:

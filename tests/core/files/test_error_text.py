@@ -267,7 +267,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) - len(device_checks.RULES) == 19
+    assert len(CHECKS) - len(device_checks.RULES) == 25
 
 
 def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:

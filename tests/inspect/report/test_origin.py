@@ -10,8 +10,8 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.pages.page import Page, render_page
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.stages.record.descendants import note_descendant, read_descendants
-from pipeline.study.runs.kept_run import read_runs
 from pipeline.study.runs.lineage import Link, links_of
+from pipeline.study.runs.recorded_run import read_runs
 from tests.study.runs.made_up import make_run
 
 HOSTILE = "<img src=x>"

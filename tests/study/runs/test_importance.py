@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.study.runs.importance import importance_of_keys
-from pipeline.study.runs.kept_run import differing_keys, read_runs
+from pipeline.study.runs.recorded_run import differing_keys, read_runs
 from tests.study.runs.made_up import make_study
 
 pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")

@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from pipeline.study.runs.kept_run import RecordedRun, read_runs
 from pipeline.study.runs.page import write_page
+from pipeline.study.runs.recorded_run import RecordedRun, read_runs
 from tests.study.runs.made_up import make_run, make_study
 
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.study.runs.kept_run import common_keys, differing_keys, find_runs, read_run, read_runs
 from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.recorded_run import (
+    common_keys,
+    differing_keys,
+    find_runs,
+    read_run,
+    read_runs,
+)
 from tests.study.runs.made_up import make_run
 
 
