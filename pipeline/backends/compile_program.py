@@ -129,13 +129,13 @@ def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
             events.append(event)
 
     jax.monitoring.register_event_listener(listen)
-    try:
-        with watch(name):
+    with watch(name):
+        try:
             yield events
-    except jax.errors.JaxRuntimeError as error:
-        raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
-    finally:
-        jax.monitoring.unregister_event_listener(listen)
+        except jax.errors.JaxRuntimeError as error:
+            raise RunError(f"compiling {name}: {str(error).splitlines()[0]}") from error
+        finally:
+            jax.monitoring.unregister_event_listener(listen)
 
 
 def cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:

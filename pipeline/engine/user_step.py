@@ -21,6 +21,7 @@ from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.feed.feed import Feed
 from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
+from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
@@ -28,7 +29,7 @@ from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
-from pipeline.models.lowerings.tune.rule import best_layout
+from pipeline.models.lowerings.tune.rule import best_step_layout
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.telemetry import Telemetry
@@ -181,21 +182,26 @@ class UserStep:
 
 
 def lower_step(
-    step: UserStep, state: Any, device: jax.Device, before: LoweringChoice | None
+    step: UserStep, state: Any, device: jax.Device, earlier: LoweringChoice | None
 ) -> tuple[UserStep, LoweringChoice]:
     """Return the step with its convolutions and products computed as is fastest on the device.
 
-    `before` is the choice of the run so far, which stays. Only a CPU has a choice. Raises RunError
-    if lowerings that were chosen before can't be computed here.
+    `earlier` is the choice of the run so far, which stays. Only a CPU has a choice. Raises RunError
+    if lowerings or a layout that were chosen before can't be computed here.
     """
-    problems = _list_problems(step, state, "nhwc")
-    layout = best_layout(problems, device.platform) if before is None else before.layout
-    if layout != "nhwc":
+    has_choice = platform_of(device.platform).chooses_lowerings
+    layout = "nhwc" if earlier is None else earlier.layout
+    if layout != "nhwc" and not has_choice:
+        raise RunError(f"can't compute images in {layout.upper()} here, as this run did before")
+    problems = _list_problems(step, state, layout)
+    if earlier is None and best_step_layout(problems, device.platform) == "chwn":
+        layout = "chwn"
         problems = _list_problems(step, state, layout)
-    tuning = Tuning("bank", "exhaustive", _bank_folder(), before.lowerings if before else None)
+    fixed = None if earlier is None else earlier.lowerings
+    tuning = Tuning("bank", "exhaustive", _bank_folder(), fixed)
     lowerings = choose_lowerings(problems, device, tuning, _no_clock).lowerings
     choice = LoweringChoice(lowerings, layout=layout)
-    if not platform_of(device.platform).chooses_lowerings:
+    if not has_choice:
         return step, choice
     lowered = with_lowerings(step.function, lowerings, differentiated=True, layout=layout)
     return step.with_function(lowered), choice

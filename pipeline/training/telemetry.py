@@ -64,6 +64,16 @@ class Telemetry:
         """The norm of the gradients of each step."""
         return self.columns["grad_norm"]
 
+    @property
+    def loss_scale(self) -> np.ndarray:
+        """The loss scale of each step."""
+        return self.columns["loss_scale"]
+
+    @property
+    def skipped(self) -> np.ndarray:
+        """Whether the update of each step was skipped."""
+        return self.columns["skipped"]
+
     def head(self, steps: int) -> Telemetry:
         """The first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}

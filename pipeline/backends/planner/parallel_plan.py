@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,7 +52,7 @@ Axes = tuple[AxisNames, ...]
 class CutRule:
     """Axes for what a pattern covers, as in `parallel.specs` and `parallel.constraints`."""
 
-    pattern: Annotated[str, Field(min_length=1)]
+    pattern: Annotated[str, Field(min_length=1), BeforeValidator(str)]
     axes: Axes
 
     @field_validator("axes")
@@ -214,13 +215,22 @@ def _patterns(path: str) -> Sequence[str]:
     return patterns
 
 
+def _rule_keys_of(rule: Any) -> Any:
+    if not isinstance(rule, dict | CutRule):
+        raise ValueError(f"{show(rule)} must be {{pattern: ..., axes: [...]}}")
+    return rule
+
+
+FileRule = Annotated[CutRule, BeforeValidator(_rule_keys_of)]
+
+
 class PlanFile(Spec):
     """The keys of a plan's file, as `parallel` has them in a recipe."""
 
     mesh: MeshSpec
     batch: AxisNames = ()
-    specs: Seq[CutRule] = ()
-    constraints: Seq[CutRule] = ()
+    specs: Seq[FileRule] = ()
+    constraints: Seq[FileRule] = ()
     price: Any = None
 
 
@@ -273,17 +283,28 @@ def check_plan(
         raise RecipeError([f"{place}: plan = {tree}: should have the keys {keys}"])
     try:
         file = PlanFile.model_validate(tree)
+        problems = []
     except ValidationError as error:
-        raise RecipeError([f"{place}: {line}" for line in describe(error, tree)]) from error
+        file = _read_sound_keys(tree)
+        problems = describe(error, tree)
     mesh = Mesh(file.mesh.data, file.mesh.model)
-    problems = []
-    if mesh.devices != devices:
+    if not problems and mesh.devices != devices:
         problems.append(f"mesh = {mesh}: is of {mesh.devices} devices; should be of {devices}")
     for number, rule in enumerate(file.specs):
         problems += _rule_problems(f"specs.{number}", rule, mesh, parameters)
     if problems:
         raise RecipeError([f"{place}: {problem}" for problem in problems])
     return ParallelPlan(mesh, file.batch, file.specs, file.constraints)
+
+
+def _read_sound_keys(tree: Mapping[str, Any]) -> PlanFile:
+    """Read the mesh and the rules for parameters of a wrong file, each as far as it is sound."""
+    sound: dict[str, Any] = {"mesh": {}}
+    for key in ("mesh", "specs"):
+        with suppress(ValidationError):
+            PlanFile.model_validate({"mesh": {}, key: tree.get(key)})
+            sound[key] = tree[key]
+    return PlanFile.model_validate(sound)
 
 
 def _rule_problems(

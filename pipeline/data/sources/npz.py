@@ -15,7 +15,7 @@ from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
-from pipeline.data.file_errors import name_file
+from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
 from pipeline.data.targets import Targets, Task, standardise_targets
 
@@ -56,7 +56,7 @@ class NumpyArchive(LocalDatasetSpec):
 
     def read(self, cache: Path) -> RawData:
         """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
-        with name_file(self.root):
+        with name_file(self.root, SIZED_BY_FILE):
             arrays = load_arrays(self.root)
             task = self.task
             if task == "auto":

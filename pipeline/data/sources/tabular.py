@@ -24,7 +24,7 @@ from pipeline.core.files.error_text import shown
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
-from pipeline.data.file_errors import name_file
+from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
 from pipeline.data.tables.dates import date_example
@@ -147,7 +147,7 @@ class TableDataset(DatasetSpec):
         Numbers to predict are standardised by the training split.
         """
         raw = self._read_train_file()
-        with name_file(self.file):
+        with name_file(self.file, SIZED_BY_FILE):
             targets = self._targets(raw)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._split(raw, targets, labels)
@@ -169,7 +169,7 @@ class TableDataset(DatasetSpec):
         eval_labels = labels[eval_rows]
         if self.eval_path is not None:
             eval_inputs, eval_labels = self._read_eval(self.eval_path, table, targets)
-        with name_file(self.file):
+        with name_file(self.file, SIZED_BY_FILE):
             if targets.task == "regression":
                 train_labels, eval_labels, targets = standardise_targets(
                     train_labels, eval_labels, self.target
@@ -245,7 +245,7 @@ class TableDataset(DatasetSpec):
         kinds = table.kinds
         kinds |= dict.fromkeys(self.target, "auto")
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
-        with name_file(path):
+        with name_file(path, SIZED_BY_FILE):
             if not raw.rows:
                 raise ValueError("has no rows")
             rows = encode_rows(table, raw)

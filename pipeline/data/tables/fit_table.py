@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.files.error_text import shown
-from pipeline.data.file_errors import name_file
+from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
     date_example,
@@ -56,7 +56,7 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 
     Raises DataError that names the file and the problem.
     """
-    with name_file(path):
+    with name_file(path, SIZED_BY_FILE):
         if path.suffix.lower() in PARQUET:
             return read_parquet(path, kind_of)
         # Few runs read tables, and importing pyarrow takes a while.

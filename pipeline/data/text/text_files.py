@@ -23,7 +23,7 @@ MAX_FIELD = 2**20
 def list_text_files(root: Path, pattern: str) -> list[Path]:
     """The file `root`, or the files of the folder that match, sorted by path.
 
-    Raises DataError without one, and for a link out of the folder.
+    Raises DataError if there is no such file, and for a link out of the folder.
     """
     if root.is_file():
         return [root]
@@ -41,14 +41,19 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 def read_files(files: list[Path]) -> list[bytes]:
     """The contents of files. Raises DataError for one that can't be read, or has no room."""
+    size_bytes = 0
+    for file in files:
+        with name_file(file):
+            size_bytes += file.stat().st_size
     with name_file(files[0].parent):
-        sizes = sum(file.stat().st_size for file in files)
-        require_room(ROOM_PER_BYTE * sizes, f"{len(files):,} files of {sizes / 1e6:,.1f} MB")
+        require_room(
+            ROOM_PER_BYTE * size_bytes, f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
+        )
     return [_read(file) for file in files]
 
 
 def read_lines_of_text(file: Path) -> list[str]:
-    """The lines of a text file that are not empty. Raises DataError without one."""
+    """The lines of a text file that are not empty. Raises DataError if it has no line."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
     texts = [line for line in lines if line]

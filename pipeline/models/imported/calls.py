@@ -148,8 +148,8 @@ def _place(error: Exception) -> str:
     package = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        is_foreign = package in file.parents or _is_installed(file, environment)
-        if file.is_file() and not is_foreign:
+        is_library = package in file.parents or _is_installed(file, environment)
+        if file.is_file() and not is_library:
             return f"{file.name}, line {frame.lineno}: "
     return ""
 

@@ -57,13 +57,11 @@ def compute_replaced(
     Images are transposed to the layout and back. XLA fuses the transposes into what computes and
     what reads the images, so that two layers in a row exchange images in the layout.
     """
-    match equation.primitive.name:
-        case "conv_general_dilated":
-            return _convolve(equation.params, operands, policy, layout)
-        case "reduce_window_max":
-            return _pool(equation.params, operands, policy, layout)
-        case _:
-            return _multiply(equation.params, operands, policy)
+    name = equation.primitive.name
+    if name == PRODUCT:
+        return _multiply(equation.params, operands, policy)
+    computation = _convolve if name == CONVOLUTION else _pool
+    return computation(equation.params, operands, policy, layout)
 
 
 def _why_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:

@@ -104,7 +104,8 @@ def with_lowerings(
 
     `differentiated` means that the function computes gradients, such as a step of training. They
     are replaced too, and the policy is asked for the roles that the function computes alone.
-    `layout` is the order of axes in which images are convolved and pooled.
+    `layout` is the order of axes in which images are convolved and pooled. In CHWN one formula
+    computes convolutions without groups, so the policy isn't asked for them.
     """
 
     def call(*arguments: Any) -> Any:

@@ -183,7 +183,7 @@ class SharedProgram:
         constants = shared.arguments_of(numbers_of(recipe), inputs.step)
         inputs = replace(inputs, step=shared.step, constants=constants)
         executable = compile_to_executable(inputs, recipe, backend, reporter)
-        assert isinstance(executable, XlaExecutable)
+        assert type(executable) is XlaExecutable
         temporary = max(program.temporary_bytes for program in executable.report.programs)
         # A state, and the copy of it that a checkpoint takes.
         states = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(built.state))

@@ -81,6 +81,11 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
             "specs.0.axes: [model, model]: an axis cuts one dimension only",
         ),
         (
+            {"constraints": [{"pattern": "head", "axes": ["rows"]}]},
+            "constraints.0.axes.0: rows must be null, data, model or [data, model]",
+        ),
+        ({"specs": ["head"]}, "specs.0: head must be {pattern: ..., axes: [...]}"),
+        (
             {"constraints": [{"pattern": "head", "axes": [["model", "data"]]}]},
             "constraints.0.axes.0: ['model', 'data'] must be null, data, model or [data, model]",
         ),

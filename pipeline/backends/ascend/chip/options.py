@@ -128,7 +128,10 @@ def mode_of(software: Any, mode: Mode | None) -> Mode:
     Raises OptionError for an unknown stack, and a mode that the stack doesn't have.
     """
     if software is None:
-        return mode or "loop_sink"
+        mode = "loop_sink" if mode is None else mode
+        if mode not in MODES:
+            raise OptionError(f"mode: {mode!r} is none of {', '.join(MODES)}")
+        return mode
     if software not in get_args(Software):
         names = ", ".join(get_args(Software))
         raise OptionError(f"software: {software!r} is none of {names}; None is MindSpore's")

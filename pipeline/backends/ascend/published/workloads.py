@@ -101,7 +101,7 @@ def _row(row: Mapping[str, str]) -> Published:
         return Published(
             **columns,
             suspicion=row.get("suspicion") or "",
-            keep_batchnorm_fp32=row["framework"].startswith(BATCHNORM_IN_FLOAT32),
+            keep_batchnorm_fp32=(row["framework"] or "").startswith(BATCHNORM_IN_FLOAT32),
         )
     except ValidationError as error:
         raise ValueError("; ".join(describe(error, columns))) from error

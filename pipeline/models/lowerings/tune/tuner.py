@@ -175,8 +175,9 @@ class LoweringChoice:
     @staticmethod
     def from_document(document: Any) -> LoweringChoice:
         """Return the choice that JSON describes. Raises ValueError, KeyError or TypeError."""
-        layouts: tuple[Layout, ...] = get_args(Layout)
-        layout = layouts[layouts.index(document["layout"])]
+        layout: Layout = document["layout"]
+        if layout not in get_args(Layout):
+            raise ValueError(f"layout {layout}; must be one of {', '.join(get_args(Layout))}")
         computations = document["computations"].items()
         lowerings = Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations))
         return LoweringChoice(lowerings, layout=layout)

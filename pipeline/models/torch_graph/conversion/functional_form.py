@@ -72,8 +72,8 @@ class Draft:
         for node in self.form.nodes:
             for reference in references_of(node):
                 if isinstance(reference, ArrayOf):
-                    place = node.args.index(reference) if reference in node.args else -1
-                    uses[reference.name].add((node.op, place))
+                    places = [n for n, argument in enumerate(node.args) if argument == reference]
+                    uses[reference.name] |= {(node.op, place) for place in places or [-1]}
         return uses
 
     def changed_arrays(self) -> frozenset[str]:
