@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,16 +20,17 @@ from jax.extend import core
 from rich.console import Console
 
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
 from pipeline.core.plugins.loading import VARIABLE, load_named
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
-from pipeline.engine.run_sink import prepare_sink
+from pipeline.engine.run_sink import PreparedSink, prepare_sink
 from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.user_step import lower_step
 from pipeline.models.lowerings.candidates import candidates
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
-from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.name_stack import layer_of
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
@@ -177,6 +179,47 @@ def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(
     assert len(problems) >= (10 if layout == "nhwc" else 5)
     assert choice.layout == layout
     assert dict(choice.lowerings.chosen) == dict(expected.chosen)
+
+
+def prepared_convolution(channels: int, groups: int = 1) -> PreparedSink:
+    """A step of one convolution of images of 8x8."""
+    images = np.zeros((4, 8, 8, channels), np.float32)
+    kernel = np.zeros((3, 3, channels // groups, channels), np.float32)
+
+    def step(kernel: Any, batch: Any) -> Any:
+        def loss_of(kernel: Any) -> Any:
+            convolved = jax.lax.conv_general_dilated(
+                batch,
+                kernel,
+                (1, 1),
+                "SAME",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=groups,
+            )
+            return jnp.square(convolved).mean()
+
+        loss, gradient = jax.value_and_grad(loss_of)(kernel)
+        return kernel - 0.1 * gradient, {"loss": loss}
+
+    return prepare_sink(step, kernel, images, SinkSettings(1, 1, None, 4, 0, None))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "layout"), [(16, 1, "chwn"), (32, 1, "nhwc"), (16, 4, "nhwc")]
+)
+def test_a_custom_step_has_the_batch_innermost_for_few_channels_without_groups(
+    channels: int, groups: int, layout: Layout
+) -> None:
+    prepared = prepared_convolution(channels, groups)
+    _, choice = lower_step(prepared.step, prepared.spec, jax.devices()[0], None)
+    assert choice.layout == layout
+
+
+def test_a_layout_that_another_platform_does_not_compute_is_refused() -> None:
+    prepared = prepared_convolution(4)
+    device: Any = SimpleNamespace(platform="cuda")
+    with pytest.raises(RunError, match="can't compute images in CHWN here"):
+        lower_step(prepared.step, prepared.spec, device, LoweringChoice(layout="chwn"))
 
 
 def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:

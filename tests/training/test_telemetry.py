@@ -24,6 +24,12 @@ def test_columns_have_the_names_of_the_rows() -> None:
     assert telemetry.head(1).columns["tokens"].tolist() == [2.0]
 
 
+def test_callbacks_read_the_loss_scale_and_skipped_steps() -> None:
+    telemetry = telemetry_of(0, rows(2.0, 1.0))
+    assert telemetry.loss_scale.tolist() == [1.0, 1.0]
+    assert telemetry.skipped.tolist() == [False, False]
+
+
 def test_numbers_without_a_loss_are_never_bad() -> None:
     telemetry = Telemetry.from_rows(0, np.array([[np.nan]]), ("tokens",))
     assert telemetry.bad_step is None

@@ -46,9 +46,8 @@ def read_files(files: list[Path]) -> list[bytes]:
         with name_file(file):
             size_bytes += file.stat().st_size
     with name_file(files[0].parent):
-        require_room(
-            ROOM_PER_BYTE * size_bytes, f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
-        )
+        what = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
+        require_room(ROOM_PER_BYTE * size_bytes, what)
     return [_read(file) for file in files]
 
 

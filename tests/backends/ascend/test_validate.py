@@ -56,6 +56,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
     ("text", "message"),
     [
         ("a,b\n1,2\n", "not a table of steps"),
+        (f"{HEAD}\n{ALEXNET.partition(',')[0]}\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n", "no network 'alexnot'"),
     ],

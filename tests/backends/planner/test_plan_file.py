@@ -100,6 +100,16 @@ def test_an_edited_plan_is_refused_by_key_and_value(change: dict[str, Any], prob
     assert problem in found
 
 
+def test_all_problems_of_a_plan_are_in_one_message() -> None:
+    change = {"mesch": 1, "specs": [{"pattern": "hed/bias", "axes": [None]}]}
+    tree = yaml.safe_load(plan_text(ParallelPlan(Mesh(2, 4), ("data",)))) | change
+    with pytest.raises(RecipeError) as error:
+        check_plan(tree, "mine.yaml", 8, PARAMETERS)
+    unknown, uncovered = error.value.problems
+    assert "mesch = 1: there is no such key" in unknown
+    assert "covers no parameter" in uncovered
+
+
 @pytest.mark.parametrize("given", [None, 3, [], "mesh"])
 def test_what_is_no_plan_is_refused(given: Any) -> None:
     with pytest.raises(RecipeError, match="should have the keys mesh, batch"):

@@ -202,6 +202,12 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         2,
         "mode: 'eager' is none of op_by_op, graph_sink, loop_sink",
     ),
+    "no mode": (
+        lambda: price(linear_step, WEIGHTS, BATCH, mode=""),  # type: ignore[arg-type]
+        OptionError,
+        2,
+        "mode: '' is none of op_by_op, graph_sink, loop_sink",
+    ),
     "no such precision": (
         lambda: price(linear_step, WEIGHTS, BATCH, precision="O1"),  # type: ignore[arg-type]
         OptionError,
