@@ -83,8 +83,8 @@ def predict_samples(
     prediction, followed by the truth if it differs; numbers are never wrong.
     """
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
-    unlabelled = dataset.label_positions or recipe.dataset.buckets
-    if not count or not _has_images(dataset) or unlabelled:
+    has_no_caption = dataset.label_positions or recipe.dataset.buckets
+    if not count or not _has_images(dataset) or has_no_caption:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
     columns = {name: np.asarray(column[rows]) for name, column in dataset.eval.columns.items()}

@@ -280,10 +280,10 @@ class _FixedCuts:
     constraints: tuple[CutRule, ...]
 
     def keeps_cut(self, use: OperatorUse, cut: Layout) -> bool:
-        """Whether a cut of an operator finds its weight as it lies, and cuts the batch.
+        """Whether an operator's weight already has the layout of a cut that divides the batch.
 
-        Where a constraint says how its layer's output is cut, that is what counts. A weight with
-        several uses is brought to each.
+        A constraint on the layer's output replaces the cut. A weight with several uses is moved to
+        each.
         """
         weight = self.blocks.weights[use.weight]
         samples = use.operator.samples

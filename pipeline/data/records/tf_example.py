@@ -5,7 +5,7 @@ Source of the field numbers: tensorflow/core/example/example.proto and feature.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -50,7 +50,25 @@ def parse_example(content: bytes) -> Mapping[str, Feature]:
         example = example_type().FromString(content)
     except DecodeError as error:
         raise ValueError(f"is no tf.train.Example: {error}") from error
-    return {name: _values(feature) for name, feature in example.features.feature.items()}
+    return _Features(example.features.feature)
+
+
+class _Features(Mapping[str, Feature]):
+    """Features whose values are converted when they are read: records may hold large others."""
+
+    def __init__(self, features: Any) -> None:
+        self._features = features
+
+    def __getitem__(self, name: str) -> Feature:
+        if name not in self._features:
+            raise KeyError(name)
+        return _values(self._features[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
 
 
 def _values(feature: Any) -> Feature:

@@ -43,7 +43,7 @@ class ConvTranspose(LayerSpec):
     """The transpose of a convolution: every pixel, times the kernel, is added to a
     window of the result.
 
-    `same` is size * stride positions, `valid` all positions that a window covers.
+    With `same` the result has size * stride positions, with `valid` all that a window covers.
     """
 
     name: Literal["conv_transpose"] = "conv_transpose"

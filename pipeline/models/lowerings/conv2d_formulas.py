@@ -49,8 +49,8 @@ def _has_few_terms(problem: ConvolutionProblem) -> bool:
 
 def _is_strided(problem: ConvolutionProblem) -> bool:
     window = problem.window
-    has_pads = min(*window.pads[0], *window.pads[1]) >= 0
-    return window.dilation == (1, 1) and window.strides != (1, 1) and has_pads
+    is_uncropped = min(*window.pads[0], *window.pads[1]) >= 0
+    return window.dilation == (1, 1) and window.strides != (1, 1) and is_uncropped
 
 
 def _is_three_by_three(problem: ConvolutionProblem) -> bool:

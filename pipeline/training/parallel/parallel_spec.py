@@ -108,7 +108,7 @@ class ParallelSpec(Spec):
 
 
 DEFAULT_PROCESSES = 2
-"""Processes that `local` starts where the recipe does not say."""
+"""Processes that `local` starts if the recipe doesn't set them."""
 
 
 class LaunchSpec(Spec):
