@@ -36,7 +36,7 @@ SampleLoss = Callable[..., Array]
 
 @dataclass(frozen=True)
 class FreezePhase:
-    """The steps of a run after the first `start`, and the patterns of what they don't train."""
+    """A phase of a run: it begins after `start` steps and doesn't train what `frozen` matches."""
 
     start: int
     frozen: tuple[str, ...]
@@ -49,7 +49,7 @@ class StepConfig:
     network: nn.Module
     image: ColumnSpec
     classes: int
-    """Outputs of the network: classes, numbers or labels."""
+    """Number of the network's outputs: of classes, of regression targets or of labels."""
     train_ops: Ops
     eval_ops: Ops
     loss: SampleLoss
@@ -57,11 +57,11 @@ class StepConfig:
     optimizer: optax.GradientTransformation
     loss_scale: LossScaling
     ignore_index: int | None = None
-    """The label of entries that neither losses nor metrics count; the loss takes `where` then."""
+    """Label of entries that neither losses nor metrics count. If set, the loss takes `where`."""
     hardest_share: float = 1.0
-    """Share of the samples of a batch that is reduced, those with the largest losses."""
+    """Share of a batch's samples, those with the largest losses, that the loss is reduced over."""
     curvature: CurvatureRule | None = None
-    """Sums of each layer that the optimizer needs: its `update` then takes `curvature`."""
+    """Sums of each layer that the optimizer needs. If set, its `update` takes `curvature`."""
     buckets: tuple[Bucket, ...] = ()
     """Sizes that images are padded to, the smallest first; empty if all have one size."""
     padding_mask: bool = False
@@ -73,8 +73,8 @@ class StepConfig:
     """Later phases, in each of which more parameters are trained; the optimizer has a separate
     state for the new parameters of each (`freezing.optimize_by_phase`)."""
     fix_statistics: bool = False
-    """Whether batch norm whose parameters are frozen normalises by its running statistics, which
-    then stay; in the first phase the network itself has that setting."""
+    """Whether batch norm with frozen parameters uses and doesn't update its running statistics.
+    In the first phase the network itself has that setting."""
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class StepConfig:
     average: AverageSpec | None = None
     on_nan: BadStepPolicy = STOP
     gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
-    """How gradients are computed from backward passes; None: from one."""
+    """(backward, parameters, key) -> gradients, auxiliary outputs; None: one backward pass."""
     metrics: tuple[MetricSpec, ...] = ()
     """Metrics of evaluations besides the metrics of classes."""
     task: Task = "classification"
@@ -96,7 +96,7 @@ class StepConfig:
     shards: Shards | None = None
     """Shards of a batch, on several devices; None if one device takes a batch as a whole."""
     lowerings: LoweringPolicy | None = None
-    """Chooses the lowerings of a network whose layers ask no policy; None: as it was written."""
+    """Policy for a network whose layers don't choose lowerings; None: computed as it is written."""
 
     def lower(self, function: Lowered) -> Lowered:
         """Return a function that applies the network, with its computations as chosen."""
@@ -162,9 +162,9 @@ class Gradients(NamedTuple):
     """Results of the backward pass over a batch."""
 
     values: Any
-    """By trained parameter, float32: of the loss times its scale, until that is divided out."""
+    """Gradients by trained parameter, float32; of the scaled loss until they are unscaled."""
     loss: Array
-    """float32 ()."""
+    """Loss of the batch, a float32 scalar."""
     batch_stats: Any
     layers: Mapping[str, LayerSums]
     """Sums of each layer, if the optimizer needs them, else empty."""
@@ -173,8 +173,8 @@ class Gradients(NamedTuple):
 def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     """Split parameters into the trained ones and those that a pattern freezes.
 
-    A gradient by the trained ones has no backward pass below the first of them, which
-    `stop_gradient` would leave; it still passes through a frozen layer above a trained one.
+    A gradient by the trained parameters needs no backward pass below the first of their layers;
+    with `stop_gradient` that pass would stay. It does pass through frozen layers above.
     """
     if not frozen:
         return params, {}
@@ -194,7 +194,7 @@ def merge(trained: Any, frozen: Any) -> Any:
 
 
 def paths_of(params: Mapping[str, Any]) -> list[Path]:
-    """The paths of all parameters."""
+    """Return the paths of all parameters."""
     return list(flatten_dict(dict(params)))
 
 
@@ -209,10 +209,10 @@ def require_trainable(params: Any, frozen: Sequence[str]) -> None:
 
 
 def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
-    """Draw the parameters that a rule covers by the last such rule; the others stay.
+    """Draw each parameter again by the last rule that covers it; parameters without a rule stay.
 
-    Each has a key derived from its path. Raises ValueError if an initialiser does not suit the
-    shape, and for a rule that covers nothing.
+    The key of a parameter is derived from its path. Raises ValueError if an initializer doesn't
+    suit the shape, and for a rule that covers nothing.
     """
     if not rules:
         return params

@@ -1,4 +1,4 @@
-"""UCI optical digits: data that ships with the package, so that a first run needs nothing."""
+"""UCI optical digits: data that ships with the package, so that a first run needs no download."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Digits(DatasetSpec):
         return root
 
     def facts(self) -> Facts:
-        """Sizes of the shipped file, split."""
+        """Return the sizes of an image and of both splits."""
         return Facts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, 8, 8, 1), labels int32 (n,)."""
+        """Return images uint8 (n, 8, 8, 1) and labels int32 (n,)."""
         with np.load(_ARRAYS, allow_pickle=False) as arrays:
             images = arrays["image"][..., np.newaxis]
             labels = arrays["label"].astype(np.int32)

@@ -1,4 +1,4 @@
-"""Windows of a text: tokens, and the token after each."""
+"""Windows of a text: the tokens that a network reads, and the token after each as its label."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import numpy as np
 class TokenWindows:
     """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
 
-    Windows share one text, however much they overlap.
+    Windows share the memory of one text, however much they overlap.
     """
 
     tokens: np.ndarray
     """The whole text, uint8 or int32 (tokens,)."""
     count: int
+    """Number of windows."""
     length: int
+    """Tokens of a window."""
     stride: int
+    """Tokens from the start of a window to that of the next."""
     first: int
     """0 for the tokens that a network reads, 1 for the tokens after them."""
     trailing: tuple[int, ...] = ()
@@ -36,16 +39,17 @@ class TokenWindows:
         return self.tokens.dtype
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The windows at an integer array of indices, or at a slice."""
+        """Return the windows (n, length, *trailing) at n indices or at a slice."""
         starts = self.first + np.arange(self.count)[indices] * self.stride
-        places = starts[..., np.newaxis] + np.arange(self.length)
-        return self.tokens[places].reshape(*starts.shape, self.length, *self.trailing)
+        token_indices = starts[..., np.newaxis] + np.arange(self.length)
+        return self.tokens[token_indices].reshape(*starts.shape, self.length, *self.trailing)
 
 
 def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
-    """The columns of a language model: `image`, (n, length, 1, 1), and `label`, (n, length).
+    """Return the columns of a language model: `image` (n, length, 1, 1), `label` (n, length).
 
-    Labels are the tokens after the inputs. Raises ValueError if there is no window.
+    Inputs have the rank of images; labels are the tokens after them. `length` and `stride` are in
+    tokens. Raises ValueError if the text has no complete window.
     """
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
@@ -58,5 +62,5 @@ def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, To
 
 
 def narrow(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Tokens as uint8 if that holds them, else int32."""
+    """Return tokens as uint8 if the vocabulary has at most 256 tokens, else as int32."""
     return tokens.astype(np.uint8 if vocabulary <= 256 else np.int32)

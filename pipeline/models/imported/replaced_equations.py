@@ -21,7 +21,7 @@ CONVOLUTION = "conv_general_dilated"
 PRODUCT = "dot_general"
 MAXIMA = "reduce_window_max"
 REPLACED = frozenset((CONVOLUTION, PRODUCT, MAXIMA))
-"""Names of the primitives."""
+"""Names of the primitives whose equations the lowerings can compute."""
 
 FLOATS = frozenset(("float32", "bfloat16", "float16"))
 """Dtypes that the lowerings compute in."""
@@ -31,31 +31,35 @@ Shape = tuple[int, ...]
 
 
 def why_kept(equation: Any) -> str:
-    """Return why no lowering computes an equation of these primitives; "" if one does.
+    """Return why no lowering computes an equation of a primitive in `REPLACED`; "" if one does.
 
     The reason is a clause without its subject, such as "is 3-D".
     """
     operands = [atom.aval for atom in equation.invars]
     result = equation.outvars[0].aval
-    dtypes = {str(shape.dtype) for shape in (*operands, result)}
+    dtypes = {str(aval.dtype) for aval in (*operands, result)}
     if len(dtypes) > 1:
         return f"gives {result.dtype} for {operands[0].dtype}"
     if not dtypes <= FLOATS:
         return f"is of {dtypes.pop()}"
-    if any(0 in shape.shape for shape in (*operands, result)):
-        return "is of no values"
-    shapes = [shape.shape for shape in operands]
-    reasons = {CONVOLUTION: _why_no_conv2d, PRODUCT: _why_no_dense, MAXIMA: _why_no_pool}
+    if any(0 in aval.shape for aval in (*operands, result)):
+        return "has an empty array"
+    shapes = [aval.shape for aval in operands]
+    reasons = {
+        CONVOLUTION: _explain_no_conv2d,
+        PRODUCT: _explain_no_dense,
+        MAXIMA: _explain_no_pool,
+    }
     return reasons[equation.primitive.name](equation.params, shapes)
 
 
 def compute_replaced(
     equation: Any, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
-    """Compute an equation that `why_kept` returns no reason for, as the policy chooses.
+    """Return the result of an equation that isn't kept, by the lowering that the policy chooses.
 
-    Images are transposed to the layout and back. XLA fuses the transposes into what computes and
-    what reads the images, so that two layers in a row exchange images in the layout.
+    Images are transposed to the layout and back. XLA fuses the transposes into the
+    operations before and after, so that two layers in a row exchange images in the layout.
     """
     name = equation.primitive.name
     if name == PRODUCT:
@@ -64,13 +68,13 @@ def compute_replaced(
     return computation(equation.params, operands, policy, layout)
 
 
-def _why_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
+def _explain_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
     dimensions = len(params["window_strides"])
     if dimensions not in (1, 2):
         return f"is {dimensions}-D"
     if params["batch_group_count"] != 1:
         return f"has {params['batch_group_count']} groups of samples"
-    return _unusual(params)
+    return _name_unsupported_setting(params)
 
 
 def _convolve(
@@ -78,8 +82,8 @@ def _convolve(
 ) -> Array:
     """Convolve; sequences are images of one row. Groups are computed in NHWC in any layout.
 
-    Zeros between the inputs of a transposed convolution, and negative pads, are made here, since
-    the gradient of `lax.pad` is a slice.
+    No lowering has negative pads or `lhs_dilation`, the zeros between inputs of a transposed
+    convolution. `lax.pad` applies both before the convolution, and its gradient is a slice.
     """
     numbers = params["dimension_numbers"]
     images = operands[0].transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
@@ -87,11 +91,11 @@ def _convolve(
     pads = tuple(params["padding"])
     strides = tuple(params["window_strides"])
     dilation = tuple(params["rhs_dilation"])
-    between = tuple(params["lhs_dilation"])
-    if any(step > 1 for step in between) or any(edge < 0 for pad in pads for edge in pad):
-        inner = [(*pad, step - 1) for pad, step in zip(pads, between, strict=True)]
+    input_dilation = tuple(params["lhs_dilation"])
+    if any(step > 1 for step in input_dilation) or any(edge < 0 for pad in pads for edge in pad):
+        spatial_pads = [(*pad, step - 1) for pad, step in zip(pads, input_dilation, strict=True)]
         zero = jnp.zeros((), images.dtype)
-        images = lax.pad(images, zero, [(0, 0, 0), *inner, (0, 0, 0)])
+        images = lax.pad(images, zero, [(0, 0, 0), *spatial_pads, (0, 0, 0)])
         pads = tuple((0, 0) for _ in pads)
     is_sequence = len(strides) == 1
     if is_sequence:
@@ -121,7 +125,7 @@ def _convolve(
     return result.transpose(np.argsort((out[0], *out[2:], out[1])))
 
 
-def _why_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
+def _explain_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
     (left, right), batches = params["dimension_numbers"]
     rows, kernel = shapes
     last = tuple(range(len(rows) - len(left), len(rows)))
@@ -130,11 +134,11 @@ def _why_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
         return "is no product of rows with a matrix"
     if len(rows) == len(left) or len(kernel) == len(right):
         return "is no product of matrices"
-    return _unusual(params)
+    return _name_unsupported_setting(params)
 
 
 def _multiply(params: Params, operands: Sequence[Array], policy: LoweringPolicy) -> Array:
-    """Multiply rows with a kernel. Inputs and features may have several axes."""
+    """Multiply (*batch, *inputs) with a kernel (*inputs, *features); any may be several axes."""
     inputs, kernel = operands
     contracted = len(params["dimension_numbers"][0][1])
     batch = inputs.shape[: inputs.ndim - contracted]
@@ -144,7 +148,7 @@ def _multiply(params: Params, operands: Sequence[Array], policy: LoweringPolicy)
     return dense_product(policy)(rows, matrix, numbers).reshape(batch + kernel.shape[contracted:])
 
 
-def _why_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
+def _explain_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
     if any(step != 1 for key in ("base_dilation", "window_dilation") for step in params[key]):
         return "is dilated"
     if any(edge < 0 for pad in params["padding"] for edge in pad):
@@ -153,14 +157,14 @@ def _why_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
 
 
 def _pooled_axes(params: Params) -> tuple[int, int] | None:
-    """Return the height and width axes of images of four axes; None if windows span others."""
+    """Return the height and width axes of images of four axes; None if windows span other axes."""
     window = params["window_dimensions"]
     axes = zip(window, params["window_strides"], params["padding"], strict=True)
-    still = [size == step == 1 and tuple(pad) == (0, 0) for size, step, pad in axes]
-    if len(window) != 4 or not still[0]:
+    unpooled = [size == step == 1 and tuple(pad) == (0, 0) for size, step, pad in axes]
+    if len(window) != 4 or not unpooled[0]:
         return None
     for channels, pooled in ((3, (1, 2)), (1, (2, 3))):
-        if still[channels]:
+        if unpooled[channels]:
             return pooled
     return None
 
@@ -169,7 +173,7 @@ def _pool(
     params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
     axes = _pooled_axes(params)
-    assert axes is not None, "why_kept has returned a reason"
+    assert axes is not None, "why_kept returns a reason for other windows"
     channels_first = axes == (2, 3)
     images = operands[0].transpose(0, 2, 3, 1) if channels_first else operands[0]
     window, strides, pads = (
@@ -183,8 +187,8 @@ def _pool(
     return result.transpose(0, 3, 1, 2) if channels_first else result
 
 
-def _unusual(params: Params) -> str:
-    """Name a setting of a product or a convolution that no lowering has; "" without one."""
+def _name_unsupported_setting(params: Params) -> str:
+    """Name a setting of a product or a convolution that no lowering has; "" if none."""
     precision = params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)
     unusual = [p for p in precisions if p not in (None, lax.Precision.DEFAULT)]

@@ -25,7 +25,7 @@ _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 def _embed(
     module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
 ) -> tuple[Array, Array]:
-    """Return the learned table, and the row of each number of x: (batch, tokens, features)."""
+    """Return the learned table, and its rows for the token ids x: (batch, tokens, features)."""
     shape = (features_of(layer.vocabulary, context), layer.features)
     table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
     return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
@@ -61,6 +61,7 @@ class _TiedEmbedding(nn.Module):
 
 @computes(tokens.Tokens)
 def _tokens(layer: tokens.Tokens, x: Array, context: LayerContext) -> Array:
+    """Reshape images (batch, height, width, channels) to (batch, height * width, channels)."""
     require_images(x, context)
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
@@ -92,7 +93,7 @@ class _PositionEmbedding(nn.Module):
         return x + self._table(x.shape[1:]).astype(x.dtype)
 
     def _table(self, shape: tuple[int, ...]) -> Array:
-        """Return one vector for each position; the first rows of a longer table."""
+        """Return the table of positions (tokens, features), or the first rows of a longer table."""
         if self.layer.shorter and self.has_variable("params", "table"):
             table: Array = self.get_variable("params", "table")
             if shape[0] < table.shape[0] and shape[1:] == table.shape[1:]:
@@ -137,11 +138,13 @@ class _SelfAttention(nn.Module):
         return self._dense(features, "out")(y.reshape(x.shape))
 
     def _update_cache(self, name: str, x: Array) -> Array:
-        """Write keys or values of a token, (batch, 1, heads, features), and return all of them:
-        (batch, cached tokens, heads, features). Entries after the token have no meaning."""
+        """Write a token's keys or values (batch, 1, heads, features); return the whole cache.
+
+        Its shape is (batch, cached tokens, heads, features). Entries after the token are unset.
+        """
         shape = (x.shape[0], self.context.cached_tokens, *x.shape[2:])
         cached = self.variable("cache", name, jnp.zeros, shape, x.dtype)
-        assert self.context.position is not None, "a cache is of tokens that are read one by one"
+        assert self.context.position is not None, "only tokens read one by one have a cache"
         cached.value = jax.lax.dynamic_update_slice_in_dim(
             cached.value, x, self.context.position, axis=1
         )
@@ -150,7 +153,7 @@ class _SelfAttention(nn.Module):
     def _mask_padding(self, scores: Array) -> Array:
         """Set scores (batch, heads, tokens, tokens) at padding to the lowest finite value.
 
-        With infinity, a sample of only padding would have no softmax.
+        With -inf, the softmax of a sample of only padding would be NaN.
         """
         mask = self.context.token_mask
         if mask is None:
@@ -158,7 +161,7 @@ class _SelfAttention(nn.Module):
         if mask.shape != (scores.shape[0], scores.shape[-1]):
             raise ValueError(
                 f"{self.context}: the mask of padding has shape {mask.shape}, and the tokens are "
-                f"{(scores.shape[0], scores.shape[-1])}; none may be added or dropped before it"
+                f"{(scores.shape[0], scores.shape[-1])}; no layer before may add or drop tokens"
             )
         return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
@@ -181,6 +184,7 @@ def _first_token(layer: tokens.FirstToken, x: Array, context: LayerContext) -> A
 
 
 def _require_tokens(x: Array, context: LayerContext) -> None:
+    """Raise ValueError if x isn't (batch, tokens, features)."""
     if x.ndim != 3:
         raise ValueError(
             f"{context}: reads (batch, tokens, features), and shape {x.shape} reaches it; "

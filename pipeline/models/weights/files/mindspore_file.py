@@ -38,16 +38,19 @@ _TEXT = "str"
 
 _CRC = b"crc_num"
 _CRC_BYTES = 10
+# Field numbers.
 _VALUE = _TAG = _DIMS = 1
 _TENSOR = _TYPE = 2
 _MAP = _CONTENT = 3
+# Wire types.
 _VARINT = 0
 _LENGTH = 2
 _WIDTHS = {1: 8, 5: 4}
-"""Bytes of the wire types of a fixed length."""
+"""Bytes of a field by wire type, for types of fixed length."""
 _PART_BYTES = 512 * 2**20
+"""Most bytes of an array that one value holds."""
 MAX_FIELDS = 64
-"""Fields of a value, or of the array in it, which may have a field per dimension."""
+"""Most fields of a Value or a TensorProto, which may have a field per dimension."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ class _Value:
 
 
 def read_mindspore(data: bytes) -> Arrays:
-    """Return the arrays of a `.ckpt`. Raises ValueError that says what is wrong with the file."""
+    """Return the arrays of a `.ckpt` by name. Raises ValueError for a file that isn't valid."""
     parts: dict[str, list[_Value]] = {}
-    for number, field in _fields(memoryview(_strip_crc(data)), MAX_ENTRIES):
+    for number, field in _read_fields(memoryview(_strip_crc(data)), MAX_ENTRIES):
         if number != _VALUE or isinstance(field, int):
             raise ValueError("it is not a MindSpore checkpoint (or an encrypted one)")
         value = _read_value(field)
@@ -81,13 +84,18 @@ def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
         dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
         if dtype not in _NAMES:
             raise ValueError(f"{name} is {array.dtype}, which a .ckpt can't hold")
-        dims = b"".join(_number(_DIMS, size) for size in array.shape or (0,))
+        # MindSpore writes a scalar with dimensions (0,).
+        dims = b"".join(_encode_integer_field(_DIMS, size) for size in array.shape or (0,))
         content = memoryview(array.astype(dtype, copy=False).tobytes())
         for start in range(0, max(1, len(content)), _PART_BYTES):
             part = content[start : start + _PART_BYTES]
-            tensor = dims + _bytes(_TYPE, _NAMES[dtype].encode()) + _bytes(_CONTENT, part)
-            value = _bytes(_TAG, name.encode()) + _bytes(_TENSOR, tensor)
-            file.write(_bytes(_VALUE, value))
+            tensor = (
+                dims
+                + _encode_bytes_field(_TYPE, _NAMES[dtype].encode())
+                + _encode_bytes_field(_CONTENT, part)
+            )
+            value = _encode_bytes_field(_TAG, name.encode()) + _encode_bytes_field(_TENSOR, tensor)
+            file.write(_encode_bytes_field(_VALUE, value))
 
 
 def _strip_crc(data: bytes) -> bytes:
@@ -96,14 +104,14 @@ def _strip_crc(data: bytes) -> bytes:
     if end < 0 or data[end:-_CRC_BYTES] != _CRC:
         return data
     if binascii.crc32(data[:end]) != int.from_bytes(data[-_CRC_BYTES:], "big"):
-        raise ValueError("its CRC is another; the file is damaged")
+        raise ValueError("its CRC-32 doesn't match; the file is damaged")
     return data[:end]
 
 
 def _read_value(message: memoryview) -> _Value:
     tag = ""
     tensor = None
-    for number, field in _fields(message, MAX_FIELDS):
+    for number, field in _read_fields(message, MAX_FIELDS):
         if number == _MAP:
             raise ValueError(f"{shown(tag)} is a map tensor; only plain arrays can be read")
         if number == _TAG and not isinstance(field, int):
@@ -115,7 +123,7 @@ def _read_value(message: memoryview) -> _Value:
     dims: list[int] = []
     kind = ""
     content = memoryview(b"")
-    for number, field in _fields(tensor, MAX_FIELDS):
+    for number, field in _read_fields(tensor, MAX_FIELDS):
         if number == _DIMS:
             dims += [field] if isinstance(field, int) else _read_packed(field)
         elif number == _TYPE and not isinstance(field, int):
@@ -126,7 +134,10 @@ def _read_value(message: memoryview) -> _Value:
 
 
 def _join(values: list[_Value]) -> np.ndarray:
-    """Join all parts of one tag into an array."""
+    """Join the parts of one tag into an array.
+
+    Raises ValueError if they differ, and for an unknown type or an impossible shape.
+    """
     first = values[0]
     if any((value.dims, value.type) != (first.dims, first.type) for value in values):
         raise ValueError(f"the parts of {shown(first.tag)} differ in shape or type")
@@ -135,26 +146,29 @@ def _join(values: list[_Value]) -> np.ndarray:
         raise ValueError(f"{shown(first.tag)} is {shown(first.type)}; must be one of {types}")
     dtype = _TYPES[first.type]
     content = first.content if len(values) == 1 else b"".join(v.content for v in values)
-    scalar = first.dims == (0,) and len(content) == dtype.itemsize
-    return decode(first.tag, dtype, () if scalar else first.dims, content)
+    is_scalar = first.dims == (0,) and len(content) == dtype.itemsize
+    return decode(first.tag, dtype, () if is_scalar else first.dims, content)
 
 
-def _fields(message: memoryview, at_most: int) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the fields of a message: number, and an integer or the bytes of a field."""
+def _read_fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the number and the value of each field: an integer, or the field's bytes.
+
+    Raises ValueError for a damaged message, and for more than `max_fields` fields.
+    """
     at = count = 0
     while at < len(message):
         count += 1
-        if count > at_most:
-            raise ValueError(f"it has an entry of more than {at_most:,} fields")
-        key, at = _read_number(message, at)
+        if count > max_fields:
+            raise ValueError(f"it has an entry of more than {max_fields:,} fields")
+        key, at = _decode_varint(message, at)
         number = key >> 3
         wire = key & 7
         if wire == _VARINT:
-            value, at = _read_number(message, at)
+            value, at = _decode_varint(message, at)
             yield number, value
             continue
         if wire == _LENGTH:
-            length, at = _read_number(message, at)
+            length, at = _decode_varint(message, at)
         elif wire in _WIDTHS:
             length = _WIDTHS[wire]
         else:
@@ -165,8 +179,11 @@ def _fields(message: memoryview, at_most: int) -> Iterator[tuple[int, int | memo
         at += length
 
 
-def _read_number(message: memoryview, at: int) -> tuple[int, int]:
-    """Decode a varint: a signed 64-bit integer, 7 bits per byte, lowest first; and its end."""
+def _decode_varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Return the varint at an index, as a signed 64-bit integer, and the index after it.
+
+    A varint has 7 bits per byte, lowest first. Raises ValueError if it doesn't end.
+    """
     result = 0
     for count, byte in enumerate(message[at : at + 10]):
         result |= (byte & 0x7F) << (7 * count)
@@ -182,20 +199,20 @@ def _read_packed(field: memoryview) -> list[int]:
     while at < len(field):
         if len(numbers) > MAX_AXES:
             raise ValueError("an entry has no possible shape; the file is damaged")
-        number, at = _read_number(field, at)
+        number, at = _decode_varint(field, at)
         numbers.append(number)
     return numbers
 
 
-def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3 | _VARINT) + _varint(value)
+def _encode_integer_field(number: int, value: int) -> bytes:
+    return _encode_varint(number << 3 | _VARINT) + _encode_varint(value)
 
 
-def _bytes(number: int, value: bytes | memoryview) -> bytes:
-    return b"".join((_varint(number << 3 | _LENGTH), _varint(len(value)), value))
+def _encode_bytes_field(number: int, value: bytes | memoryview) -> bytes:
+    return b"".join((_encode_varint(number << 3 | _LENGTH), _encode_varint(len(value)), value))
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     result = bytearray()
     while value >= 0x80:
         result.append(value & 0x7F | 0x80)
