@@ -1,15 +1,15 @@
-"""Compiled programs that are found again: on disk by later processes, in memory by later runs.
+"""Compiled programs that are reused: from disk by later processes, from memory by later runs.
 
-Both places are keyed by a SHA-256 of texts that decide the program. On disk these are everything
-that the step is made from (`pipeline.stages.compile`), so that nothing is traced: JAX's own
-cache finds a program by its text, which a start has to trace and lower first. A file holds what JAX
-knows of a compiled program and the name of the file in JAX's cache with its machine code. It is in
-the same folder, with the same precautions: to load a program is to run it.
+Both places are keyed by a SHA-256 of texts that decide the program. For the disk these texts
+are all that the step is made from (`pipeline.stages.compile`), so nothing is traced. JAX's own
+cache finds a program by its StableHLO, which a start has to trace and lower first. A file holds
+JAX's metadata of a compiled program, and the name of the file in JAX's cache with the machine code.
+It is in the same folder, with the same precautions, since loading a program means to run it.
 
-In memory are programs that call oneDNN, by their text. No file can hold them: jaxlib 0.10.2 writes
-such a call as another kind of call, reads fields that it doesn't have, and fails with
+Programs that call oneDNN are in memory, keyed by their StableHLO. No file can hold them: jaxlib
+0.10.2 writes such a call as another kind of call, reads fields that it doesn't have, and fails with
 `std::bad_alloc` (`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep that differ in
-rates, seeds and lengths share one.
+rates, seeds and lengths share one program.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def compile_once(
 ) -> tuple[Any, bool]:
     """Return the compiled program of a lowered one, and whether it was in memory.
 
-    Programs are equal if their texts, names of layers and options are, for the same devices; those
-    of a client that JAX has closed are others. Lines of source are left out, since they differ with
-    the place that a run is started from.
+    Programs are equal if their StableHLO, names of layers, options and devices are. Devices of a
+    client that JAX has closed differ from those of a new client. Source locations don't count, since they
+    depend on the place that a run is started from.
     """
     scopes = sorted(set(_SCOPES.findall(lowered.as_text(debug_info=True))))
     trees = str(lowered.in_tree), str(lowered.out_tree)
@@ -79,9 +79,9 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program of a key on disk, and its report; None without one.
+    """Return the program of a key on disk, and its report; None if there is none.
 
-    `args` are the shapes of its arguments, `result` the shapes of its results.
+    `args` and `result` are trees of the shapes and dtypes of its arguments and results.
     """
     started_at = time.perf_counter()
     cache = opened_cache(device)
@@ -110,7 +110,7 @@ def keep_program(
     compiled: Any,
     report: ProgramReport,
 ) -> None:
-    """Write the program that this thread compiled last, if its results are like `result`.
+    """Write the program that this thread compiled last, if its results have the tree of `result`.
 
     A program that JAX's cache doesn't have is left out.
     """
@@ -121,6 +121,7 @@ def keep_program(
         return
     arguments: Any = jax.tree.structure((args, {}))
     shapes, structure = jax.tree.flatten(compiled.args_info)
+    # Constants that JAX passes as further arguments are no part of the file.
     if structure != arguments or compiled._params.const_args:
         return
     content = io.BytesIO()
@@ -138,8 +139,11 @@ def _file_key(key: str, args: tuple[Any, ...]) -> str:
 
 
 class _Writer(ExecutablePickler):  # type: ignore[misc]
-    """Writes the key of JAX's cache in place of machine code. XLA writes the code of a program that
-    it has read itself without some of its functions (jaxlib 0.10.2)."""
+    """Writes the key of JAX's cache in place of machine code.
+
+    If XLA has itself loaded a program from a file, it writes the machine code again without some
+    functions (jaxlib 0.10.2).
+    """
 
     def __init__(self, file: io.BytesIO, code: str) -> None:
         super().__init__(file)

@@ -23,7 +23,7 @@ class Cpu(DeviceSpec):
     name: Literal["cpu"] = "cpu"
 
     def open(self, parallel: ParallelSpec) -> Backend:
-        """XLA on the host, whose processor can stand for several devices."""
+        """Open XLA on the host's processor, which can act as several devices."""
         from pipeline.backends.xla import XlaBackend
         from pipeline.training.parallel.devices import leave_gpus_alone, place
 
@@ -33,27 +33,30 @@ class Cpu(DeviceSpec):
 
 @part("device")
 class Gpu(DeviceSpec):
-    """NVIDIA GPUs, or one that is described and not there."""
+    """NVIDIA GPUs, or an absent chip that programs are compiled for."""
 
     auto_precision: ClassVar[Level] = "bf16"
     uses_cuda: ClassVar[bool] = True
     name: Literal["gpu"] = "gpu"
     index: NonNegativeInt
-    """Index among the visible GPUs, if one is used."""
+    """Index among the visible GPUs, for a run on a single GPU."""
     target: str | None
-    """A chip to compile for that need not be there: h200, or a YAML file of a chip's figures."""
+    """Absent chip to compile for: h200, or a YAML file of a chip's figures; null for none."""
     graphs: Annotated[
         Literal["auto", "off", "step", "loop"],
         # YAML reads an unquoted `off` as false.
         BeforeValidator(lambda graphs: "off" if graphs is False else graphs),
     ]
-    """CUDA graphs. auto: as XLA has them, parts of a step without convolutions; step: all of a
+    """CUDA graphs. auto: as XLA chooses, parts of a step without convolutions; step: all of a
     step; loop: a whole sink; off: none."""
     deterministic: bool
-    """Only algorithms whose results are the same in every run on one GPU; slower ones, at times."""
+    """Whether to use only algorithms whose results repeat bit for bit; some are slower."""
 
     def open(self, parallel: ParallelSpec) -> Backend:
-        """XLA on one GPU or several. Raises RunError if JAX sees fewer."""
+        """Open XLA on one GPU or several, or a compiler for the absent `target`.
+
+        Raises RunError if JAX sees fewer GPUs than the run needs.
+        """
         from pipeline.backends.gpu.chip_target import read_target
         from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend, GpuBackend
         from pipeline.training.parallel.devices import leave_gpus_alone, place, place_host

@@ -1,4 +1,4 @@
-"""Facts of a program for a GPU, read from the HLO that XLA's compiler ends with."""
+"""Facts of a program for a GPU, read from its optimized HLO."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _BODY = re.compile(r"body=%?([\w.$-]+)")
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 
+# Opcodes.
 MOVES = frozenset({"copy", "transpose", "copy-start"})
 VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "parameter", "reshape", "constant"})
+"""Instructions that may be in a computation that only moves."""
 HOST = frozenset({"infeed", "outfeed", "send", "recv"})
 CALLBACK = "callback"
+"""Part of the target of a custom call to the host."""
 
 
 @dataclass(frozen=True)
 class HloFacts:
-    """Facts of a program. Counters are by target and type.
+    """Facts of a program. `calls_by_library` has counts by "target dtype", `triton` by kind.
 
-    `donated` counts arguments whose memory a result reuses. `body_moves` and `state_moves` are
-    copies and transposes of arrays of two dimensions or more: those in a loop, and those that only
-    bring the state in or out of a dispatch. `known_steps` is the trip count of the loop, if the
-    compiler knows it.
+    `donated` counts arguments whose memory a result reuses. `body_moves` and `state_moves` count
+    copies and transposes of arrays of two dimensions or more. The former are in a loop, the latter
+    bring the state into or out of a dispatch. `known_steps` is the trip count of the loop, None if
+    the compiler doesn't know it.
     """
 
     donated: int
@@ -42,10 +45,12 @@ class HloFacts:
 
 
 def read_hlo(text: str) -> HloFacts:
-    """Read the facts of a program; lines of any other form are left out."""
+    """Read the facts from a program's text. Lines that aren't instructions are left out."""
     program = read_hlo_text(text)
     lines = list(program.lines())
-    moving = {name for name, body in program.computations.items() if _only_moves(body.values())}
+    moving_computations = {
+        name for name, body in program.computations.items() if _only_moves(body.values())
+    }
     main = program.computations.get(program.entry, {})
     bodies = {
         body[1]
@@ -57,13 +62,15 @@ def read_hlo(text: str) -> HloFacts:
         for name, body in program.computations.items()
         if name in bodies
         for line in body.values()
-        if _moves(line, moving)
+        if _is_move(line, moving_computations)
     ]
     _, _, aliases = program.header.partition("input_output_alias={")
     aliases = aliases.partition("entry_computation_layout")[0]
     donated = {int(alias[1]) for alias in _ALIAS.findall(aliases)}
     state_lines = [
-        line for line in main.values() if _moves(line, moving) and _is_border(line, main, donated)
+        line
+        for line in main.values()
+        if _is_move(line, moving_computations) and _is_border(line, main, donated)
     ]
     trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
     calls = (
@@ -90,23 +97,24 @@ def _only_moves(lines: Iterable[HloLine]) -> bool:
     return bool(opcodes & MOVES) and opcodes <= MOVES | VIEWS
 
 
-def _moves(line: HloLine, moving: set[str]) -> bool:
+def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
     """Whether an instruction only moves an array of two dimensions or more."""
+    # The first array of a fusion with several results doesn't tell the rank of the others.
     rank = len(line.arrays[0].sizes) if line.arrays else 0
     if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
-    return line.opcode in MOVES or line.called in moving
+    return line.opcode in MOVES or line.called in moving_computations
 
 
 def _is_border(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
-    """Whether a move reads a donated argument, or writes a result or a loop's start."""
+    """Whether a move reads a donated argument, or writes a result or a loop's initial value."""
     return _leads_out(line, main) or any(
         _is_donated(operand, main, donated) for operand in line.operands
     )
 
 
 def _leads_out(line: HloLine, main: Mapping[str, HloLine]) -> bool:
-    """Whether a value is a result or a loop's start, through tuples and views."""
+    """Whether a value is a result or a loop's initial value, through tuples and bitcasts."""
     readers = [reader for reader in main.values() if line.name in reader.operands]
     return any(
         reader.opcode == "while"
@@ -125,5 +133,5 @@ def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bo
         return number.isdigit() and int(number) in donated
     if line.opcode in ("bitcast", "get-tuple-element"):
         return any(_is_donated(operand, main, donated) for operand in line.operands)
-    # A loop's results are transposed on their way out.
+    # A loop's results take over the donated memory: a move of one brings the state out.
     return line.opcode == "while"

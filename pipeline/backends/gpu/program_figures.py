@@ -1,7 +1,7 @@
-"""Figures of a program for an absent chip, counted from the files that XLA's compiler writes.
+"""Figures of a program for a chip that this machine lacks, from the files of XLA's compiler.
 
-Launches are in a list of thunks, a tree by indentation: `kCommandBuffer` holds the launches of a
-CUDA graph, `kWhile` a condition and a body.
+XLA lists launches as thunks, whose indentation makes a tree: `kCommandBuffer` has the launches of
+a CUDA graph, `kWhile` a condition and a body.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.core.errors import RunError
 MB = 1e6
 GB = 1e9
 LISTS = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
-"""Files of launches: with CUDA graphs, written if there are any, and without."""
+"""Files of thunks, the first that exists is read: with CUDA graphs, if there are any; without."""
 NO_TILE = "output tile sizes"
-"""A phrase of XLA's message about a product for which it has no tile unless it can time some."""
+"""A phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED = (
-    "compiled without Triton's products, for one of which XLA has no tile unless it times some"
+    "compiled without Triton's products: XLA has no tile for one unless it times some on a GPU"
 )
 
 
@@ -63,9 +63,9 @@ class Thunk:
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches of a step, or of a program without one: kernels and calls of libraries.
+    """Launches of a step, or of a program without a loop: kernels and calls of libraries.
 
-    `graphs` hold some of them, `alone` counts the others.
+    `graphs` counts CUDA graphs, `alone` the launches outside of them.
     """
 
     kernels: int = 0
@@ -80,7 +80,7 @@ class Launches:
 
 
 def parse_thunks(text: str) -> tuple[Thunk, ...]:
-    """Read a list of launches; lines of any other form are left out."""
+    """Read a tree of thunks. Lines that aren't thunks are left out."""
     root = Thunk("Root", "")
     parents = [(-1, root)]
     part = ""
@@ -100,7 +100,10 @@ def parse_thunks(text: str) -> tuple[Thunk, ...]:
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
-    """Count the launches of thunks; the launches of a loop inside of them once."""
+    """Count the launches of thunks, which a CUDA graph holds if `in_graph`.
+
+    The launches of a loop's iteration are counted once.
+    """
     counts: Counter[str] = Counter()
 
     def count(thunk: Thunk, in_graph: bool) -> None:
@@ -135,16 +138,20 @@ def outer_loops(
 
 @dataclass(frozen=True)
 class ProgramFigures:
-    """Figures of a program. `step` are the launches of an iteration of its loop, or of the program
-    if it has none; `around` are the other launches of a dispatch."""
+    """Figures of a program.
+
+    `step` has the launches of one iteration of its loop, or of a program without a loop. `around`
+    has the other launches of a dispatch.
+    """
 
     results: int
-    """Arrays that it returns; each should reuse the memory of an argument."""
+    """Number of returned arrays; each should reuse the memory of an argument."""
     argument_bytes: int
     temporary_bytes: int
     memory_bytes: int
     """Arguments, results that reuse no argument's memory, and temporaries."""
     chip_bytes: int
+    """Memory of the chip."""
     loops: int
     loop_in_graph: bool
     step: Launches

@@ -2,7 +2,7 @@
 
 Two dimensions are in one group if an operation reads and writes them element by element, so that
 cutting both needs no communication (the named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
-2504.00598). Operations of a parameter's product are left out: there, a plan chooses.
+2504.00598). Products with parameters are left out: a plan chooses how they are cut.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 class DimensionGroups:
-    """Groups of the dimensions of all values of a graph.
+    """Groups of the dimensions of all values of a graph, without its nodes `skipped` (indices).
 
     A dimension of size 1 has no group. A *whole* group is one that some operation can't compute in
-    pieces, as the height and width of a convolution.
+    pieces, such as the height and width of a convolution.
     """
 
     def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
@@ -41,11 +41,11 @@ class DimensionGroups:
         self._whole = [False] * count
         for index, node in enumerate(graph.nodes):
             if index not in skipped:
-                _RULES.get(node.primitive, _elementwise)(self, node)
-        self._refuse_repeated()
+                _RULES.get(node.primitive, _tie_elementwise)(self, node)
+        self._keep_repeated_whole()
 
     def of(self, value: int) -> tuple[int | None, ...]:
-        """The group of each dimension of a value; None for dimensions of size 1."""
+        """Return the group, an int, of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
             for dim, size in enumerate(self._shapes[value])
@@ -56,7 +56,7 @@ class DimensionGroups:
         return self._whole[self._find(group)]
 
     def shape(self, value: int) -> tuple[int, ...]:
-        """The shape of a value."""
+        """Return the shape of a value."""
         return self._shapes[value]
 
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
@@ -86,8 +86,8 @@ class DimensionGroups:
             index = parent[index]
         return index
 
-    def _refuse_repeated(self) -> None:
-        """Mark groups that a value has twice: a piece of it would not be a slice."""
+    def _keep_repeated_whole(self) -> None:
+        """Mark groups that a value has twice as whole: a piece of it wouldn't be a slice."""
         for value in range(len(self._shapes)):
             groups = [group for group in self.of(value) if group is not None]
             if len(set(groups)) < len(groups):
@@ -96,8 +96,8 @@ class DimensionGroups:
                         self._whole[self._find(group)] = True
 
 
-def _elementwise(groups: DimensionGroups, node: Node) -> None:
-    """Tie equal dimensions of all operands of one rank; anything else is not cut."""
+def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
+    """Tie dimensions of operands of the result's rank. If any shape doesn't fit, cut nothing."""
     target = groups.shape(node.outputs[0])
     values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shape(v)]
     for value in values:
@@ -112,8 +112,8 @@ def _elementwise(groups: DimensionGroups, node: Node) -> None:
             groups.tie(value, dim, node.outputs[0], dim)
 
 
-def _same_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
-    """Tie equal dimensions but those `apart`, which are never cut on either side."""
+def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
+    """Tie dimensions of equal size, except those in `apart`. All others are never cut."""
     for dim in range(len(groups.shape(target))):
         if dim in apart or groups.shape(source)[dim] != groups.shape(target)[dim]:
             groups.keep_whole(source, dim)
@@ -122,7 +122,7 @@ def _same_dims(groups: DimensionGroups, source: int, target: int, apart: Collect
             groups.tie(source, dim, target, dim)
 
 
-def _rearrangement(groups: DimensionGroups, node: Node) -> None:
+def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
     """Tie dimensions of the operand that the result has at other places."""
     rank = len(groups.shape(node.inputs[0]))
     dims: Sequence[int] = range(rank)
@@ -140,7 +140,7 @@ def _rearrangement(groups: DimensionGroups, node: Node) -> None:
         groups.tie(node.inputs[0], dim, node.outputs[0], place)
 
 
-def _reshape(groups: DimensionGroups, node: Node) -> None:
+def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
     """Tie the outermost dimensions that are split or joined; the inner ones are not cut."""
     source = node.inputs[0]
     target = node.outputs[0]
@@ -154,7 +154,10 @@ def _reshape(groups: DimensionGroups, node: Node) -> None:
 def reshape_factors(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Dimensions of a reshape that hold the same elements, without dimensions of size 1."""
+    """Return pairs of source and target dimensions of a reshape that hold the same elements.
+
+    Pairs and dimensions are outermost first. Dimensions of size 1 are left out.
+    """
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
     factors: list[tuple[list[int], list[int]]] = []
@@ -174,12 +177,12 @@ def reshape_factors(
 
 
 def reduced_axes(node: Node) -> tuple[int, ...]:
-    """Dimensions of the operand that a reduction sums over."""
+    """Return the dimensions of the operand that a reduction removes."""
     return tuple(node.params["axes"])
 
 
-def _dot(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of a product of two activations, as of queries and keys."""
+def _tie_product(groups: DimensionGroups, node: Node) -> None:
+    """Tie the dimensions of a product of two activations, such as queries and keys."""
     left, right = node.inputs
     target = node.outputs[0]
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
@@ -195,7 +198,7 @@ def _dot(groups: DimensionGroups, node: Node) -> None:
 def free_dims(
     left: Sequence[int], right: Sequence[int], node: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dimensions of the operands of a product that are neither summed over nor in its batch."""
+    """Return dimensions of a product's operands that are neither summed over nor in its batch."""
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     return (
         tuple(dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)),
@@ -203,25 +206,26 @@ def free_dims(
     )
 
 
-def _slice(groups: DimensionGroups, node: Node) -> None:
+def _tie_slices(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions that slices, pads and concatenations leave whole."""
     target = node.outputs[0]
     apart = [node.params["dimension"]] if node.primitive == "concatenate" else []
     for source in node.inputs:
         if groups.shape(source) and len(groups.shape(source)) == len(groups.shape(target)):
-            _same_dims(groups, source, target, apart)
+            _tie_dims(groups, source, target, apart)
 
 
-def _along_an_axis(groups: DimensionGroups, node: Node) -> None:
+def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
+    """Tie all dimensions but the axis of the operation, which is never cut."""
     key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
     axes = node.params[key]
     rank = len(groups.shape(node.inputs[0]))
     apart = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
     for target in node.outputs:
-        _same_dims(groups, node.inputs[0], target, apart)
+        _tie_dims(groups, node.inputs[0], target, apart)
 
 
-def _window(groups: DimensionGroups, node: Node) -> None:
+def _tie_windows(groups: DimensionGroups, node: Node) -> None:
     """Tie batch and channels; dimensions that a window slides over are not cut."""
     window = node.params.get("window_dimensions")
     rank = len(groups.shape(node.inputs[0]))
@@ -231,10 +235,10 @@ def _window(groups: DimensionGroups, node: Node) -> None:
         apart = {dim for dim, size in enumerate(window) if size > 1}
     for value in (*node.inputs[1:], *node.outputs):
         if len(groups.shape(value)) == rank:
-            _same_dims(groups, node.inputs[0], value, apart)
+            _tie_dims(groups, node.inputs[0], value, apart)
 
 
-def _gather(groups: DimensionGroups, node: Node) -> None:
+def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
     """Tie dimensions that a gather takes whole, and its batch; the others are not cut."""
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
@@ -258,46 +262,48 @@ def _gather(groups: DimensionGroups, node: Node) -> None:
         groups.tie(operand, dim, indices, index_dim)
 
 
-def _scan_slice(groups: DimensionGroups, node: Node) -> None:
+def _tie_scan_slice(groups: DimensionGroups, node: Node) -> None:
+    """Tie the dimensions of a scan's input to those of its slice for one iteration."""
     groups.keep_whole(node.inputs[0], 0)
     for dim in range(len(groups.shape(node.outputs[0]))):
         groups.tie(node.inputs[0], dim + 1, node.outputs[0], dim)
 
 
-def _scan_stack(groups: DimensionGroups, node: Node) -> None:
+def _tie_scan_stack(groups: DimensionGroups, node: Node) -> None:
+    """Tie the dimensions of one iteration's result to those of a scan's stacked results."""
     groups.keep_whole(node.outputs[0], 0)
     for dim in range(len(groups.shape(node.inputs[0]))):
         groups.tie(node.inputs[0], dim, node.outputs[0], dim + 1)
 
 
-def _whole(groups: DimensionGroups, node: Node) -> None:
+def _keep_whole(groups: DimensionGroups, node: Node) -> None:
     groups.keep_all_whole((*node.inputs, *node.outputs))
 
 
-def _ignore(groups: DimensionGroups, node: Node) -> None:
+def _tie_nothing(groups: DimensionGroups, node: Node) -> None:
     """Tie nothing: the result depends on no dimension of an operand."""
 
 
 _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
-    **dict.fromkeys(("broadcast_in_dim", "transpose", "squeeze", *REDUCTIONS), _rearrangement),
-    **dict.fromkeys(ALONG_AN_AXIS, _along_an_axis),
+    **dict.fromkeys(("broadcast_in_dim", "transpose", "squeeze", *REDUCTIONS), _tie_rearranged),
+    **dict.fromkeys(ALONG_AN_AXIS, _tie_other_axes),
     **dict.fromkeys(
         ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min",
          "select_and_scatter_add", "select_and_gather_add", "max_pool"),
-        _window,
+        _tie_windows,
     ),
     **dict.fromkeys(
-        ("slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate"), _slice
+        ("slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate"), _tie_slices
     ),
     **dict.fromkeys(
         ("random_bits", "random_fold_in", "random_wrap", "random_seed", "random_unwrap",
          "random_split", "random_clone", "iota"),
-        _ignore,
+        _tie_nothing,
     ),
-    "reshape": _reshape,
-    "dot_general": _dot,
-    "conv_general_dilated": _whole,
-    "gather": _gather,
-    "scan_slice": _scan_slice,
-    "scan_stack": _scan_stack,
+    "reshape": _tie_reshaped,
+    "dot_general": _tie_product,
+    "conv_general_dilated": _keep_whole,
+    "gather": _tie_gathered,
+    "scan_slice": _tie_scan_slice,
+    "scan_stack": _tie_scan_stack,
 }  # fmt: skip

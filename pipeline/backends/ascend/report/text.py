@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.backends.ascend.report.report import Report
 
 LAYERS = 10
+"""Layers that are listed."""
 UNBROKEN = "\N{NO-BREAK SPACE}"
 LIMITS = {
     "cube": "products of matrices on the cube",
@@ -28,7 +29,7 @@ LIMITS = {
     "host data": "the host, which prepares the data",
     "pcie": "copies of batches over PCIe",
 }
-"""The meaning of each bound."""
+"""What limits a step, by `Report.bound`."""
 
 
 DISTINGUISHABLE = 0.01
@@ -39,8 +40,8 @@ DISTINGUISHABLE = 0.01
 class Recommendation:
     """One change of how a step is run.
 
-    `override` is the change as a recipe's overrides, `gain` the predicted relative increase of
-    samples per second.
+    `what` says it in words, `override` is the change as a recipe's overrides. `gain` is the
+    predicted relative increase of samples per second.
     """
 
     kind: str
@@ -56,8 +57,8 @@ class Recommendation:
         return self.gain >= DISTINGUISHABLE
 
     def __str__(self) -> str:
-        sure = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
-        return f"{self.override}: {self.what}, {sure}"
+        gain_text = f"{self.gain:+.1%}" if self.distinguishable else "not distinguishable"
+        return f"{self.override}: {self.what}, {gain_text}"
 
 
 def printout(
@@ -65,27 +66,27 @@ def printout(
 ) -> str:
     """Return the main figures of a report, about 40 lines of at most 100 columns.
 
-    `changes` are recommendations, best first, None without a search; `steps` is the
-    length of the whole run.
+    `changes` are recommendations, best first; None if none were searched for. `steps` is the length
+    of the whole run, None if unknown.
     """
     lines = [
-        *_head(report, steps),
+        *_format_head(report, steps),
         "",
-        *_modes(report),
+        *_format_modes(report),
         "",
-        *_spent(report),
+        *_format_shares(report),
         "",
-        *_tuning(report),
-        *_memory(report),
+        *_format_tuning(report),
+        *_format_memory(report),
         "",
-        *_layers(report),
+        *_format_layers(report),
     ]
     if changes is not None:
-        lines += ["", *_changes(report, changes)]
+        lines += ["", *_format_changes(report, changes)]
     return "\n".join(lines)
 
 
-def _unit(report: Report) -> str:
+def _name_unit(report: Report) -> str:
     return "images/s" if report.batch_pixels else "samples/s"
 
 
@@ -94,33 +95,33 @@ def several(devices: int, chip: str) -> str:
     return f"{devices:,} x {chip}" if devices > 1 else chip
 
 
-def _head(report: Report, steps: int | None) -> Iterator[str]:
+def _format_head(report: Report, steps: int | None) -> Iterator[str]:
     config = report.config
-    of_sink = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
+    sink_text = f" of {config.sink_size:,} steps" if config.mode == "loop_sink" else ""
     types = config.precision or "types as traced"
     batch = f"{report.batch_size * config.devices:,}"
     if config.devices > 1:
         batch += f" ({report.batch_size:,} a device)"
     chips = several(config.devices, report.chip)
-    yield f"MODELLED, not measured: {chips}, batch {batch}, {types}, {config.mode}{of_sink}"
+    yield f"MODELLED, not measured: {chips}, batch {batch}, {types}, {config.mode}{sink_text}"
     low, high = report.interval_ms
     yield (
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
-        f"{report.samples_per_s:,.0f} {_unit(report)}"
+        f"{report.samples_per_s:,.0f} {_name_unit(report)}"
     )
     if steps is not None:
-        yield f"  whole run  {steps:,} steps in {_duration(report.step_ms * steps / 1e3)}"
+        yield f"  whole run  {steps:,} steps in {_format_duration(report.step_ms * steps / 1e3)}"
     yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
-    slowest = _slowest_types(report)
+    slowest = _list_slowest_types(report)
     if slowest:
         yield f"             above all {slowest}"
 
 
-def _slowest_types(report: Report, count: int = 2) -> str:
-    """The op types that take most of the limiting resource's time, with their share of the step."""
+def _list_slowest_types(report: Report, count: int = 2) -> str:
+    """Return the op types that take most of the limiting resource's time, with their shares."""
     spent: dict[str, float] = {}
     for task in report.tasks:
-        # Tasks at the floor of their engine count with it, as they do in the timeline's bound.
+        # A task that takes its engine's least time counts for the engine, as in the timeline.
         engine = task.bound if task.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:
@@ -129,8 +130,8 @@ def _slowest_types(report: Report, count: int = 2) -> str:
     return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in slowest)
 
 
-def _modes(report: Report) -> Iterator[str]:
-    yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_unit(report):>14}"
+def _format_modes(report: Report) -> Iterator[str]:
+    yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_name_unit(report):>14}"
     for mode, other in report.modes.items():
         low, high = other.interval_ms
         mark = "  <- as asked" if mode == report.config.mode else ""
@@ -140,7 +141,7 @@ def _modes(report: Report) -> Iterator[str]:
         )
 
 
-def _spent(report: Report) -> Iterator[str]:
+def _format_shares(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
     lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
     first, *more = (line.replace(UNBROKEN, " ") for line in lines)
@@ -156,7 +157,7 @@ def _spent(report: Report) -> Iterator[str]:
     )
 
 
-def _tuning(report: Report) -> Iterator[str]:
+def _format_tuning(report: Report) -> Iterator[str]:
     if report.tuning is not None and report.tuning.tasks:
         before, after = report.tuned_us
         count = len(report.tuning.tasks)
@@ -167,7 +168,7 @@ def _tuning(report: Report) -> Iterator[str]:
         yield ""
 
 
-def _memory(report: Report) -> Iterator[str]:
+def _format_memory(report: Report) -> Iterator[str]:
     plan = report.memory
     pools = [
         f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
@@ -180,27 +181,27 @@ def _memory(report: Report) -> Iterator[str]:
     yield f"             {pools[-1]}"
 
 
-def _layers(report: Report) -> Iterator[str]:
+def _format_layers(report: Report) -> Iterator[str]:
     slowest = report.layers[:LAYERS]
-    wide = max((len(layer.layer) for layer in slowest), default=0)
-    wide = min(max(wide, len("slowest layers")), 60)
-    yield f"  {'slowest layers':<{wide}}{'ms':>10}{'of all':>9}{'tasks':>7}"
+    width = max((len(layer.layer) for layer in slowest), default=0)
+    width = min(max(width, len("slowest layers")), 60)
+    yield f"  {'slowest layers':<{width}}{'ms':>10}{'of all':>9}{'tasks':>7}"
     for layer in slowest:
-        name = layer.layer if len(layer.layer) <= wide else f"...{layer.layer[3 - wide :]}"
-        yield f"  {name:<{wide}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
+        name = layer.layer if len(layer.layer) <= width else f"...{layer.layer[3 - width :]}"
+        yield f"  {name:<{width}}{layer.us / 1e3:>10,.3f}{layer.share:>9.1%}{layer.tasks:>7}"
 
 
-def _changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]:
+def _format_changes(report: Report, changes: Sequence[Recommendation]) -> Iterator[str]:
     yield "  what would help most"
     if not changes:
         yield "    nothing that was tried"
     for change in changes:
-        sure = f"{change.gain:+.1%}" if change.distinguishable else "not distinguishable"
-        rate = f"{change.samples_per_s:,.0f} {_unit(report)}"
-        yield f"    {sure:>19}  {rate:>18}  {change.override}  ({change.what})"
+        gain_text = f"{change.gain:+.1%}" if change.distinguishable else "not distinguishable"
+        rate = f"{change.samples_per_s:,.0f} {_name_unit(report)}"
+        yield f"    {gain_text:>19}  {rate:>18}  {change.override}  ({change.what})"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = seconds / 60
