@@ -1,8 +1,8 @@
 """Checkpoint: the state of a run on disk, whole or not at all.
 
 A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
-and renamed when it is complete, so after a kill or a power cut while saving, the one before is
-still there. It holds every array of `TrainState` under its path, written by orbax, and, as JSON,
+and renamed. After a kill or a power cut while saving, the previous checkpoint is still there. A
+checkpoint holds every array of `TrainState` under its path, written by orbax, and, as JSON,
 the recipe and the state of the host. The data position, the schedule and the random generator are
 functions of the step. Only the metrics may be added later, if the evaluation of the step was
 interrupted and the resumed run has repeated it.
@@ -50,7 +50,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
-    """Files that are written of each checkpoint for other programs."""
+    """Copies of checkpoints in the formats of other programs."""
 
     def add(self, checkpoint: Path) -> None:
         """Write the copy of a complete checkpoint. Raises OSError, DataError."""
@@ -64,10 +64,10 @@ class Copies(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which `retention` selects some.
+    """The checkpoints of one run; `retention` selects those that are kept.
 
     `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
-    numbers. Each checkpoint that is complete is passed to `copies`, and each step that is removed.
+    numbers. `copies` is called with each complete checkpoint and with each removed step.
     Raises RunError if the folder can't be made.
     """
 
@@ -89,7 +89,7 @@ class Checkpoints:
         self._written: Future[None] | None = None
         with self._writing("make it"):
             self._root.mkdir(parents=True, exist_ok=True)
-            # The names of the logs too, which are there by now.
+            # The run's directory has the names of the logs, which exist by now.
             sync(self._root.parent)
             remove_drafts(self._root)
             if copies is not None:
@@ -101,7 +101,7 @@ class Checkpoints:
         self._prepared = False
 
     def prepare(self) -> None:
-        """Have the first save find what it needs imported. Does nothing from the second call on."""
+        """Import orbax in the background for the first save. Later calls do nothing."""
         if not self._prepared:
             self._prepared = True
             # No run needs orbax before its first checkpoint, and its import takes long.
@@ -114,9 +114,10 @@ class Checkpoints:
         host_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        """Save once per step, in the background. Raises RunError when the disk refuses.
+        """Save the state of a step in the background, after waiting for the save before.
 
-        `host_state` is JSON. If the step is saved already, only the metrics are added.
+        `host_state` is JSON. If the step is saved already, only the metrics are added. Raises
+        RunError if the save before failed; `finish` raises it for this one.
         """
         with self._writing(f"save step {step}"):
             is_saved = step == self._requested or step in saved_steps(self._root)
@@ -149,7 +150,7 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, then remove checkpoints that need not be retained.
 
-        A checkpoint has only the last lines of the `logs`: all others must be on disk before it is.
+        A checkpoint has only the last lines of the `logs`, so they are synced before the rename.
         """
         folder = checkpoint_path(self._root, step)
         draft = draft_path(folder)
@@ -166,7 +167,7 @@ class Checkpoints:
             commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
-            # If the disk is full, the summary needs the room.
+            # If the disk is full, the run's summary needs the draft's room.
             remove_draft(draft)
             raise
         if self._copies is not None:
@@ -181,23 +182,24 @@ class Checkpoints:
                 remove_checkpoint(checkpoint_path(self._root, step))
 
     def finish(self) -> None:
-        """Wait until what was saved is on disk. Raises RunError when the disk refuses it."""
+        """Wait until the last save is on disk. Raises RunError if it failed."""
         if self._written is not None:
             with self._writing(f"save step {self._requested}"):
                 self._written.result()
 
     def steps(self) -> Sequence[int]:
-        """Return the steps of the complete checkpoints, ascending."""
+        """Wait for the last save; return the steps of the complete checkpoints, ascending."""
         self.finish()
         return saved_steps(self._root)
 
     def read(self, step: int, like: TrainState) -> TrainState:
-        """Read the state of one of `steps`. Raises DataError when it is not what was saved."""
+        """Read the state of one of `steps`. Raises DataError if the checkpoint is damaged."""
         saved = read_checkpoint(checkpoint_path(self._root, step))
         return fill(saved.where, saved.arrays, like)
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
+        """Raise RunError, "can't `what`", for errors of the disk in the block."""
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
@@ -208,9 +210,9 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until all is on disk, also if an error ends the run. Raises RunError if it can't be.
+        """Wait until the last save is on disk, also if an error ends the run.
 
-        A run that reports success has saved what it should have.
+        Raises RunError if the save failed, so that no run reports success without its checkpoint.
         """
         try:
             self.finish()

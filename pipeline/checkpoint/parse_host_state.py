@@ -1,7 +1,8 @@
 """Parser of the host's state in a checkpoint.
 
-A checkpoint may come from a stranger, with a manifest to match: anything that this program doesn't
-write is refused. It is apart from the types because the engine, which uses them, loads no pydantic.
+A checkpoint may come from a stranger, whose manifest matches: values that this program doesn't
+write are refused. Unknown keys are ignored. The parser has its own module since the engine, which
+uses the types of `host_state`, loads no pydantic.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_DIGITS = 308
 
 
 def parse_host_state(data: Any) -> HostState:
-    """Parse the JSON of a checkpoint's host state. Raises ValueError naming a key."""
+    """Parse the JSON of a checkpoint's host state. Raises ValueError with the first wrong key."""
     try:
         tree = json.loads(json.dumps(data), parse_int=_int_or_text)
         return _schema().validate_json(json.dumps(tree), strict=True)
@@ -33,7 +34,7 @@ def parse_host_state(data: Any) -> HostState:
 
 
 def _int_or_text(digits: str) -> int | str:
-    """Return a whole number, as a text if it is beyond every float: no field takes that."""
+    """Return a whole number; its text if no float can hold it, so that its field refuses it."""
     return int(digits) if len(digits) <= MAX_DIGITS else digits
 
 

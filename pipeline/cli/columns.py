@@ -28,10 +28,10 @@ def main(
     decimal: str | None = None,
     encoding: str | None = None,
 ) -> CommandResult:
-    """Print the columns of a table.
+    """Print a line for each column of a table. Options that are None have dataset=csv's defaults.
 
-    Raises UsageError for a value that dataset=csv doesn't take, DataError for a file that can't be
-    read.
+    Raises UsageError for a value that dataset=csv doesn't take, and DataError for a file that can't
+    be read.
     """
     texts = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     typed = {name: value for name, value in texts.items() if value is not None}
@@ -55,18 +55,19 @@ def main(
 
 
 def _describe_column(table: RawTable, name: str) -> str:
+    """Return the kind of a column, its range or most frequent values, and its missing count."""
     column = table.columns[name]
     if isinstance(column, Numbers):
-        there = column.values[~np.isnan(column.values)]
-        if not there.size:
+        present = column.values[~np.isnan(column.values)]
+        if not present.size:
             return "empty     no values"
-        numbers = f"numeric   {there.min():g} to {there.max():g}, mean {there.mean():.6g}"
-        missing = _missing(table.rows - there.size)
-        return f"{numbers}, {len(np.unique(there)):,} different{missing}"
+        numbers = f"numeric   {present.min():g} to {present.max():g}, mean {present.mean():.6g}"
+        missing = _describe_missing(table.rows - present.size)
+        return f"{numbers}, {len(np.unique(present)):,} different{missing}"
     counts = column.counts()
     if not counts.size:
         return "empty     no values"
-    missing = _missing(table.rows - int(counts.sum()))
+    missing = _describe_missing(table.rows - int(counts.sum()))
     odd = odd_text(column)
     if odd is not None:
         row, text, share = odd
@@ -83,5 +84,5 @@ def _describe_column(table: RawTable, name: str) -> str:
     return f"category  {different}: {', '.join(values)}{missing}"
 
 
-def _missing(count: int) -> str:
+def _describe_missing(count: int) -> str:
     return f", {count:,} missing" if count else ""

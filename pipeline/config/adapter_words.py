@@ -1,7 +1,7 @@
-"""Switches of the adapters for TensorFlow and PyTorch, by the names that they have there.
+"""Switches of the adapters for TensorFlow and PyTorch, under the names that adapters give them.
 
-Each is another word for a key of this package, with the adapter's rules. A recipe
-that is checked has the key alone: the resolved recipe shows what a word stands for.
+Each switch is another word for a key of `train`. A checked recipe has only the key, so the resolved
+recipe shows the word's meaning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEVEL_OF: Mapping[str, str] = {
     "force_fp16": "O3",
 }
 """The level nearest to each mode: float32 as written; float16 for the matrix unit alone; float16
-but for operators that lose too much by it; float16 throughout."""
+except for operators that lose too much precision; float16 throughout."""
 
 MEANINGS: Mapping[str, tuple[str, Any, Callable[[Any], Any]]] = {
     "precision_mode": ("precision", "O0", LEVEL_OF.get),
@@ -46,13 +46,13 @@ class AdapterWords(Spec):
     """TensorFlow's adapter, for `precision`: must_keep_origin_dtype is O0,
     allow_fp32_to_fp16 O1, allow_mix_precision O2, force_fp16 O3."""
     opt_level: Literal["O0", "O1", "O2", "O3"] | None = Field(default=None, exclude=True)
-    """APEX, for `precision`."""
+    """Apex's name for `precision`."""
     iterations_per_loop: PositiveInt | None = Field(default=None, exclude=True)
     """TensorFlow's adapter, for `sink_size`; it must divide the steps of training."""
     enable_data_pre_proc: bool | None = Field(default=None, exclude=True)
     """TensorFlow's adapter, for `sink`."""
     mix_compile_mode: bool | None = Field(default=None, exclude=True)
-    """TensorFlow's adapter: true is `mode: eager`, in which a loop has one step."""
+    """TensorFlow's adapter: true is `mode: eager`, with iterations_per_loop = 1."""
 
     @model_validator(mode="after")
     def _translate(self) -> Self:
@@ -73,7 +73,10 @@ class AdapterWords(Spec):
 
 
 def loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
-    """The adapter's objections to `iterations_per_loop`; `total` steps, None if unknown."""
+    """Yield what is wrong with `iterations_per_loop` by the adapter's rules.
+
+    `total` is the number of steps of training, None if unknown.
+    """
     size = train.iterations_per_loop
     if size is None or size == 1:
         return

@@ -1,4 +1,4 @@
-"""The graph of a network: its operations by layer, and what each reads, from shapes alone."""
+"""The graph of a network: its operations by layer, with their inputs. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -39,32 +39,34 @@ def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
     pairs = zip(paths, weights, strict=True)
     inputs = [trace.add(path, "parameter", (), var) for path, var in pairs]
     inputs.append(trace.add("input", "placeholder", (), images))
-    (result,) = trace.run(closed, inputs, "")
+    (result,) = trace.add_equations(closed, inputs, "")
     trace.add("output", "identity", (result,) if result else (), closed.jaxpr.outvars[0])
     return trace.nodes
 
 
 class _Trace:
-    """The nodes of a jaxpr as they are found."""
+    """The nodes of a jaxpr, in the order of its equations."""
 
     def __init__(self) -> None:
         self.nodes: list[BoardNode] = []
-        self._names: Counter[str] = Counter()
+        self._name_counts: Counter[str] = Counter()
 
     def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
-        """Add a node and return its name, with a number if it is taken."""
-        number = self._names[name]
-        self._names[name] += 1
+        """Add a node whose output variable is `result`; return its name, unique by a number."""
+        number = self._name_counts[name]
+        self._name_counts[name] += 1
         unique = f"{name}_{number}" if number else name
         shape = tuple(getattr(result.aval, "shape", ()))
         unique_inputs = tuple(dict.fromkeys(inputs))
         self.nodes.append(BoardNode(unique, op, unique_inputs, shape, str(result.aval.dtype)))
         return unique
 
-    def run(self, jaxpr: core.ClosedJaxpr, inputs: Sequence[str], scope: str) -> list[str]:
+    def add_equations(
+        self, jaxpr: core.ClosedJaxpr, inputs: Sequence[str], scope: str
+    ) -> list[str]:
         """Add the operations of a jaxpr; return the names of its results' nodes, "" for constants.
 
-        Calls are replaced by what they call; a loop or branches are one operation.
+        Called functions are inlined; a loop or a conditional is one node.
         """
         return walk(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 
@@ -73,7 +75,7 @@ class _Trace:
         scope = scope_of(equation, outer)
         called = called_jaxpr(equation)
         if called is not None:
-            return self.run(called, inputs, scope)
+            return self.add_equations(called, inputs, scope)
         name = "/".join(filter(None, (layer_of(scope), kind)))
         node = self.add(name, kind, list(filter(None, inputs)), equation.outvars[0])
         return [node] * len(equation.outvars)

@@ -1,5 +1,7 @@
-"""Knowledge banks, and what every tuner does with them: look there, search if needed, store the
-faster result."""
+"""Knowledge banks, files of tuned results, and how tuners use them.
+
+A tuner looks in the bank, searches if needed, and stores the faster result.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ from pipeline.core.files.ownership import make_private
 
 BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
-"""Stored for the first time; used from the bank; in the bank and still the best after tuning
-again; replaced by a better result."""
+"""How a result relates to the bank.
+
+append: stored for the first time; hit: used from the bank; reserved: still the best after a new
+search; update: replaced by a better result.
+"""
 
 Entry = Mapping[str, Any]
 
@@ -37,15 +42,16 @@ class Round:
 
 
 def ticks_best(rounds: Sequence[Round]) -> list[str]:
-    """Rounds in the format of a result file."""
+    """Return rounds as texts, for the key `ticks_best` of a result file."""
     return [str(round_) for round_ in rounds]
 
 
 def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
     """Return the entries of a knowledge bank by key; empty if there is no file.
 
-    `checked` returns a validated entry, and raises for an invalid one. Raises RunError if the
-    file can't be read or is not a bank: without its entries the losses would differ.
+    `checked` returns a validated entry, and raises ValueError, LookupError or TypeError for an
+    invalid one. Raises RunError if the file can't be read or isn't a bank. A run doesn't go on
+    without the bank's entries, since other lowerings give other losses.
     """
     try:
         document = read_json(path)
@@ -69,7 +75,7 @@ def add_to_bank(
 ) -> None:
     """Add entries to a bank, keeping those that other processes have added meanwhile.
 
-    Raises RunError if the file is not a bank, and if it can't be written.
+    Raises RunError if the file isn't a bank, and if it can't be written.
     """
     try:
         with locked(path.parent):
@@ -96,7 +102,10 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 
 def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:
-    """Write a result as JSON; its name is CANN's, `tune_result_pid{pid}_{YYYYMMDD_HHMMSSmmm}`."""
+    """Write a result as JSON into the folder, and return the path. Raises OSError.
+
+    The file is named as by CANN: `tune_result_pid{pid}_{YYYYMMDD_HHMMSSmmm}.json`.
+    """
     stamp = f"{now:%Y%m%d_%H%M%S}{now.microsecond // 1000:03}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"tune_result_pid{os.getpid()}_{stamp}.json"
@@ -106,9 +115,9 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
 
 @dataclass(frozen=True)
 class Banks:
-    """The user's knowledge bank and the built-in one; None if there isn't one.
+    """Paths of the user's knowledge bank and of the built-in one, None for an absent bank.
 
-    `checked` returns an entry, and raises if it isn't one.
+    `checked` is as for `read_bank`.
     """
 
     custom: Path | None
@@ -116,9 +125,9 @@ class Banks:
     checked: Callable[[Entry], Entry]
 
     def read(self) -> dict[str, Entry]:
-        """Return the entries of both by key; if both have a key, the one of the user's bank.
+        """Return the entries of both banks by key. The user's bank takes precedence.
 
-        Raises RunError for a file that is not a bank.
+        Raises RunError for a file that can't be read or isn't a bank.
         """
         paths = (path for path in (self.built_in, self.custom) if path is not None)
         return {
@@ -126,7 +135,10 @@ class Banks:
         }
 
     def add(self, entries: Mapping[str, Entry]) -> None:
-        """Write entries into the user's bank, if there is one. Raises RunError."""
+        """Write entries into the user's bank, if there is one.
+
+        Raises RunError if it can't be read or written, or isn't a bank.
+        """
         if self.custom is not None:
             add_to_bank(self.custom, entries, self.checked)
 
@@ -136,7 +148,7 @@ class TimedResult(Protocol):
 
     @property
     def us(self) -> float:
-        """Its time in microseconds."""
+        """Time of the tuned computation in microseconds."""
 
 
 R = TypeVar("R", bound=TimedResult)
@@ -169,7 +181,10 @@ def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) 
 def operator_record(
     op: Sequence[str], key: str, before_us: float, after_us: float, status: Status
 ) -> dict[str, Any]:
-    """One operator of a result file: times in microseconds, the status as booleans."""
+    """Return the entry of one operator in a result file.
+
+    Times are in microseconds; the status is a boolean for each name of `Status`.
+    """
     names: tuple[Status, ...] = get_args(Status)
     return {
         "op": list(op),

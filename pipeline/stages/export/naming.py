@@ -27,6 +27,7 @@ from pipeline.models.weights.rules.syntax import (
 from pipeline.stages.export.network import NetworkArrays, to_own_layout
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
+"""Names of the parts of a packed array, as in {query,key,value}."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class NamedEntry:
     target: str | None
     """The network's name; None if a rule skips the entry."""
     array: np.ndarray
-    """The array with output features first, as in the framework's other layers."""
+    """The array with output features first, as the file's framework has them."""
     added: bool = False
     """Whether its first row is added to every row of another entry's array."""
 
@@ -46,7 +47,8 @@ class NamedEntry:
 def framework_of(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
     """Return the framework that the names look like; None for the network's own.
 
-    Without norms both frameworks have the same names, and the suffix of the file decides.
+    Names of a network without norm layers are the same in both frameworks. Then the suffix of the
+    file decides.
     """
     if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):
         return None
@@ -66,7 +68,7 @@ def name_entries(
 
     `arrays` has the entries by their names in the file, each with its name by the user's rules
     (None to skip it). The suffix of `file` shows whether the order of entries is meaningful.
-    Raises DataError if it isn't, and the order of exchangeable layers is unknown.
+    Raises DataError if it isn't, and names don't give an order to layers of equal shapes.
     """
     if framework is None:
         for source, (name, array) in arrays.items():
@@ -103,7 +105,7 @@ def name_entries(
 def _split_entry(
     source: str, place: Place | None, array: np.ndarray, network: NetworkArrays
 ) -> Iterator[NamedEntry]:
-    """Yield the entry, or its equal parts if it holds several arrays of the network."""
+    """Yield the entry, or its parts of equal size if it packs several arrays of the network."""
     if place is None:
         yield NamedEntry(source, None, array)
         return
@@ -130,7 +132,7 @@ _PACKED = re.compile(r"in_proj_(weight|bias)$")
 
 
 class FileLayers:
-    """The layers that a file's names describe, each with its path in the network."""
+    """The layers of a file, found from its names, each with its path in the network."""
 
     def __init__(
         self, file: str, arrays: Arrays, network: NetworkArrays, framework: Framework
@@ -182,31 +184,34 @@ class FileLayers:
         return "scale" if kind in ("batch_norm", "layer_norm") else target
 
     def _place_layers(self) -> dict[str, Place]:
-        """Place every layer. Layers whose paths differ only in a number are counted."""
+        """Place every layer.
+
+        Layers whose paths differ only in a number are matched with the network's.
+        """
         places: dict[str, Place] = {}
-        counted: dict[str, list[str]] = {}
+        layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
             place = place_by(self._rules, layer, _kind(shapes))
             if place is None:
                 places[layer] = Place(layer.replace(".", "/"))
             elif "#" in place.path:
-                counted.setdefault(place.path, []).append(layer)
+                layers_by_path.setdefault(place.path, []).append(layer)
             else:
                 places[layer] = place
-        for path, layers in counted.items():
+        for path, layers in layers_by_path.items():
             paths = self._number_layers(path, layers)
             places.update({layer: Place(numbered) for layer, numbered in paths.items()})
         return places
 
     def _number_layers(self, path: str, layers: list[str]) -> dict[str, str]:
-        """Return the paths of layers, with the number of the network's layer in place of `#`."""
+        """Return the path of each layer: `path` with the number of the network's layer for `#`."""
         ordered = keeps_order(self._file)
         if not ordered:
             layers = sorted(layers, key=natural_key)
         before, _, after = map(re.escape, path.partition("#"))
         matches = (re.fullmatch(rf"{before}(\d+){after}", name) for name in self._network_layers)
         numbers = sorted(int(match[1]) for match in matches if match)
-        fits = self._count_fits([path.replace("#", str(number)) for number in numbers], layers)
+        fits = self._tabulate_fits([path.replace("#", str(number)) for number in numbers], layers)
         if not ordered:
             self._require_order(layers, fits)
         numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
@@ -215,19 +220,21 @@ class FileLayers:
             for layer, place in zip(layers, align(fits), strict=True)
         }
 
-    def _count_fits(self, paths: Sequence[str], layers: Sequence[str]) -> np.ndarray:
+    def _tabulate_fits(self, paths: Sequence[str], layers: Sequence[str]) -> np.ndarray:
         """Return int (file's layers, network's layers): number of arrays with fitting shapes."""
         counts: dict[str, list[int]] = {}
         for layer in layers:
             if (text := self._shapes_as_text(layer)) not in counts:
-                counts[text] = [self._count_fitting(self._shapes[layer], path) for path in paths]
+                counts[text] = [
+                    self._count_fitting_arrays(self._shapes[layer], path) for path in paths
+                ]
         rows = [counts[self._shapes_as_text(layer)] for layer in layers]
         return np.array(rows, np.int64).reshape(len(layers), len(paths))
 
     def _shapes_as_text(self, layer: str) -> str:
         return str(sorted(self._shapes[layer].items()))
 
-    def _count_fitting(self, shapes: Shapes, path: str) -> int:
+    def _count_fitting_arrays(self, shapes: Shapes, path: str) -> int:
         kind = _kind(shapes)
         fitting = 0
         for leaf, shape in shapes.items():
@@ -248,7 +255,7 @@ class FileLayers:
             for first, second in pairwise(exchangeable):
                 parts = zip(natural_key(first), natural_key(second), strict=False)
                 differing = next((pair for pair in parts if pair[0] != pair[1]), ("", ""))
-                # A number tells which comes first.
+                # Names have an order only if they differ in a number first.
                 if not isinstance(differing[0], int):
                     raise DataError(
                         f"{self._file}: keeps its entries in no order of layers, and nothing tells "
@@ -269,14 +276,15 @@ def _kind(shapes: Shapes) -> str:
 def align(fits: np.ndarray) -> list[int]:
     """Return for each of a file's n layers the index of its partner among a network's m layers.
 
-    `fits`, int (n, m), counts the arrays of a layer of the file that fit one of the network. Among
-    all pairings that keep the order, the result maximises first the number of fitting arrays, then
-    the number of pairs, and then leaves the last layers unpaired: an extra layer does not shift the
-    pairs after it, and a layer of another shape is paired with the one in its position. Unpaired
+    `fits`, int (n, m), counts the arrays of a layer of the file that fit one of the network. Pairs
+    keep the order. The result maximises the number of fitting arrays, then the number of pairs, and
+    then leaves the last layers unpaired. So an extra layer doesn't shift the pairs after it, and a
+    layer of another shape is paired with the one in its position. Unpaired
     layers of the file get m, m + 1, ... Needleman and Wunsch, 1970, with free gaps.
     """
+    # One more fitting array outweighs all pairs.
     worth = fits.astype(np.int64) * (min(fits.shape) + 1) + 1
-    row, column = fits.shape
+    row, column = fits.shape  # the cell from which the best pairing is traced back
     # The score of the best pairing of the first i layers with the first j.
     best = np.zeros((row + 1, column + 1), np.int64)
     for index in range(row):

@@ -19,8 +19,10 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class OnnxNetwork:
-    """A network of this folder. `predict(images)` maps images (n, height, width, channels), as the
-    dataset had them, to logits float32 (n, ...)."""
+    """The network of this folder, run by onnxruntime on the CPU.
+
+    Images are of shape `shape` (height, width, channels) and of `dtype`, with the dataset's values.
+    """
 
     def __init__(self, folder: Path, int8: bool = False) -> None:
         self.about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
@@ -35,12 +37,15 @@ class OnnxNetwork:
         self.dtype = np.dtype(self.about["image"]["dtype"])
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Logits of a batch of images."""
+        """Return logits float32 (n, ...) of images (n, height, width, channels)."""
         files = self.about["onnx"]
         return self.session.run([files["output"]], {files["input"]: images})[0]
 
     def read(self, file: Path) -> np.ndarray:
-        """The images of a file, (n, height, width, channels); pictures are made upright."""
+        """Return the images of a file, (n, height, width, channels).
+
+        A picture is turned upright by its EXIF tag and resized; a .npy file may have many images.
+        """
         height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
             array = np.load(file, allow_pickle=False)
@@ -54,7 +59,7 @@ class OnnxNetwork:
         return np.asarray(pixels).reshape(1, height, width, channels)
 
     def line(self, logits: np.ndarray, top: int) -> str:
-        """The outputs of one image in words."""
+        """Return the outputs of one image as a line: numbers, or labels with probabilities."""
         names = self.about["classes"]
         targets = self.about["targets"]
         if targets["task"] == "regression":
@@ -63,17 +68,17 @@ class OnnxNetwork:
         if logits.ndim != 1:
             return f"outputs of shape {logits.shape}"
         if targets["task"] == "multi_label":
-            shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
-            chosen = [i for i in np.argsort(-shares) if shares[i] > 0.5]
+            probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            chosen = [i for i in np.argsort(-probabilities) if probabilities[i] > 0.5]
         else:
-            powers = np.exp(logits.astype(np.float64) - logits.max())
-            shares = powers / powers.sum()
-            chosen = list(np.argsort(-shares, kind="stable")[:top])
-        return ", ".join(f"{names[i]} {shares[i]:.4f}" for i in chosen) or "no label"
+            exponentials = np.exp(logits.astype(np.float64) - logits.max())
+            probabilities = exponentials / exponentials.sum()
+            chosen = list(np.argsort(-probabilities, kind="stable")[:top])
+        return ", ".join(f"{names[i]} {probabilities[i]:.4f}" for i in chosen) or "no label"
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each image of the files and folders."""
+    """Print a line for each image of the files and folders; return the exit status."""
     words = [word for word in arguments if not word.startswith("--")]
     flags = [word for word in arguments if word.startswith("--")]
     tops = [flag.removeprefix("--top=") for flag in flags if flag.startswith("--top=")]
