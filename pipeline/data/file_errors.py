@@ -13,7 +13,7 @@ SIZED_BY_FILE = (ValueError, MemoryError)
 
 @contextmanager
 def name_file(name: object, errors: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Raise OSError and `errors` of the block as DataError that names a file."""
+    """Raise DataError, which starts with `name`, for OSError and `errors` in the block."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Images and labels of their positions padded to buckets, and a batch cut to one of them."""
+"""Padding of images, and of labels that each position has, to buckets; cutting a batch to one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import integers, uniforms
 
 UNCUT_SIZE = "uncut_size"
-"""The column of the sizes of images as read, int32 (dimensions,); present if some are cut to a
-bucket."""
+"""Column of the sizes of images before any cut, int32 (dimensions,).
+
+It is present if some images are cut to a bucket.
+"""
 
 CROP_OP = 1 << 30
-"""The op number that keys the places of crops: no list of map ops is as long."""
+"""Op number in the key of random crops, larger than any index of a map op."""
 
 
 def pad_split(
@@ -38,10 +40,10 @@ def pad_split(
 ) -> Split:
     """Pad images to a size that holds all buckets, and add a column of their sizes.
 
-    Labels of positions are padded with `ignore_index`. If some samples are larger than every bucket
-    and `crop` is set, all are padded to a size that holds the largest too, and the column has the
-    sizes after the cut, which `cut_to` makes. Raises ValueError if an image is larger than every
-    bucket and may not be cut, or has other dimensions, and if labels can't be padded.
+    Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
+    every bucket. Then all are padded to a size that holds the largest sample too, and the column
+    has the sizes after `cut_to`. Raises ValueError if an image is larger than every bucket without
+    `crop`, or has other dimensions, and if labels can't be padded.
     """
     images = _as_ragged(split.columns["image"], len(buckets[0]))
     uncut = images.sizes
@@ -51,12 +53,12 @@ def pad_split(
     numbers = assign_buckets(uncut, buckets, crop=crop)
     sizes = np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
     columns: dict[str, Column] = {**split.columns, SIZE: sizes}
-    holds = canvas(buckets)
+    canvas_size = canvas(buckets)
     if not np.array_equal(sizes, uncut):
         columns[UNCUT_SIZE] = uncut
-        holds = canvas([holds, tuple(uncut.max(axis=0).tolist())])
-    columns["image"] = PaddedColumn(images, holds)
-    columns["label"] = _padded_labels(split.columns["label"], uncut, holds, ignore_index)
+        canvas_size = canvas([canvas_size, tuple(uncut.max(axis=0).tolist())])
+    columns["image"] = PaddedColumn(images, canvas_size)
+    columns["label"] = _pad_labels(split.columns["label"], uncut, canvas_size, ignore_index)
     return Split(columns)
 
 
@@ -64,10 +66,13 @@ def _as_ragged(column: Column, dimensions: int) -> RaggedColumn:
     return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
 
 
-def _padded_labels(
-    labels: Column, sizes: np.ndarray, holds: Bucket, ignore_index: int | None
+def _pad_labels(
+    labels: Column, sizes: np.ndarray, canvas_size: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions as the images. One label a sample is not padded."""
+    """Pad labels of positions like the images; return labels of whole samples as they are.
+
+    Raises ValueError if the labels don't fit the images or can't be padded.
+    """
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
@@ -88,11 +93,11 @@ def _padded_labels(
             f"labels are {labels.dtype}, which can't hold dataset.ignore_index = "
             f"{ignore_index}; must be {bounds.min} to {bounds.max}"
         )
-    return PaddedColumn(positions, holds, ignore_index)
+    return PaddedColumn(positions, canvas_size, ignore_index)
 
 
 def cut_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
-    """Cut the images and labels of positions of a batch of `pad_split`'s columns to one bucket.
+    """Cut a batch of `pad_split`'s columns, its images and labels of positions, to one bucket.
 
     A larger sample is cropped: at a place drawn from (seed, pass, sample), or in the middle. `xp`
     is numpy or jax.numpy, and both return the same.
@@ -105,8 +110,8 @@ def cut_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
         return replace(batch, columns={**columns, **cut})
     room = columns[UNCUT_SIZE] - columns[SIZE]
     if drawn:
-        places = uniforms(xp, batch.seed, batch.pass_, batch.sample, CROP_OP, len(bucket))
-        corner = integers(xp, places, (room + 1).astype(np.float32))
+        draws = uniforms(xp, batch.seed, batch.pass_, batch.sample, CROP_OP, len(bucket))
+        corner = integers(xp, draws, (room + 1).astype(np.float32))
     else:
         corner = room // 2
     # int32 (batch, 1, 1), (batch, height, 1) and (batch, 1, width) for buckets of two dimensions.

@@ -1,4 +1,4 @@
-"""Synthetic images with the sizes of another source, which need no data."""
+"""Random images with the sizes of another source, which need no download."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _PATTERN_SEED = 0
 _TRAIN_SEED = 1
 _EVAL_SEED = 2
 _PATTERN_CELLS = 4
+"""Cells of a pattern along each side of an image."""
 
 
 @part("dataset")
 class Synthetic(DatasetSpec):
     """Images of another source's sizes: a pattern per class under noise, so a network can learn.
 
-    `dataset.name=synthetic +dataset.like=mnist` changes any dataset section into its twin and keeps
-    its ops. Root and mirrors are left unused for that.
+    `dataset.name=synthetic +dataset.like=mnist` replaces the source of any dataset section and
+    keeps its ops. Its root and mirrors may stay, and are ignored.
     """
 
     name: Literal["synthetic"] = "synthetic"
@@ -36,7 +37,7 @@ class Synthetic(DatasetSpec):
     """The source whose sizes to take."""
     train_size: PositiveInt | None = None
     eval_size: PositiveInt | None = None
-    """null: the sizes of the twin."""
+    """Samples of each split; null: as many as `like` has."""
 
     @field_validator("like")
     @classmethod
@@ -45,16 +46,19 @@ class Synthetic(DatasetSpec):
         return like
 
     def facts(self) -> Facts:
-        """The twin's sizes, or the recipe's."""
-        twin = facts_of(self.like)
+        """Return the sizes of `like`, with the recipe's numbers of samples."""
+        source = facts_of(self.like)
         return replace(
-            twin,
-            train_size=self.train_size or twin.train_size,
-            eval_size=self.eval_size or twin.eval_size,
+            source,
+            train_size=self.train_size or source.train_size,
+            eval_size=self.eval_size or source.eval_size,
         )
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, C), labels int32 (n,); the same ones every time."""
+        """Return images uint8 (n, H, W, C) and labels int32 (n,), the same in every run.
+
+        Raises DataError if they don't fit into memory.
+        """
         sizes = self.facts()
         samples = sizes.train_size + sizes.eval_size
         with name_file("dataset.train_size, dataset.eval_size"):
@@ -68,7 +72,7 @@ class Synthetic(DatasetSpec):
 
 
 def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
-    """One image of 4x4 random flat cells per class, uint8 (classes, H, W, C), values 0 to 127."""
+    """Return an image per class of 4x4 flat cells, uint8 (classes, H, W, C) from 0 to 127."""
     height, width, channels = image
     shape = (classes, _PATTERN_CELLS, _PATTERN_CELLS, channels)
     cells = np.random.default_rng(_PATTERN_SEED).integers(0, 128, shape, np.uint8)
@@ -78,7 +82,10 @@ def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
 
 
 def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
-    """`size` samples with classes as even as can be: the class's pattern plus noise of 0 to 127."""
+    """Return `size` samples: the pattern of the class plus noise from 0 to 127, uint8.
+
+    Classes have equal numbers of samples, or differ by one.
+    """
     rng = np.random.default_rng(seed)
     labels = (rng.permutation(size) % len(patterns)).astype(np.int32)
     shape = (size, *patterns.shape[1:])
@@ -91,7 +98,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def facts_of(source: str) -> Facts:
-    """The sizes of a source by name. Raises ValueError if only its files have them."""
+    """Return the sizes of a source by name. Raises ValueError if they depend on its files."""
     facts = _find_facts(source)
     if facts is None:
         names = ", ".join(name for name in parts("dataset") if _find_facts(name))
@@ -101,8 +108,8 @@ def facts_of(source: str) -> Facts:
 
 def _find_facts(source: str) -> Facts | None:
     cls = parts("dataset").get(source)
-    unread = cls.model_construct() if cls else None
+    unchecked = cls.model_construct() if cls else None
     try:
-        return unread.facts() if isinstance(unread, DatasetSpec) else None
-    except AttributeError:  # its sizes are fields of the recipe
+        return unchecked.facts() if isinstance(unchecked, DatasetSpec) else None
+    except AttributeError:  # its sizes depend on fields, which aren't set
         return None

@@ -1,4 +1,4 @@
-"""Texts of files, cut into windows: the token after each one is predicted."""
+"""Texts of files, cut into windows of tokens. The label of a token is the token after it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SHIPPED = Path(__file__).with_name("python_reference.txt")
 class Text(DatasetSpec):
     """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
 
-    Files are joined in the order of their paths. The end of the text is for evaluation, whose
-    windows don't overlap. An incomplete window is left out.
+    Files are joined in the order of their paths. The end of the text is the evaluation
+    split, whose windows don't overlap. An incomplete window is left out.
     """
 
     name: Literal["text"] = "text"
     root: FilePath | None
-    """A file or a folder; null reads 128 KiB of the Python reference, which ship."""
+    """A file or a folder; null reads 128 KiB of the Python reference, shipped with this package."""
     pattern: str
-    """Files of the folder to read, as in **/*.txt."""
+    """Pattern of the files to read in a folder, such as **/*.txt."""
     separator: str
     """Text after each file but the last."""
     tokenizer: str
@@ -65,12 +65,15 @@ class Text(DatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Tokens uint8 or int32 (n, length, 1, 1), and the token after each, (n, length)."""
+        """Return tokens (n, length, 1, 1) and the token after each (n, length), uint8 or int32.
+
+        Raises DataError if files can't be read or encoded, or a split has no complete window.
+        """
         files = [SHIPPED] if self.root is None else list_text_files(self.root, self.pattern)
         contents = read_files(files)
-        where = files[0] if len(files) == 1 else self.root
+        source = files[0] if len(files) == 1 else self.root
         if not any(contents):
-            raise DataError(f"{where}: holds no text, so that there is no vocabulary")
+            raise DataError(f"{source}: holds no text, so that there is no vocabulary")
         tokenizer = self._make_tokenizer(files, contents)
         tokens = self._encode_files(tokenizer, files, contents)
         train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
@@ -83,7 +86,7 @@ class Text(DatasetSpec):
                 splits.append(Split(window_columns(part_of_text, self.length, stride)))
             except ValueError as error:
                 raise DataError(
-                    f"{where}: the {split} split has {error}; give a longer text, or a shorter "
+                    f"{source}: the {split} split has {error}; give a longer text, or a shorter "
                     "dataset.length"
                 ) from error
         train, evaluated = splits
@@ -110,7 +113,7 @@ class Text(DatasetSpec):
     def _encode_files(
         self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]
     ) -> np.ndarray:
-        """The tokens of all files, uint8 or int32 (tokens,)."""
+        """Return the tokens of all files, uint8 or int32 (tokens,)."""
         separator = self.separator.encode()
         pieces = []
         for number, (file, content) in enumerate(zip(files, contents, strict=True), start=1):

@@ -22,8 +22,8 @@ else:
     )
 
 
-def _or_a_reference(schema: dict[str, Any]) -> None:
-    """Accept `${seed}` as a seed in the schema for editors."""
+def _allow_seed_reference(schema: dict[str, Any]) -> None:
+    """Let the JSON schema, which editors read, accept `${seed}` as a seed."""
     number = dict(schema)
     schema.clear()
     schema["anyOf"] = [number, {"const": "${seed}"}]
@@ -33,10 +33,10 @@ def _or_a_reference(schema: dict[str, Any]) -> None:
 class TorchModule(_Imported):
     """A `torch.nn.Module`, exported into a graph that JAX computes and trains.
 
-    `import` names a class, a function that makes a module, or a module itself, as
-    `torchvision.models:resnet18`; the command line must name its file or package with `--plugin`.
-    `graph` names a file instead, which is data and needs neither. The module's initial weights
-    count; of `init` only `rules` do.
+    `import` names a class, a function that makes a module, or a module itself, such as
+    `torchvision.models:resnet18`. The command line must name its file or package with `--plugin`.
+    `graph` names a file instead, which is data and needs no `--plugin`. Training starts from the
+    module's weights; of `init` only `rules` are used.
     """
 
     name: Literal["torch"] = "torch"
@@ -44,14 +44,14 @@ class TorchModule(_Imported):
     """A graph that `convert model` wrote, `net.torch.json`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor; `$classes` stands for the dataset's number of classes."""
-    seed: Annotated[NonNegativeInt, Field(json_schema_extra=_or_a_reference)] = 0
+    seed: Annotated[NonNegativeInt, Field(json_schema_extra=_allow_seed_reference)] = 0
     """Seed of torch for initial weights that the constructor draws."""
     input_shape: Seq[PositiveInt] | None = None
     """Shape of a sample as the module reads it; null: (channels, height, width) of the images."""
     input_dtype: Literal["float32", "int64"] = "float32"
     """Type of the samples as the module reads them."""
     batch: PositiveInt | None = None
-    """The only batch size that the module can compute; null: it can compute any."""
+    """Batch size, if the module computes only one; null: it computes any."""
 
     @model_validator(mode="after")
     def _names_one_source(self) -> Self:

@@ -23,17 +23,19 @@ from pipeline.models.weights.files.torch_pickle import (
 )
 
 MAX_SHARING = 16
-"""Limit of the tensors' total size as a multiple of the file's: tied weights share storages."""
+"""Most bytes of all tensors per byte of the file; above 1 since tied weights share storages."""
 
 _PICKLE = "data.pkl"
 _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first bytes of a file that torch before 1.6 wrote."""
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
+"""Keys under which training scripts save a state dict."""
 
 
 def read_torch(path: Path) -> Arrays:
-    """Return the tensors of a state dict, or of one in a dictionary, as under `state_dict`.
+    """Return the tensors of a state dict by name, or of one under a key such as `state_dict`.
 
-    No code of the file is run. Raises ValueError that says what is wrong with the file, and
+    No code of the file is run. Raises ValueError for a file that isn't valid, and
     zipfile.BadZipFile.
     """
     if not zipfile.is_zipfile(path):
@@ -45,14 +47,14 @@ def read_torch(path: Path) -> Arrays:
         raise ValueError("it is not a file that torch.save wrote")
     with zipfile.ZipFile(path) as archive:
         size = path.stat().st_size
-        left = float(size)
+        bytes_left = float(size)
         storages = _Storages(archive, size)
         tensors = _find_tensors(read_pickle(storages.read(_PICKLE)))
         arrays: Arrays = {}
         for name, value in tensors.items():
-            add(arrays, name, _tensor(str(name), value, storages))
-            left -= arrays[name].nbytes / MAX_SHARING
-            if left < 0:
+            add(arrays, name, _read_tensor(str(name), value, storages))
+            bytes_left -= arrays[name].nbytes / MAX_SHARING
+            if bytes_left < 0:
                 raise ValueError(f"its tensors are more than {MAX_SHARING} times what it holds")
     return arrays
 
@@ -90,7 +92,7 @@ class _Storages:
         return self._read[name]
 
     def values(self, storage: Any) -> np.ndarray:
-        """Return the values of a storage, (n,). Raises ValueError for an invalid description."""
+        """Return the values (n,) of a storage of the pickle. Raises ValueError if it is invalid."""
         match storage:
             case Persistent(("storage", Name(kind), str(key), str(_), int(count))) if (
                 kind in STORAGES and key.isalnum()
@@ -103,7 +105,7 @@ class _Storages:
 
 
 def _find_tensors(content: Any) -> Mapping[Any, Any]:
-    """Return the state dict. Raises ValueError without one, or with more than one."""
+    """Return the state dict. Raises ValueError if there is none, or more than one."""
     if _is_state_dict(content):
         return content
     if not isinstance(content, dict):
@@ -126,7 +128,7 @@ def _is_state_dict(content: Any) -> bool:
     )
 
 
-def _tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
+def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
     """Return a tensor in C order. Raises ValueError if it reaches beyond its storage."""
     if value.function == REBUILD_PARAMETER and value.arguments:
         value = value.arguments[0]
@@ -135,24 +137,28 @@ def _tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
             function == REBUILD_TENSOR and len(shape) == len(strides) and not any(flags)
         ):
             values = storages.values(storage)
-            return _view(name, values, offset, shape, strides)
+            return _copy_strided(name, values, offset, shape, strides)
     raise ValueError(f"{shown(name)} is no tensor of numbers")
 
 
-def _view(
+def _copy_strided(
     name: str, values: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
+    """Return the elements of a storage at strides, in C order.
+
+    Raises ValueError if any lies outside of the storage.
+    """
     size = array_bytes(name, values.dtype, shape)
-    steps = [type(stride) is int and stride >= 0 for stride in strides]
-    if offset < 0 or not all(steps) or size > values.nbytes:
+    are_valid = [type(stride) is int and stride >= 0 for stride in strides]
+    if offset < 0 or not all(are_valid) or size > values.nbytes:
         raise ValueError(f"{shown(name)} does not fit into its storage")
     if not size:
         return np.empty(shape, values.dtype)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if last >= len(values):
         raise ValueError(f"{shown(name)} does not fit into its storage")
-    step = values.dtype.itemsize
+    itemsize = values.dtype.itemsize
     view = np.lib.stride_tricks.as_strided(
-        values[offset:], shape, tuple(stride * step for stride in strides), writeable=False
+        values[offset:], shape, tuple(stride * itemsize for stride in strides), writeable=False
     )
     return np.ascontiguousarray(view).reshape(shape)
