@@ -20,25 +20,25 @@ class DeviceSpec(Spec):
     auto_precision: ClassVar[Level] = "O0"
     """The level that `train.precision: auto` stands for on this device."""
     is_emulated: ClassVar[bool] = False
-    """Whether a model computes the time of its steps, in one process."""
+    """Whether step times come from a model of the device; such a run has one process."""
     uses_cuda: ClassVar[bool] = False
-    """Whether its runs are on NVIDIA's GPUs, all of them in one process."""
+    """Whether its runs are on NVIDIA's GPUs, which one process drives."""
     runs_populations: ClassVar[bool] = False
-    """Whether runs of a sweep can share a program on it."""
+    """Whether several runs of a sweep can be computed by one program."""
     name: str
 
     def refuses(self, dtype: str) -> str | None:
-        """Why the device can't compute in a type, and what to use instead; None if it can."""
+        """Return why the device can't compute in a dtype, and what to use; None if it can."""
         return None
 
     def refuses_devices(self, count: int) -> str | None:
-        """Why a run can't have this number of such devices; None if it can."""
+        """Return why a run can't have `count` of these devices; None if it can."""
         return None
 
     def rates(self) -> Rates | None:
-        """Return the rates of its devices; None if they are the measured ones of the host."""
+        """Return compute and transfer rates of its devices; None if the host's are measured."""
         return None
 
     @abstractmethod
     def open(self, parallel: ParallelSpec) -> Backend:
-        """Open the backend that compiles for this device. Raises RunError without one."""
+        """Open the backend that compiles for this device. Raises RunError if there is none."""

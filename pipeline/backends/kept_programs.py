@@ -58,8 +58,8 @@ def compile_once(
     """Return the compiled program of a lowered one, and whether it was in memory.
 
     Programs are equal if their StableHLO, names of layers, options and devices are. Devices of a
-    client that JAX has closed differ from those of a new client. Source locations don't count, since they
-    depend on the place that a run is started from.
+    client that JAX has closed differ from those of a new client. Source locations don't count:
+    they depend on the place that a run is started from.
     """
     scopes = sorted(set(_SCOPES.findall(lowered.as_text(debug_info=True))))
     trees = str(lowered.in_tree), str(lowered.out_tree)

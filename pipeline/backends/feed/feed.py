@@ -23,16 +23,16 @@ from pipeline.backends.feed.window_buffer import Clock, FeedSource
 from pipeline.data.columns import LazyColumn, Split
 
 RESIDENT_LIMIT_BYTES = 2 << 30
-"""Largest split on the device, as of MindSpore's device cache; a GPU may have room for more."""
+"""Largest split on the device, MindSpore's limit too; a GPU may have room for more."""
 
 RESIDENT_SHARE = 0.5
 """Share of a GPU's free memory that a split may take; the step needs the other half."""
 
 WINDOW_LIMIT_BYTES = 256 << 20
-"""The most bytes that are transferred to the device at once."""
+"""Most bytes of a window that is transferred to the device."""
 
 WINDOW_STEPS = 1024
-"""The longest window. One value for every sink size, so that one program serves them all."""
+"""Steps of the longest window. It doesn't depend on the sink size, so one program suits all."""
 
 
 Prepared = tuple[Window, PrepareTime]
@@ -40,25 +40,28 @@ Prepared = tuple[Window, PrepareTime]
 
 
 class WindowSource(Protocol):
-    """Prepares windows, the next one while the last is in use."""
+    """Prepares windows, the next one while the previous one is in use."""
 
     kind: Literal["resident", "stream"]
     device_bytes: int
 
     def ready_steps(self, step: int) -> int:
-        """The number of steps of the window from `step` that are ready."""
+        """Return how many steps of the window that starts at `step` are ready."""
 
     def take(self, step: int) -> Prepared:
-        """Wait for the window from `step`. Raises DataError when a sample can't be read."""
+        """Return the window that starts at `step`, once it is ready.
+
+        Raises DataError if a sample can't be read.
+        """
 
     def close(self) -> None:
-        """Stop preparing ahead; `take` starts again."""
+        """Stop preparing ahead, until the next `take`."""
 
 
 class ResidentWindows:
-    """Windows of a split that is on the device. The next one's order is computed in a thread.
+    """Windows of a split that is on the device. A thread computes the next window's order.
 
-    That takes 7 ms for 60,000 samples, a few per cent of 1,024 steps of a small network.
+    An order takes 7 ms for 60,000 samples, a few per cent of 1,024 steps of a small network.
     """
 
     kind: Literal["resident", "stream"] = "resident"
@@ -74,7 +77,7 @@ class ResidentWindows:
         self._ahead: tuple[int, Future[Prepared]] | None = None
 
     def ready_steps(self, step: int) -> int:
-        """All of a window or nothing."""
+        """Return the steps of the window if its order is computed, else 0."""
         ahead = self._ahead
         return self._steps if ahead and ahead[0] == step and ahead[1].done() else 0
 
@@ -118,9 +121,9 @@ class Feed:
         self._handed_at = 0.0
 
     def window(self, step: int) -> Window:
-        """The window with the step after boundary `step`; a jump costs no more than the next one.
+        """Return the window with the step after boundary `step`, which may be any step.
 
-        Raises DataError when one of its samples can't be read.
+        Raises DataError if one of its samples can't be read.
         """
         last = self._window
         if last is not None and last.start <= step < last.stop:
@@ -151,11 +154,11 @@ class Feed:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of all waits for windows so far."""
+        """Seconds that `window` has waited so far."""
         return self._stats.waited_s
 
     def report(self) -> FeedReport:
-        """How long training had to wait, and for what."""
+        """Return how long training had to wait, and for what."""
         return self._stats.report(self.kind)
 
 
@@ -171,7 +174,7 @@ def make_feed(
     split = source.split
     if kind == "auto":
         free = source.placement.free_bytes
-        # Lazy columns would be decoded before the first step, into the host's memory.
+        # Lazy columns are decoded into the host's memory first, so the device's doesn't decide.
         lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
         limit = RESIDENT_LIMIT_BYTES if free is None or lazy else RESIDENT_SHARE * free
         kind = "resident" if split_bytes(split) <= limit else "stream"
@@ -183,5 +186,5 @@ def make_feed(
 
 
 def split_bytes(split: Split) -> int:
-    """The size of a split as it was read."""
+    """Return the bytes of a split, as it was read."""
     return len(split) * split.sample_bytes

@@ -1,9 +1,9 @@
 """Programs of a run on one GPU: each runs a number of steps that is fixed when it is compiled.
 
 XLA's runtime for GPUs copies the condition of a loop to the host before every iteration, unless the
-compiler knows the trip count: it would wait for the device before each step. So a sink consists of
-a program of several steps and one of a single step without a loop; or, if `graphs` is loop, of one
-whose loop is a CUDA graph, which reads its condition on the device.
+compiler knows the trip count: the host would wait for the device before each step. So a sink runs a
+program of several steps, and a program of a single step without a loop for the rest. If `graphs` is
+loop, it runs one program whose loop is a CUDA graph, which reads its condition on the device.
 
 The state stays on the device in the layouts that the compiler prefers, so that no dispatch
 transposes its weights.
@@ -37,8 +37,8 @@ from pipeline.training.step import TrainStep
 Graphs = Literal["auto", "off", "step", "loop"]
 
 LOOP_STEPS = 64
-"""The most steps of a program with a loop. A dispatch then costs the host as much as 1/64 of one
-for each step, and at most 63 steps of a sink are dispatched by themselves."""
+"""Most steps of a program with a loop. The host then dispatches once for 64 steps, and at most 63
+steps of a sink one by one."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
@@ -82,9 +82,9 @@ class GpuPrograms:
     """The programs of a run on one GPU, with the layouts of the state."""
 
     init: Callable[[Any], TrainState]
-    """On the host's processor if JAX may use it."""
+    """Initialisation, on the host's processor if JAX may use it."""
     train: Mapping[int, Callable[..., StepCarry]]
-    """By number of steps, the longest first; 0: any number."""
+    """Training programs by their number of steps, the longest first; 0: any number."""
     evaluate: Callable[..., EvalCarry]
     place: Callable[[TrainState], TrainState] | None
     """Copies a state from the default layouts to the programs'; None if they are the same."""
@@ -98,7 +98,7 @@ class Chip:
     host: jax.Device | None
     """The processor that initialises; None if JAX may not use it."""
     platforms: tuple[str, ...] | None = None
-    """The platform of an absent device."""
+    """Platform to lower for if the device is absent, else None."""
 
     @property
     def whole(self) -> SingleDeviceSharding:
@@ -106,8 +106,8 @@ class Chip:
         return SingleDeviceSharding(self.device)
 
     def shapes(self, tree: Any) -> Any:
-        """Shapes and dtypes of a tree on the device."""
-        return _shapes(tree, self.whole)
+        """Return the shapes and dtypes of a tree's arrays, placed on the device."""
+        return _place_shapes(tree, self.whole)
 
 
 INIT = "initialisation"
@@ -122,7 +122,7 @@ def compile_for_gpu(
     watch: ProgressClock,
     compile_one: Compile = compile_program,
 ) -> tuple[GpuPrograms, tuple[ProgramReport, ...]]:
-    """Compile the programs of a run. Raises RunError where XLA refuses one."""
+    """Compile the programs of a run. Raises RunError if XLA can't compile one."""
     reports: list[ProgramReport] = []
 
     def compile_(spec: ProgramSpec) -> Any:
@@ -132,19 +132,19 @@ def compile_for_gpu(
         reports.append(report)
         return program
 
-    init = compile_(_init_spec(work, chip, options))
+    init = compile_(_make_init_spec(work, chip, options))
     longest = LOOP_STEPS if work.dispatch_steps is None else min(work.dispatch_steps, LOOP_STEPS)
     first = 0 if graphs == "loop" and longest > 1 else longest
     program = compile_(train_spec(work, chip, options, first))
     formats = program.input_formats[0][0].loop.state
     if formats != program.output_formats.loop.state:
-        # Or a dispatch could not pass its state to the next one.
+        # A dispatch passes its state on, so layouts of inputs and outputs must be equal.
         program = compile_(train_spec(work, chip, options, first, formats))
     train = {first: program}
     if first != 1:
         train[1] = compile_(train_spec(work, chip, options, 1, formats))
     state = carry_shapes(work, chip).loop.state
-    evaluate = compile_(_eval_spec(work, chip, state, formats, options))
+    evaluate = compile_(_make_eval_spec(work, chip, state, formats, options))
     return GpuPrograms(init, train, evaluate, _make_place(chip, state, formats)), tuple(reports)
 
 
@@ -155,7 +155,7 @@ def train_spec(
     steps: int,
     formats: Any = None,
 ) -> ProgramSpec:
-    """Return the program of `steps` training steps; 0: up to a position that is an argument.
+    """Return the specification of a program of `steps` steps; 0: up to a position, its argument.
 
     `formats` are the layouts of the state; None: the compiler chooses.
     """
@@ -170,7 +170,7 @@ def train_spec(
     names = {0: "training loop", 1: "training step"}
     return ProgramSpec(
         names.get(steps, f"{steps} training steps"),
-        _step_function(work.step, steps),
+        _make_step_function(work.step, steps),
         (carry, inputs, rates, *bounds),
         donated=0,
         in_shardings=(carry_formats, *[sharding] * (2 + len(bounds))),
@@ -186,7 +186,7 @@ def carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     return StepCarry(chip.shapes(np.int32(0)), LoopCarry(chip.shapes(state), *chip.shapes(buffers)))
 
 
-def _step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
+def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
     def train_step(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
         return _advance(step, carry, inputs, learning_rates)
 
@@ -213,7 +213,7 @@ def _step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
 
 
 def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-    """Return the values after a step; after a step that ended the run they stay as they are."""
+    """Return the carry after a step. After the run has ended, only the position changes."""
     position = carry.position
     before = carry.loop
     with jax.named_scope(DATA_SCOPE):
@@ -229,24 +229,24 @@ def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: 
     return StepCarry(position + 1, after)
 
 
-def _init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:
-    """Initialisation on the host: it runs once, with the same weights for every device."""
+def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:
+    """Return the specification of the initialisation, on the host if JAX may use it."""
     if chip.host is None:
         return ProgramSpec(
             INIT, work.step.init, (chip.shapes(work.seed),), compiler_options=options
         )
-    seed = _shapes(work.seed, SingleDeviceSharding(chip.host))
+    seed = _place_shapes(work.seed, SingleDeviceSharding(chip.host))
     return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=UNOPTIMIZED)
 
 
-def _eval_spec(
+def _make_eval_spec(
     work: CompileInputs,
     chip: Chip,
     state: Any,
     formats: Any,
     options: dict[str, str | bool],
 ) -> ProgramSpec:
-    """One batch of an evaluation, without a loop; the state has the layouts of training."""
+    """Return the specification of the evaluation of one batch, with training's layouts."""
 
     def evaluate(carry: EvalCarry, state: TrainState, inputs: Inputs) -> EvalCarry:
         batch = batch_at(inputs, carry.position)
@@ -276,7 +276,7 @@ def _make_place(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], 
     return place
 
 
-def _shapes(tree: Any, sharding: SingleDeviceSharding) -> Any:
+def _place_shapes(tree: Any, sharding: SingleDeviceSharding) -> Any:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding), tree
     )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
 
 _START = "-start"
-"""End of the opcode of a collective that starts in the background."""
+"""Suffix of the opcode of an asynchronous collective."""
+# Notations of the groups of devices: a list, an iota of its shape, a mesh with axes.
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
@@ -22,14 +23,14 @@ KINDS = {
     "all-to-all": "all_to_all",
     "collective-permute": "send",
 }
-"""Names of the kinds by XLA's."""
+"""Kinds of collectives by XLA's opcode."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CompiledCollective:
     """Collectives of one kind over groups of one size in a compiled program.
 
-    `nbytes` is the size of the whole array of one device, summed over all `count` of them: the
+    `nbytes` is the sum over the `count` collectives of their whole array on one device. That is the
     array that an all-reduce reads and writes, an all-gather writes, and a reduce-scatter reads. An
     instruction in a loop is counted once.
     """
@@ -47,8 +48,8 @@ def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
         opcode = line.opcode.removesuffix(_START)
         if opcode not in KINDS:
             continue
-        group = _group_size(line.arguments)
-        nbytes = _array_bytes(line) * (group if opcode == "reduce-scatter" else 1)
+        group = _find_group_size(line.arguments)
+        nbytes = _count_bytes(line) * (group if opcode == "reduce-scatter" else 1)
         sizes.setdefault((KINDS[opcode], group), []).append(nbytes)
     return tuple(
         CompiledCollective(kind, group, len(nbytes), sum(nbytes))
@@ -56,8 +57,8 @@ def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
     )
 
 
-def _array_bytes(line: HloLine) -> int:
-    """Bytes of a result; the start of a gather or a permutation returns its operand too."""
+def _count_bytes(line: HloLine) -> int:
+    """Return the bytes of a result, without the operand that some starts return too."""
     sizes = [array.nbytes for array in line.arrays]
     if len(sizes) > 1 and line.opcode == "all-gather-start":
         return sum(sizes[len(sizes) // 2 :])
@@ -66,8 +67,8 @@ def _array_bytes(line: HloLine) -> int:
     return sum(sizes)
 
 
-def _group_size(arguments: str) -> int:
-    """Number of devices that communicate together; 2 for a permutation's pairs."""
+def _find_group_size(arguments: str) -> int:
+    """Return the number of devices in a group; 2, as in a permutation's pairs, if none is given."""
     if listed := _LIST.search(arguments):
         return listed[1].count(",") + 1
     if iota := _IOTA.search(arguments):

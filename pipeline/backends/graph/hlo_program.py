@@ -1,4 +1,4 @@
-"""Operations of a compiled program: kinds, bytes, FLOP and scopes, from the text of XLA."""
+"""Operations of a compiled program: kinds, bytes, FLOP and scopes, from its HLO text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 
 CONTAINERS = frozenset({"while", "conditional", "call"})
-"""Opcodes of operations that only hold others."""
+"""Opcodes of operations that only call computations."""
 
 PRODUCTS = frozenset({"dot", "convolution"})
 MOVES = frozenset(
@@ -25,7 +25,7 @@ MOVES = frozenset(
     }
 )
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
-"""Opcodes that nothing is executed for."""
+"""Opcodes of instructions that take no time."""
 CALLBACK = "python"
 """A word in the name of a custom call of Python on the host."""
 ONEDNN = "onednn$"
@@ -33,13 +33,16 @@ CUDNN = "__cudnn$"
 CUBLAS = "__cublas$"
 CONVERSIONS = "conversions of types"
 FARTHEST = 4
-"""The most instructions between one without a scope and the one whose scope it gets."""
+"""Most instructions from one without a scope to the one that it inherits a scope from."""
 
 
 @dataclass(frozen=True)
 class HloInstruction:
-    """An operation; `inside` are all opcodes that are fused into it, `moved_bytes` the bytes that
-    it reads and writes, `scope` is the one it was traced in."""
+    """An operation.
+
+    `inside` are the opcodes fused into it, `moved_bytes` the bytes that it reads and writes.
+    `scope` is the name scope that it was traced in, `target` the target of a custom call.
+    """
 
     opcode: str
     inside: frozenset[str]
@@ -55,7 +58,7 @@ class HloInstruction:
 
     @property
     def converts(self) -> bool:
-        """Whether it only changes the type of what it moves."""
+        """Whether it only moves values and changes their type."""
         return "convert" in self.inside and self.inside <= MOVES
 
 
@@ -68,7 +71,7 @@ class HloProgram:
     """The name of the module, `jit_loop`."""
 
     def find(self, name: str) -> HloInstruction | None:
-        """Return the operation of a profiler's name; None if the text has none."""
+        """Return the operation with a name in a profiler's trace; None if unknown."""
         return self.instructions.get(name) or self.instructions.get(name.partition("__")[0])
 
     def kind_of(self, name: str) -> str | None:
@@ -84,7 +87,7 @@ class HloProgram:
             return "convolutions, by cuDNN" if is_convolution else "other calls of cuDNN"
         if instruction.target.startswith(CUBLAS):
             return "matrix products, by cuBLAS"
-        return _kind(instruction.inside)
+        return _name_kind(instruction.inside)
 
     def bytes_of(self, name: str) -> int:
         """Return the bytes of operands and results together."""
@@ -92,7 +95,7 @@ class HloProgram:
         return instruction.moved_bytes if instruction is not None else 0
 
 
-def _kind(inside: frozenset[str]) -> str:
+def _name_kind(inside: frozenset[str]) -> str:
     if inside & PRODUCTS:
         return "convolutions, by XLA" if "convolution" in inside else "matrix products, by XLA"
     if any(opcode.startswith(("reduce", "select-and")) for opcode in inside):
@@ -111,7 +114,7 @@ def parse_program(text: str) -> HloProgram:
     flops: dict[str | None, float] = {}
     for computation, body in program.computations.items():
         opcodes[computation] = frozenset(line.opcode for line in body.values())
-        flops[computation] = sum(_flops(line, shapes) for line in body.values())
+        flops[computation] = sum(_count_flops(line, shapes) for line in body.values())
     instructions = {}
     for name, line in lines.items():
         called = line.called
@@ -121,8 +124,8 @@ def parse_program(text: str) -> HloProgram:
         instructions[name] = HloInstruction(
             line.opcode,
             inside,
-            _moved_bytes(inside, read, line.nbytes),
-            flops.get(called, 0.0) if called else _flops(line, shapes),
+            _count_moved_bytes(inside, read, line.nbytes),
+            flops.get(called, 0.0) if called else _count_flops(line, shapes),
             scope[1] if scope else "",
             line.target or "",
         )
@@ -139,15 +142,17 @@ def parse_program(text: str) -> HloProgram:
 def _inherit_scopes(
     instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
 ) -> dict[str, str]:
-    """Return scopes of instructions without one: of the nearest that reads the result, else of the
-    nearest operand. The compiler adds copies and conversions without a scope."""
+    """Return scopes for instructions without one, such as copies that the compiler adds.
+
+    It is the scope of the nearest instruction that reads the result, else of the nearest operand.
+    """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
         for operand in line.operands:
             readers.setdefault(operand, []).append(name)
     operands = {name: line.operands for name, line in lines.items()}
 
-    def nearest(name: str, neighbours: Mapping[str, Sequence[str]]) -> str:
+    def find_scope(name: str, neighbours: Mapping[str, Sequence[str]]) -> str:
         seen = {name}
         layer = [name]
         for _ in range(FARTHEST):
@@ -156,21 +161,21 @@ def _inherit_scopes(
             ]
             seen.update(layer)
             for near in layer:
-                # Or it has the loop's scope, which names no layer.
+                # Other scopes are the loop's, which name no layer.
                 scope = instructions[near].scope if near in instructions else ""
                 if "jvp(" in scope or "step." in scope:
                     return scope
         return ""
 
     return {
-        name: nearest(name, readers) or nearest(name, operands)
+        name: find_scope(name, readers) or find_scope(name, operands)
         for name, instruction in instructions.items()
         if not instruction.scope and instruction.opcode not in FREE | CONTAINERS
     }
 
 
-def _moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
-    """Bytes read and written; a slice of an array, or an update of a slice, counts as the slice."""
+def _count_moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
+    """Return bytes read and written. Of a sliced or updated array, only the slice counts."""
     if inside & {"dynamic-slice", "gather"}:
         return 2 * result
     if "dynamic-update-slice" in inside:
@@ -178,9 +183,12 @@ def _moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
     return result + sum(read)
 
 
-def _flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
-    """FLOP of an instruction: two for each product in a sum of products, one for each element of
-    arithmetic, or of the operand of a reduction; 0 for moves, containers and unknown calls."""
+def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
+    """Return the FLOP of an instruction.
+
+    A sum of products has two for each product. Arithmetic has one for each element of the result, a
+    reduction one for each element of its operand. Moves, containers and unknown calls have none.
+    """
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
         contracted = _CONTRACTED.search(line.arguments)
@@ -189,11 +197,11 @@ def _flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     if line.opcode == "convolution" and len(operands) > 1:
         labels = _LABELS.search(line.arguments)
         features_axis = labels[1].find("o") if labels else -1
-        return 2.0 * line.elements * _products_per_output(operands[1], features_axis)
+        return 2.0 * line.elements * _count_products_per_output(operands[1], features_axis)
     if line.opcode == "custom-call" and ONEDNN in line.arguments and len(operands) > 1:
         left, right = operands[:2]
         if "convolution" in line.arguments:
-            return 2.0 * line.elements * _products_per_output(right, -1)
+            return 2.0 * line.elements * _count_products_per_output(right, -1)
         # (m, k) times (k, n) has m n elements, so that k is a root whichever side is transposed.
         inner = math.sqrt(left.elements * right.elements / max(1, line.elements))
         return 2.0 * line.elements * inner
@@ -204,6 +212,6 @@ def _flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     return float(line.elements)
 
 
-def _products_per_output(kernel: HloArray, features_axis: int) -> float:
-    """Products that each output of a convolution is the sum of."""
+def _count_products_per_output(kernel: HloArray, features_axis: int) -> float:
+    """Return the number of products that are summed for one output of a convolution."""
     return kernel.elements / max(1, kernel.sizes[features_axis]) if kernel.sizes else 0.0
