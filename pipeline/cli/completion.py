@@ -1,4 +1,4 @@
-"""`python -m pipeline completion SHELL`: scripts for shells, and the answers to their questions.
+"""`python -m pipeline completion SHELL`: scripts of completion for shells, and their completions.
 
 click's scripts call `pipeline` with COMP_WORDS and `_PIPELINE_COMPLETE`; see its documentation.
 """
@@ -24,14 +24,14 @@ class BashWords(BashComplete):
     """Completion in bash, which takes the `=` of `+recipe=lenet5` for a separate word."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor and the incomplete one, joined at `=`."""
+        """Return the words before the cursor and the incomplete word, joined at `=`."""
         words, incomplete = super().get_completion_args()
         last = ["=", ""] if incomplete == "=" else [incomplete]
         *words, incomplete = "\0".join([*words, *last]).replace("\0=\0", "=").split("\0")
         return words, incomplete
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """Return the part after `=`, which alone bash replaces."""
+        """Return the part after `=`, since bash replaces only this part."""
         _, equals, value = str(item.value).partition("=")
         if item.type == "plain" and equals:
             return f"{item.type},{value}"
@@ -41,11 +41,11 @@ class BashWords(BashComplete):
 def main(shell: str) -> int:
     """Print the script of a shell; the exit status is 0."""
     script = get_completion_class(shell)
-    assert script is not None, "the type of the argument has these shells alone"
+    assert script is not None, "the argument's type allows only shells of click"
     print(script(click.Command(PROGRAM), {}, PROGRAM, COMPLETION_VARIABLE).source())
     return 0
 
 
 def complete(root: click.Command, instruction: str) -> int:
-    """Answer the question that a shell's script asks, such as `bash_complete`; the exit status."""
+    """Print completions for an instruction such as `bash_complete`; return the exit status."""
     return shell_complete(root, {}, PROGRAM, COMPLETION_VARIABLE, instruction)

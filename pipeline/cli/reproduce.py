@@ -1,8 +1,8 @@
 """`python -m pipeline reproduce RUN_DIR`: repeat a run here and compare its losses bit for bit.
 
 The recipe is run again, by another process in the folder in which the run was started, with the
-lowerings that the run used. Losses are compared step by step; if they differ, so are recipe,
-code, versions, data and machine.
+lowerings that the run used. Losses are compared step by step. If they differ, recipes, code,
+versions, data and machines are compared too.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ LOOKS_S = 0.2
 def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CommandResult:
     """Run a recipe again in `out` and compare; the exit status is 0 if all is the same, else 1.
 
-    A run that ended early is repeated as far as it went. Raises UsageError for keys that resume,
-    RecipeError and DataError if the run can't be read, RunError if it can't be run again.
+    A run that ended early is repeated up to its last step. `out` None makes a new folder. Raises
+    UsageError if overrides have `train.resume`, RecipeError and DataError if the run can't be read,
+    RunError if it can't be run again.
     """
     if resume := [override for override in overrides if key_of(override) == RESUME]:
         raise UsageError(resume, "goes on with a run, but reproduce makes a new one; leave it out")
@@ -76,7 +77,7 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
 
 
 def _copy_lowerings(source: Path, target: Path) -> None:
-    """Copy the choice of lowerings: the same bits need the same computation of convolutions."""
+    """Copy the choice of lowerings, since other lowerings of convolutions give other bits."""
     if (source / LOWERINGS).is_file() and not (source / LOWERINGS).is_symlink():
         try:
             write_whole(target / LOWERINGS, read_bytes(source / LOWERINGS))
@@ -94,7 +95,7 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
     command = [sys.executable, "-P", "-m", "pipeline", *keys, *overrides]
     try:
         stdout = sys.stdout.fileno()
-    except OSError:  # it has no number
+    except OSError:  # stdout isn't a file, as in a test
         stdout = None
     folder = Path(str(original.made_by.get("folder", ".")))
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -114,14 +115,14 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
 
 @contextmanager
 def _pass_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Inside, pass signals that stop this process on to `process`, which then saves its state."""
+    """During the block, pass signals that stop this process to `process`, which saves its state."""
     # Ctrl-C and the end of a terminal reach both processes; `kill` reaches this one alone.
     numbers = [number for number in find_stops() if number != signal.SIGINT]
     before = {number: signal.signal(number, lambda *_: process.terminate()) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
-        # The terminal has interrupted both.
+        # The terminal has interrupted both processes.
         process.wait()
         raise
     except Exception:
@@ -154,7 +155,7 @@ def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResul
         sections = compare_origins(original, repeated).values()
         if changed := [difference.key for section in sections for difference in section or ()]:
             page.show_text("although", f"{', '.join(changed)} differ")
-    verdict = _verdict(same, steps, original)
+    verdict = _describe_verdict(same, steps, original)
     page.show_text("verdict", verdict)
     facts = {
         "run": str(repeated.run_dir),
@@ -166,11 +167,11 @@ def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResul
     return CommandResult(facts, exit_status=0 if same else 1)
 
 
-def _verdict(same: bool, steps: Comparison, original: RunRecord) -> str:
+def _describe_verdict(same: bool, steps: Comparison, original: RunRecord) -> str:
     if same:
         return f"reproduced: {steps.steps:,} steps are the same, bit for bit"
     if steps.first is None and steps.only_one:
         return f"not reproduced: the new run lacks the last {steps.only_one:,} steps"
     resumed = len(original.processes) > 1
-    note = "; A was resumed, and may have been given another length" if resumed else ""
-    return f"not reproduced{note}"
+    resumed_note = "; A was resumed, and may have been given another length" if resumed else ""
+    return f"not reproduced{resumed_note}"

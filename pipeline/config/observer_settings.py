@@ -8,7 +8,7 @@ from pipeline.engine.monitors.observers import ObserverSettings
 
 
 def observer_settings(recipe: Recipe) -> ObserverSettings:
-    """Return what the observers of a run print and write."""
+    """Return the settings that decide what a run's observers print and write."""
     return ObserverSettings(
         batch_size=recipe.train.batch_size,
         trains="train" in recipe.stages,

@@ -1,6 +1,6 @@
 """Errors for the user, shown as one message without a traceback, and their exit statuses.
 
-Texts for the user, and all that is written down, are without passwords: `without_secrets`.
+`without_secrets` removes passwords from all texts that are shown or written to files.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from contextlib import suppress
 from typing import IO, Any, Literal
 
 MAX_PROBLEMS = 50
-"""Limit of the problems in a message; more than that usually have one cause."""
+"""Most problems in a message; more of them usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
+"""Most characters of a problem in a message."""
 HIDDEN = "***"
-"""Text in the place of a secret."""
+"""Text that replaces a secret."""
 _NAMES = (
     r"(?:\w{0,40}(?:passwo?r?d|passphrase|secret)|pwd|token|credentials?"
     r"|(?:\w{0,40}_)?(?:api|access|auth|private|secret)_?(?:key|token))"
@@ -28,7 +29,7 @@ _QUERY_NAMES = r"[\w-]{0,40}(?:passw|pwd|token|secret|key|sig|credential|auth)[\
 _HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
 
 
-# Lengths are bounded, since texts may be long and of strangers.
+# Repetitions are bounded, since strangers may make texts on which a search takes long.
 _IN_ADDRESSES = (
     # A password may have any character: https://user:p@ss/word@host.
     re.compile(r"""(?i)(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,300}(@)"""),
@@ -51,7 +52,7 @@ class PipelineError(Exception):
 
 
 class RunError(PipelineError):
-    """A failure with a valid recipe: a device, a disk, a loss that is not finite."""
+    """A failure with a valid recipe: of a device or a disk, or a loss that isn't finite."""
 
 
 class RecipeError(PipelineError):
@@ -72,7 +73,7 @@ class RecipeError(PipelineError):
 
 
 class UsageError(PipelineError):
-    """Invalid arguments of a command; the message has them and the command's usage."""
+    """Invalid arguments of a command; the message has the arguments and the broken rule."""
 
     exit_status = 2
 
@@ -91,9 +92,9 @@ SUCCEEDED = ("done", "pruned")
 
 
 def exit_status_of(outcome: BaseException | str) -> int:
-    """Return the exit status for an error, or for the status of a run.
+    """Return the exit status for an error, or for the status of a run such as "done".
 
-    0 for success, 2 if a recipe or its data is wrong, else 1: failed, stopped.
+    It is 0 for success, 2 if a recipe or its data is wrong, and 1 for all else.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
@@ -101,7 +102,7 @@ def exit_status_of(outcome: BaseException | str) -> int:
 
 
 def status_after(error: BaseException) -> Literal["failed", "stopped"]:
-    """Return the status of a run that an error ended; a signal or a scheduler stops it."""
+    """Return the status of a run that an error ended: "stopped" if a signal or a scheduler did."""
     return "failed" if isinstance(error, Exception) else "stopped"
 
 
@@ -117,8 +118,10 @@ def listed(problems: Sequence[str]) -> list[str]:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with `***` for passwords and tokens: in addresses, and as values of such
-    names."""
+    """Return a text with `***` for passwords and tokens.
+
+    They are found in addresses, and as values of names such as `password` or `api_key`.
+    """
     patterns = _IN_ADDRESSES if "://" in text and "@" in text else ()
     for pattern in (*patterns, *(_BY_NAME if _HINT.search(text) else ())):
         text = pattern.sub(rf"\1{HIDDEN}\2", text)
@@ -145,21 +148,23 @@ def hide_secrets_in_tree(tree: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text without secrets, with control characters escaped, which names in files may
-    contain."""
+    """Return a text without secrets and with escaped control characters.
+
+    Names in files may contain both.
+    """
     text = without_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines without secrets, with other control characters escaped."""
+    """Return a text of several lines without secrets, with control characters escaped in each."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     """Run an action; print an error as one message on stderr, and return the exit status.
 
-    All output has been written then, or is discarded.
+    Before it returns, stdout is flushed, or discarded if it can't be written.
     """
     try:
         status = action()
@@ -189,6 +194,6 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirect a stream to nowhere: Python would fail at exit to write its buffer."""
+    """Redirect a stream to the null device, or Python fails at exit when it flushes the stream."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -18,30 +18,30 @@ from pipeline.core.errors import discard, printable_lines
 from pipeline.core.files.real_files import open_unshared
 
 MARGIN = 10
-"""Characters that the name of a stage has."""
+"""Width of the margin, in characters, that has the name of a stage."""
 SILENCE_S = 4.0
-"""Seconds after which a stage that has printed nothing yet prints what it does."""
+"""Seconds after which a line says what a silent stage does."""
 WARNING = f"{'warning':<{MARGIN}}"
 
 
 class Reporter:
     """Print lines to the console and to `run.log`. Bars and clocks only on a terminal.
 
-    Safe from any thread. If one of the two can't be written any more, a warning goes to the
-    other, which is then the only one: a run is worth more than its lines. Without a `run.log` the
-    OSError is raised. While it is `held`, lines for run.log wait for `write_held_lines`.
+    Safe from any thread. If the console or `run.log` can't be written any more, the run goes on
+    with the other, which gets a warning. Without a `run.log` the OSError is raised. If `held`,
+    lines for `run.log` are kept in memory until `write_held_lines`.
     """
 
     level = logging.WARNING
     """The least severe messages that `log` shows."""
     log_to: Literal["console", "stderr", "file"] = "console"
-    """The output for them besides run.log, since they aren't lines of the run itself."""
+    """Output of `log`'s messages besides run.log."""
 
     def __init__(
         self, run_dir: Path | None = None, console: Console | None = None, *, held: bool = False
     ) -> None:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
-        self._one_at_a_time = Lock()
+        self._lock = Lock()
         self._log: IO[str] | None = None
         self._run_dir = run_dir
         self._held = io.StringIO() if held else None
@@ -52,7 +52,7 @@ class Reporter:
 
     def write_held_lines(self) -> None:
         """Write the lines of a reporter that was `held` to its run.log, and later ones too."""
-        with self._one_at_a_time:
+        with self._lock:
             held = self._held
             self._held = None
             if held is not None and self._run_dir is not None:
@@ -62,9 +62,9 @@ class Reporter:
     def say(self, text: str) -> None:
         """Print one or more lines for the user; control characters are escaped."""
         text = printable_lines(text)
-        with self._one_at_a_time:
+        with self._lock:
             self._print(text)
-            self._note(text)
+            self._write_log_line(text)
 
     def _print(self, text: str) -> None:
         if not self._prints:
@@ -73,7 +73,7 @@ class Reporter:
             if self.console.is_terminal:
                 self.console.print(text)
             else:
-                # rich takes 0.3 ms a line, which a run without sinks would feel.
+                # rich takes 0.3 ms a line, which would slow runs without sinks.
                 print(text, file=self.console.file, flush=True)
         except OSError as error:
             if not self._logs:
@@ -81,9 +81,11 @@ class Reporter:
             self._prints = False
             discard(self.console.file)
             why = f"can't be written ({error.strerror})"
-            self._note(f"{WARNING} the console {why}; what there is to say is said here alone")
+            self._write_log_line(
+                f"{WARNING} the console {why}; what there is to say is said here alone"
+            )
 
-    def _note(self, text: str) -> None:
+    def _write_log_line(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
         if self._held is not None:
             self._held.write(line)
@@ -108,16 +110,18 @@ class Reporter:
         self.say(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
-        """Print a warning, for which the run does not stop; run.log has it in any case."""
+        """Print a warning if `level` allows it; run.log has it in any case."""
         if self.level > logging.WARNING:
-            with self._one_at_a_time:
-                self._note(printable_lines(f"{WARNING} {text}"))
+            with self._lock:
+                self._write_log_line(printable_lines(f"{WARNING} {text}"))
         else:
             self.log(logging.WARNING, WARNING.strip(), text)
 
     def log(self, severity: int, name: str, text: str) -> None:
-        """Print a message of a level of `logging`, its name in the margin, if it is severe
-        enough."""
+        """Print a message with `name` in the margin, if its severity is at least `level`.
+
+        Severities are the levels of `logging`.
+        """
         if severity < self.level:
             return
         line = f"{name:<{MARGIN}} {text}"
@@ -125,20 +129,22 @@ class Reporter:
             self.say(line)
             return
         line = printable_lines(line)
-        with self._one_at_a_time:
+        with self._lock:
             if self.log_to == "stderr":
                 with suppress(OSError):
                     print(line, file=sys.stderr, flush=True)
-            self._note(line)
+            self._write_log_line(line)
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """Show elapsed time beside `what` during the body, on a terminal; elsewhere print `what`
-        once if the body takes longer than SILENCE_S."""
+        """On a terminal, show the elapsed time beside `what` during the block.
+
+        Elsewhere print `what` once, if the block takes longer than SILENCE_S.
+        """
         if not self.console.is_terminal:
             timer = Timer(SILENCE_S, self.stage, ("busy", what))
             timer.daemon = True
-            # No thread can be started any more while the process ends.
+            # A process that ends can't start threads.
             with suppress(RuntimeError):
                 timer.start()
             try:
@@ -166,7 +172,7 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         if self._log is not None:
-            # The rest of its buffer could not be written before.
+            # Closing writes the rest of the buffer, for which the disk may have no room.
             with suppress(OSError):
                 self._log.close()
             self._log = None
@@ -203,7 +209,7 @@ class Bar:
         self._progress.start()
 
     def advance_to(self, step: int, loss: float) -> None:
-        """Show that `step` steps are done."""
+        """Show that `step` steps are done, with the last loss."""
         self._progress.update(self._task, completed=step, loss=f"loss {loss:.4f}")
 
     def close(self) -> None:

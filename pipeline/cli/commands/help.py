@@ -36,13 +36,13 @@ train.precision, train.resume, stages, seed, dataset.root, checkpoint.every_step
 checkpoint.keep, checkpoint.restore, debug.
 """
 WIDTH = 37
-"""Characters of what a command takes; a longer one shortens the space after it."""
+"""Width, in characters, of the column of commands and their arguments."""
 
 
 def guide(commands: Mapping[str, click.Command]) -> str:
     """Return the text of `--help`; reads only file headers and composes nothing."""
-    calls = {**TRAINING, **_summaries(commands), **FLAGS}
-    lines = [f"  {PROGRAM} {takes:<{WIDTH}} {text}" for takes, text in calls.items()]
+    calls = {**TRAINING, **_summarise_commands(commands), **FLAGS}
+    lines = [f"  {PROGRAM} {call:<{WIDTH}} {text}" for call, text in calls.items()]
     recipes = _list_files(find_recipes(Path.cwd()))
     parts = ["Train what a YAML recipe describes.", "", *lines, "", STATUSES, ""]
     parts += ["Recipes (+recipe=NAME)", *recipes, ""]
@@ -51,12 +51,12 @@ def guide(commands: Mapping[str, click.Command]) -> str:
     return "\n".join([*parts, KEYS])
 
 
-def _summaries(commands: Mapping[str, click.Command]) -> dict[str, str]:
-    """Return the line of each command by its words, and of groups inside."""
+def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]:
+    """Return the help line of each command, also in groups, by its name and arguments."""
     lines: dict[str, str] = {}
     for name, command in commands.items():
         if isinstance(command, click.Group):
-            nested = _summaries(command.commands)
+            nested = _summarise_commands(command.commands)
             lines |= {f"{name} {words}": line for words, line in nested.items()}
         else:
             metavars = [param.metavar for param in command.params if isinstance(param, Argument)]

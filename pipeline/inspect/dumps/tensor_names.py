@@ -16,8 +16,9 @@ from pipeline.models.layers.path_patterns import covers, require_covered
 Role = Literal["input", "output", "output_gradient", "input_gradient", "gradient", "statistics"]
 ROLES: tuple[Role, ...] = get_args(Role)
 DATA = "dataset.train.ops"
+"""The map ops, listed like a layer."""
 LOSS = "train.loss"
-"""The map ops and the loss, which are listed like layers."""
+"""The loss, listed like a layer."""
 
 _INPUT_ROLES: tuple[Role, ...] = ("input", "output_gradient")
 _OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
@@ -32,7 +33,8 @@ _ROLES_BY_CHOICE: Mapping[What, tuple[Role, ...]] = {
 class TensorName:
     """A tensor: the path of its layer, its role there, and its index or the name of a parameter.
 
-    `output_gradient` is a layer's input in the backward pass, `input_gradient` its output there.
+    In the backward pass a layer reads `output_gradient` and returns `input_gradient`. `gradient` is
+    of a parameter, `statistics` are running means and variances.
     """
 
     layer: str
@@ -48,12 +50,12 @@ class TensorName:
         return f"{self.role}:{self.index}"
 
     def file_name(self, time_us: int) -> str:
-        """The name of its .npy file: / becomes _, : a point, and a time follows."""
+        """Return the name of its .npy file: / becomes _ and : becomes a point; the time is last."""
         return f"{str(self).replace('/', '_').replace(':', '.')}.{time_us}.npy"
 
 
 def parse_name(text: str) -> TensorName:
-    """Parse the text of a name. Raises ValueError for any other text."""
+    """Parse layer:role:index. Raises ValueError for a text of another form."""
     layer, role, index = text.rsplit(":", 2)
     if not layer or role not in ROLES:
         raise ValueError(f"{text!r:.80} is no name of a tensor")
@@ -63,9 +65,12 @@ def parse_name(text: str) -> TensorName:
 def named_tensors(
     tensors: LayerTensors, images: np.ndarray
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
-    """Yield every tensor of a step with its name, layers in the order of the forward pass."""
+    """Yield every tensor of a step with its name, layers in the order of the forward pass.
+
+    `images` are the batch after the map ops.
+    """
     yield TensorName(DATA, "output"), images
-    owned = _group_by_layer(tensors.parameters, tensors.forms)
+    gradients = _group_by_layer(tensors.parameters, tensors.forms)
     statistics = _group_by_layer(tensors.statistics, tensors.forms)
     arrays: Mapping[Role, Mapping[str, np.ndarray]] = {
         "input": tensors.inputs,
@@ -77,7 +82,7 @@ def named_tensors(
         for role, by_layer in arrays.items():
             if layer in by_layer:
                 yield TensorName(layer, role), by_layer[layer]
-        for name, array in owned.get(layer, {}).items():
+        for name, array in gradients.get(layer, {}).items():
             yield TensorName(layer, "gradient", name), array
         for name, array in statistics.get(layer, {}).items():
             yield TensorName(layer, "statistics", name), array
@@ -89,7 +94,7 @@ def named_tensors(
 def _group_by_layer(
     arrays: Mapping[str, np.ndarray], layers: Mapping[str, object]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Arrays by the innermost layer that holds them, then by their name there."""
+    """Return arrays by the innermost layer that holds them, then by their path in that layer."""
     groups: dict[str, dict[str, np.ndarray]] = {}
     for path, array in arrays.items():
         scopes = path.split("/")
@@ -102,7 +107,7 @@ def _group_by_layer(
 
 
 def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
-    """Raise RecipeError, with the nearest layer, for a pattern that covers none of the layers."""
+    """Raise RecipeError, which names a similar layer, for a pattern that covers no layer."""
     names = [*layers, DATA, LOSS]
     try:
         require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")
@@ -111,7 +116,7 @@ def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> 
 
 
 def is_selected(name: TensorName, patterns: Sequence[str], what: What) -> bool:
-    """Whether a tensor is among the requested layers and roles; no pattern is all."""
+    """Whether a tensor is of a requested layer and role; without patterns all layers are."""
     path = tuple(name.layer.split("/"))
     covered = not patterns or any(covers(pattern, path) for pattern in patterns)
     return covered and name.role in _ROLES_BY_CHOICE[what]

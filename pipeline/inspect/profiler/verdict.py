@@ -1,7 +1,8 @@
 """The verdict on a step: the first rule that holds, its evidence, and the change that would help.
 
-Rules go from what surrounds a step to what is in it: nothing is gained by faster operators while
-the step waits for data. Thresholds were chosen on runs that were made slow (`tests/verdicts.py`).
+Rules look at the surroundings of a step first, then at its operators: faster operators gain
+nothing while the step waits for data. Thresholds were chosen on runs that were made slow
+(`tests/verdicts.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ from pipeline.inspect.profiler.step_profile import (
 )
 
 RECOMPILING = 0.05
-"""Share of a step that later compilations take."""
+"""Share of a step in compilations after the first dispatch from which they limit it."""
 AGAIN = 3
-"""Compilations of one function from which its shapes change."""
+"""Compilations of one function from which it counts as compiled again and again."""
 WAITING = 0.1
+"""Share of a step in waits for data from which these limit it."""
 CALLING = 0.1
+"""Share of a step in calls of Python from the program."""
 HOST = 0.2
+"""Share of a step on the host between dispatches."""
 GAINFUL = 1.1
 """Gain of a longer sink from which dispatches limit a run."""
 EVENTS = 0.2
+"""Share of the run in evaluations and checkpoints."""
 CONVERTING = 0.15
+"""Share of a step in conversions of types."""
 MEMORY_SHARE = 0.5
 """Share of the memory's bandwidth from which an operator is limited by it."""
 CACHE_BYTES = 8_000_000
@@ -41,10 +47,11 @@ CACHE_BYTES = 8_000_000
 PEAK_SHARE = 0.4
 """Share of the peak from which an operator is limited by computation."""
 MOSTLY = 0.5
-"""Share of the operators' time that decides between memory and computation."""
+"""Share of the operators' time from which memory or computation limits a step."""
 ELEMENTWISE = 0.6
 """Share of the operators' time in layers without products from which these limit a step."""
 SHOWN = 2
+"""Layers, operators or shapes that a verdict names."""
 RESIDENT = "train.feed=resident"
 PRODUCTS = ("matrix products", "convolutions")
 
@@ -55,21 +62,21 @@ class SinkGain:
 
     size: int
     step_ms: float
-    """Predicted milliseconds a step in it."""
+    """Predicted milliseconds a step in sinks of `size`."""
     now_ms: float
-    """Those in the sinks of the recipe, by the same measurement."""
+    """Milliseconds a step in the recipe's sinks, by the same measurement."""
     error: float = 0.0
     """Relative error of the gain."""
 
     @property
     def gain(self) -> float:
-        """Speed-up by it."""
+        """Speed-up by sinks of `size`."""
         return self.now_ms / self.step_ms
 
 
 @dataclass(frozen=True)
 class EventCost:
-    """Milliseconds of evaluations and checkpoints by step of the run, and how often they are."""
+    """Time of evaluations and checkpoints, in milliseconds per training step, and their count."""
 
     ms: float
     count: int
@@ -83,13 +90,13 @@ class Evidence:
     host: HostTime
     feed: FeedReport
     sink_steps: int | None
-    """Length of the recipe's sinks; None without."""
+    """Steps of the recipe's sinks; None without sinks."""
     callbacks: tuple[str, ...] = ()
     """Callbacks of the recipe by name."""
     compilations: tuple[Compilation, ...] = ()
-    """Those during the steps that are timed."""
+    """Compilations during the timed steps."""
     compiled_steps: int = 0
-    """Timed steps, among which compilations are divided."""
+    """Number of timed steps, over which the time of compilations is averaged."""
     sink: SinkGain | None = None
     events: EventCost | None = None
     streams_resident: str | None = None
@@ -114,13 +121,13 @@ def decide(evidence: Evidence) -> StepVerdict:
     raise AssertionError("the last rule always holds")
 
 
-def _without(evidence: Evidence, ms: float, what: str) -> PredictedChange:
-    """The change that a step would be shorter by some milliseconds."""
+def _predict_saving(evidence: Evidence, ms: float, what: str) -> PredictedChange:
+    """Return a change, described by `what`, that makes a step shorter by some milliseconds."""
     left = max(evidence.step_ms - ms, 1e-6)
     return PredictedChange(what, left, evidence.step_ms / left, "counted from the trace")
 
 
-def _recompiling(evidence: Evidence) -> StepVerdict | None:
+def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
     by_name: dict[str, list[Compilation]] = defaultdict(list)
     for compilation in evidence.compilations:
         by_name[compilation.name].append(compilation)
@@ -141,11 +148,11 @@ def _recompiling(evidence: Evidence) -> StepVerdict | None:
         f"{len(group)} times{of_shapes}"
     )
     return StepVerdict(
-        "recompiling", share, why, _without(evidence, ms, "keep its shapes the same")
+        "recompiling", share, why, _predict_saving(evidence, ms, "keep its shapes the same")
     )
 
 
-def _data_bound(evidence: Evidence) -> StepVerdict | None:
+def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
     host = evidence.host
     feed = evidence.feed
     share = host.share(host.wait)
@@ -159,10 +166,10 @@ def _data_bound(evidence: Evidence) -> StepVerdict | None:
         why += f" (worst: {feed.slowest_sample})"
     what = evidence.streams_resident or "convert the data once: python -m pipeline convert records"
     severe = "data-bound" if share < 0.25 else "data-bound, severely"
-    return StepVerdict(severe, share, why, _without(evidence, host.wait, what))
+    return StepVerdict(severe, share, why, _predict_saving(evidence, host.wait, what))
 
 
-def _callback_bound(evidence: Evidence) -> StepVerdict | None:
+def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
     calls = [call for call in evidence.profile.operators if call.kind == "calls of Python"]
     ms = sum(call.ms for call in calls)
     share = evidence.host.share(ms)
@@ -173,11 +180,11 @@ def _callback_bound(evidence: Evidence) -> StepVerdict | None:
     count = sum(call.calls for call in calls)
     why = f"{share:.0%} of a step is {count:g} calls of Python from the program, in {where}"
     what = f"compute {where} in JAX instead of the callback"
-    change = _without(evidence, ms, what)
+    change = _predict_saving(evidence, ms, what)
     return StepVerdict("callback-bound", share, why, change, layer=slowest.layer or None)
 
 
-def _dispatch_bound(evidence: Evidence) -> StepVerdict | None:
+def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
     sink = evidence.sink
     if sink is None or sink.gain < max(GAINFUL, 1 + 2 * sink.error):
         return None
@@ -189,7 +196,7 @@ def _dispatch_bound(evidence: Evidence) -> StepVerdict | None:
     why = f"{share:.0%} of a step of {sink.now_ms:.3g} ms is dispatching {now}"
     what = f"train.sink_size={sink.size}"
     what += " train.sink=true" if evidence.sink_steps is None else ""
-    # What callbacks and others take between dispatches is not part of that measurement.
+    # The measurement of sinks leaves out callbacks between dispatches.
     return StepVerdict(
         "dispatch-bound",
         share,
@@ -198,7 +205,7 @@ def _dispatch_bound(evidence: Evidence) -> StepVerdict | None:
     )
 
 
-def _host_bound(evidence: Evidence) -> StepVerdict | None:
+def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
     host = evidence.host
     share = host.share(host.between)
     if share <= HOST or not evidence.callbacks:
@@ -206,10 +213,10 @@ def _host_bound(evidence: Evidence) -> StepVerdict | None:
     named = ", ".join(evidence.callbacks)
     why = f"{share:.0%} of a step is the host between dispatches, with callbacks {named}"
     what = "do less in train.callbacks"
-    return StepVerdict("host-bound", share, why, _without(evidence, host.between, what))
+    return StepVerdict("host-bound", share, why, _predict_saving(evidence, host.between, what))
 
 
-def _event_bound(evidence: Evidence) -> StepVerdict | None:
+def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
     events = evidence.events
     if events is None:
         return None
@@ -225,7 +232,7 @@ def _event_bound(evidence: Evidence) -> StepVerdict | None:
     )
 
 
-def _converting(evidence: Evidence) -> StepVerdict | None:
+def _find_converting(evidence: Evidence) -> StepVerdict | None:
     conversions = [op for op in evidence.profile.operators if op.kind == CONVERSIONS]
     ms = sum(op.ms for op in conversions)
     share = evidence.host.share(ms)
@@ -233,33 +240,37 @@ def _converting(evidence: Evidence) -> StepVerdict | None:
         return None
     why = (
         f"{share:.0%} of a step only converts types, {len(conversions)} operators, above all in "
-        f"{_places(conversions)}: this device computes products in another type than "
+        f"{_list_places(conversions)}: this device computes products in another type than "
         f"train.precision={evidence.precision}"
     )
-    return StepVerdict("converting", share, why, _without(evidence, ms, "train.precision=O0"))
+    return StepVerdict(
+        "converting", share, why, _predict_saving(evidence, ms, "train.precision=O0")
+    )
 
 
-def _bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:
-    """Whether operators that one resource limits take most of the time."""
+def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if operators that one resource limits take most of the time."""
     bound = list(_find_limited(evidence, by_memory=resource == "memory"))
     share = _share_of_operators(evidence, bound)
     if share < MOSTLY:
         return None
     peaks = evidence.profile.peaks
     if resource == "memory":
-        mean = _mean(bound, "of_bytes")
+        mean = _average(bound, "of_bytes")
         roof = f" of {peaks.bytes_per_s / 1e9:.0f} GB/s" if peaks else ""
     else:
-        mean = _mean(bound, "of_flops")
+        mean = _average(bound, "of_flops")
         roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
-    why = f"{share:.0%} of the operators' time is at {mean:.0%}{roof}; largest: {_places(bound)}"
+    why = (
+        f"{share:.0%} of the operators' time is at {mean:.0%}{roof}; largest: {_list_places(bound)}"
+    )
     return StepVerdict(f"{resource}-bound", share, why)
 
 
-def _elementwise(evidence: Evidence) -> StepVerdict | None:
-    """Whether layers without products take most of the time.
+def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if layers without products take most of the time.
 
-    Moves in a layer with products are part of how these are computed.
+    Moves in a layer with products count for the products.
     """
     ops = evidence.profile.operators
     with_products = {op.layer for op in ops if op.kind.startswith(PRODUCTS)}
@@ -277,33 +288,33 @@ def _elementwise(evidence: Evidence) -> StepVerdict | None:
     layer, ms = max(by_layer.items(), key=lambda item: item[1])
     why = (
         f"{share:.0%} of the operators' time is in layers without products, above all "
-        f"{_places(elementwise)}"
+        f"{_list_places(elementwise)}"
     )
-    change = _without(evidence, ms, f"leave out or replace layer {layer}")
+    change = _predict_saving(evidence, ms, f"leave out or replace layer {layer}")
     named = None if layer.startswith("(") else layer
     return StepVerdict("elementwise-bound", share, why, change, layer=named)
 
 
-def _operators(evidence: Evidence) -> StepVerdict:
+def _name_operators(evidence: Evidence) -> StepVerdict:
     ops = evidence.profile.operators
     top = sorted(ops, key=lambda op: -op.ms)[:SHOWN]
     share = evidence.host.share(sum(op.ms for op in top))
-    why = f"no limit holds for most of the step; slowest are {_places(top)}"
+    why = f"no limit holds for most of the step; slowest are {_list_places(top)}"
     return StepVerdict("operators", share, why)
 
 
 RULES: tuple[Rule, ...] = (
-    _recompiling,
-    _data_bound,
-    _callback_bound,
-    _dispatch_bound,
-    _host_bound,
-    _event_bound,
-    _converting,
-    _elementwise,
-    partial(_bound, "memory"),
-    partial(_bound, "compute"),
-    _operators,
+    _find_recompiling,
+    _find_data_bound,
+    _find_callback_bound,
+    _find_dispatch_bound,
+    _find_host_bound,
+    _find_event_bound,
+    _find_converting,
+    _find_elementwise,
+    partial(_find_bound, "memory"),
+    partial(_find_bound, "compute"),
+    _name_operators,
 )
 
 
@@ -328,14 +339,14 @@ def _share_of_operators(evidence: Evidence, ops: Sequence[OperatorTime]) -> floa
     return sum(op.ms for op in ops) / total_ms if total_ms else 0.0
 
 
-def _mean(ops: Sequence[OperatorTime], name: str) -> float:
-    """The mean of a share of the peaks, weighted by time."""
+def _average(ops: Sequence[OperatorTime], name: str) -> float:
+    """Return the mean of an attribute, a share of a peak, weighted by time."""
     ms = sum(op.ms for op in ops)
     return sum(op.ms * (getattr(op, name) or 0.0) for op in ops) / ms if ms else 0.0
 
 
-def _places(ops: Sequence[OperatorTime]) -> str:
-    """The layers, or operators outside of layers, in which some take longest."""
+def _list_places(ops: Sequence[OperatorTime]) -> str:
+    """Return the layers, or operators outside of layers, that take longest, with their times."""
     spent: dict[str, float] = defaultdict(float)
     for op in ops:
         spent[op.layer or f"{op.name} ({op.phase})"] += op.ms

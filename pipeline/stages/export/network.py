@@ -47,14 +47,14 @@ class NetworkArrays:
     """The name of the model's part, `resnet` for all ResNets."""
     shapes: Mapping[str, tuple[int, ...]]
     flattened: Mapping[str, int]
-    """Number of channels of the flattened images that dense layers read, by layer: frameworks with
-    channels first have these inputs in another order."""
+    """Channels of the flattened images that a dense layer reads, by layer. Frameworks with channels
+    first have the inputs of such a layer in another order."""
     unconverted: str = ""
-    """Why `flattened` is unknown: the network then takes only weights in this project's layout;
-    empty if it is known."""
+    """Why `flattened` is unknown, empty if it is known. If it is unknown, the network takes only
+    weights in this project's layout."""
 
     def resolve(self, name: str) -> str | None:
-        """Return the full name for `name`, with or without its collection; None if unknown."""
+        """Return `name` with its collection, which it may lack; None if unknown or ambiguous."""
         if name in self.shapes:
             return name
         full = [f"{collection}/{name}" for collection in COLLECTIONS]
@@ -71,7 +71,7 @@ class NetworkArrays:
 def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
     """Return the arrays of a model for images as the map ops produce them.
 
-    Raises RecipeError if it can't be built for them.
+    Raises RecipeError if the model can't be built for such images.
     """
     shape = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     images = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
@@ -84,24 +84,27 @@ def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> Networ
     collections = {name: variables[name] for name in COLLECTIONS if name in variables}
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves_by_path(collections).items()}
     try:
-        return NetworkArrays(model.name, shapes, _flattened_channels(model, classes, images))
+        return NetworkArrays(model.name, shapes, _find_flattened_channels(model, classes, images))
     except ValueError as error:
         return NetworkArrays(model.name, shapes, {}, str(error))
 
 
-def _flattened_channels(
+def _find_flattened_channels(
     model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Return the channels by dense layer that reads flattened images of several pixels."""
+    """Return channels by dense layer, for those that read flattened images of several pixels.
+
+    Raises ValueError if a flatten is in a block or no dense layer reads it.
+    """
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)
     channels_by_layer = {}
     for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
-            channels, pixels = _image_before(model, layers[:position], images)
+            channels, pixels = _measure_image(model, layers[:position], images)
             if channels > 1 and pixels > 1:
-                channels_by_layer[_reader(layers, position)] = channels
+                channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
             raise ValueError(
                 f"{layer.name} holds a flatten; how other frameworks order its values is only "
@@ -110,24 +113,24 @@ def _flattened_channels(
     return channels_by_layer
 
 
-def _image_before(
+def _measure_image(
     model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
 ) -> tuple[int, int]:
     """Return channels and pixels of the layers' output; 1, 1 if it isn't an image."""
 
-    def width_after(layer: LayerSpec) -> int:
+    def count_features_after(layer: LayerSpec) -> int:
         network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
         init = partial(network.init_with_output, train=False)
         return jax.eval_shape(init, jax.random.key(0), images)[0].shape[-1]
 
     try:
-        channels = width_after(GlobalAvgPool())
+        channels = count_features_after(GlobalAvgPool())
     except ValueError:
         return 1, 1
-    return channels, width_after(Flatten()) // channels
+    return channels, count_features_after(Flatten()) // channels
 
 
-def _reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
+def _find_reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
     """Return the name of the dense layer that reads the output of a flatten."""
     names = scope_names(layers)
     for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
@@ -147,7 +150,7 @@ def _holds_flatten(value: Any) -> bool:
 
 
 def network_arrays(recipe: Recipe) -> NetworkArrays:
-    """Return the arrays of a recipe's network; reads the dataset if its sizes are unknown without.
+    """Return the arrays of a recipe's network; reads the dataset if only its files have its sizes.
 
     Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
     """
@@ -176,12 +179,16 @@ _IOHW_TO_HWIO = (2, 3, 0, 1)
 def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
     """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
 
-    Theirs is (out, in, height, width) for convolutions and (out, in) for dense layers; here it is
-    (height, width, in, out) and (in, out). They flatten images channel by channel, here pixel by
-    pixel. Transposed convolutions are (in, out, height, width) there, and (height, width, in, out),
-    rotated by 180 degrees, here: they have the kernel of the convolution that is transposed, here
-    it is the kernel that slides over the image with zeros between its pixels. Arrays of an unknown
-    layout are returned as they are; the caller checks the shape.
+    Layouts, theirs -> this package's:
+
+        convolution             (out, in, height, width) -> (height, width, in, out)
+        transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by 180
+        dense layer             (out, in) -> (in, out)
+        flattened images        channel by channel -> pixel by pixel
+
+    Their transposed convolution has the kernel of the convolution that is transposed. This one's
+    kernel slides over the image with zeros between its pixels. Arrays of an unknown layout are
+    returned as they are; the caller checks the shape.
     """
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
