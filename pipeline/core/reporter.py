@@ -67,6 +67,7 @@ class Reporter:
             self._write_log_line(text)
 
     def _print(self, text: str) -> None:
+        """Print to the console; if it can't be written, note that in run.log and stop printing."""
         if not self._prints:
             return
         try:
@@ -81,9 +82,7 @@ class Reporter:
             self._prints = False
             discard(self.console.file)
             why = f"can't be written ({error.strerror})"
-            self._write_log_line(
-                f"{WARNING} the console {why}; what there is to say is said here alone"
-            )
+            self._write_log_line(f"{WARNING} the console {why}; further lines are only in this log")
 
     def _write_log_line(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
@@ -93,6 +92,7 @@ class Reporter:
             self._write(line)
 
     def _write(self, lines: str) -> None:
+        """Write to run.log; if it can't be written, print that and close it."""
         if self._log is None:
             return
         try:
