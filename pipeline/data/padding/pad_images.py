@@ -79,8 +79,8 @@ def _pad_labels(
     positions = _as_ragged(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
-            f"labels of shape {labels.shape[1:]} are not of the places of the images, so that "
-            "they can't be padded with them"
+            f"labels of shape {labels.shape[1:]} don't have the sizes of the images, so that "
+            "they can't be padded like them"
         )
     if ignore_index is None:
         raise ValueError(

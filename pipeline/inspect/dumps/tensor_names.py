@@ -58,7 +58,7 @@ def parse_name(text: str) -> TensorName:
     """Parse layer:role:index. Raises ValueError for a text of another form."""
     layer, role, index = text.rsplit(":", 2)
     if not layer or role not in ROLES:
-        raise ValueError(f"{text!r:.80} is no name of a tensor")
+        raise ValueError(f"{text!r:.80} isn't a name of a tensor; must be layer:role:index")
     return TensorName(layer, ROLES[ROLES.index(role)], index)
 
 

@@ -235,6 +235,7 @@ class FileLayers:
         return str(sorted(self._shapes[layer].items()))
 
     def _count_fitting_arrays(self, shapes: Shapes, path: str) -> int:
+        """Return how many arrays of a layer have the shapes of the network's layer at `path`."""
         kind = _kind(shapes)
         fitting = 0
         for leaf, shape in shapes.items():

@@ -107,8 +107,8 @@ def _find_flattened_channels(
                 channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
             raise ValueError(
-                f"{layer.name} holds a flatten; how other frameworks order its values is only "
-                "known for one that stands in no block"
+                f"{layer.name} has a flatten inside; the order of its values in other frameworks "
+                "is known only for a flatten outside of blocks"
             )
     return channels_by_layer
 

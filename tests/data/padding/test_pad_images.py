@@ -136,8 +136,8 @@ def test_labels_of_positions_are_padded_with_the_label_of_none() -> None:
     ("label", "ignore_index", "message"),
     [
         (np.zeros((2, 3, 4), int), None, r"labels of shape \(3, 4\) need padding too; set dataset"),
-        (np.zeros((2, 4), int), -1, r"labels of shape \(4,\) are not of the places of the images"),
-        (np.zeros((2, 4, 3), int), -1, r"labels of shape \(4, 3\) are not of the places"),
+        (np.zeros((2, 4), int), -1, r"labels of shape \(4,\) don't have the sizes of the images"),
+        (np.zeros((2, 4, 3), int), -1, r"labels of shape \(4, 3\) don't have the sizes"),
         (np.zeros((2, 3, 4), np.uint8), -1, r"labels are uint8, which can't hold .* be 0 to 255$"),
     ],
 )

@@ -448,7 +448,7 @@ def test_a_flatten_inside_a_block_is_not_guessed_at() -> None:
         {"name": "dense", "features": "$classes"},
     ]
     network = needs("layers", layers=layers, blocks={})
-    with pytest.raises(DataError, match="sequence holds a flatten; how other frameworks order"):
+    with pytest.raises(DataError, match="sequence has a flatten inside; the order of its values"):
         match_weights("f", {"0.weight": rand(5, 3072)}, network)
     own = {name: rand(*shape) for name, shape in network.shapes.items()}
     assert list(statuses(match_weights("f", own, network))) == ["matched"]

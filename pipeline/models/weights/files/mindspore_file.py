@@ -109,6 +109,7 @@ def _strip_crc(data: bytes) -> bytes:
 
 
 def _read_value(message: memoryview) -> _Value:
+    """Parse a Value. Raises ValueError if it isn't an array with a name."""
     tag = ""
     tensor = None
     for number, field in _read_fields(message, MAX_FIELDS):

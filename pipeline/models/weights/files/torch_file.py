@@ -55,7 +55,7 @@ def read_torch(path: Path) -> Arrays:
             add(arrays, name, _read_tensor(str(name), value, storages))
             bytes_left -= arrays[name].nbytes / MAX_SHARING
             if bytes_left < 0:
-                raise ValueError(f"its tensors are more than {MAX_SHARING} times what it holds")
+                raise ValueError(f"its tensors are more than {MAX_SHARING} times its size")
     return arrays
 
 

@@ -266,7 +266,7 @@ def test_tensors_that_share_too_much_are_refused(tmp_path: Path) -> None:
     call = view[len(b"\x80\x02}(Vw\n") : -len(b"u.")]
     names = b"".join(b"Vw%d\n" % index + call for index in range(40))
     path = as_torch(tmp_path / "w.pt", b"\x80\x02}(" + names + b"u.", **{"data/0": bytes(40_000)})
-    assert "its tensors are more than 16 times what it holds" in rejected(path)
+    assert "its tensors are more than 16 times its size" in rejected(path)
 
 
 def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
