@@ -56,6 +56,7 @@ class AdapterWords(Spec):
 
     @model_validator(mode="after")
     def _translate(self) -> Self:
+        """Set the key of each given word. Raises ValueError if the key has another value."""
         changed: dict[str, Any] = {}
         for word, (key, default, translate) in MEANINGS.items():
             typed = getattr(self, word)

@@ -1,7 +1,7 @@
 """Feeds, which bring batches to the device, window by window.
 
-A resident feed puts the split on the device once, and then only the order of samples. A streamed
-feed transfers a window's samples, and prepares the next window while the device works.
+A resident feed puts the split on the device once, and then transfers only the order of samples. A
+streamed feed transfers a window's samples, and prepares the next window while the device works.
 """
 
 from __future__ import annotations

@@ -125,6 +125,7 @@ def _leads_out(line: HloLine, main: Mapping[str, HloLine]) -> bool:
 
 
 def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bool:
+    """Whether a value is a donated argument or a loop's result, through views."""
     line = main.get(name)
     if line is None:
         return False

@@ -187,6 +187,8 @@ def carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
 
 
 def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
+    """Return a function of `steps` steps; 0: of a loop up to a position, its fourth argument."""
+
     def train_step(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
         return _advance(step, carry, inputs, learning_rates)
 

@@ -106,7 +106,7 @@ def _name_kind(inside: frozenset[str]) -> str:
 
 
 def parse_program(text: str) -> HloProgram:
-    """Read a program. Lines of any other form count as no bytes, no FLOP and nothing inside."""
+    """Parse `compiled.as_text()`. What isn't understood counts as no bytes and no FLOP."""
     program = read_hlo_text(text)
     lines = {line.name: line for line in program.lines()}
     shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}

@@ -128,6 +128,7 @@ def _predict_saving(evidence: Evidence, ms: float, what: str) -> PredictedChange
 
 
 def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if functions that are compiled again and again take time of the steps."""
     by_name: dict[str, list[Compilation]] = defaultdict(list)
     for compilation in evidence.compilations:
         by_name[compilation.name].append(compilation)
@@ -153,6 +154,7 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
 
 
 def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if steps wait for data."""
     host = evidence.host
     feed = evidence.feed
     share = host.share(host.wait)
@@ -170,6 +172,7 @@ def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if the program calls Python for a large share of a step."""
     calls = [call for call in evidence.profile.operators if call.kind == "calls of Python"]
     ms = sum(call.ms for call in calls)
     share = evidence.host.share(ms)
@@ -185,6 +188,7 @@ def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if a longer sink would be faster by the measurement."""
     sink = evidence.sink
     if sink is None or sink.gain < max(GAINFUL, 1 + 2 * sink.error):
         return None
@@ -206,6 +210,7 @@ def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if callbacks take a large share of a step between dispatches."""
     host = evidence.host
     share = host.share(host.between)
     if share <= HOST or not evidence.callbacks:
@@ -217,6 +222,7 @@ def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if evaluations and checkpoints take a large share of the run."""
     events = evidence.events
     if events is None:
         return None
@@ -233,6 +239,7 @@ def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
 
 
 def _find_converting(evidence: Evidence) -> StepVerdict | None:
+    """Return a verdict if conversions of types take a large share of a step."""
     conversions = [op for op in evidence.profile.operators if op.kind == CONVERSIONS]
     ms = sum(op.ms for op in conversions)
     share = evidence.host.share(ms)

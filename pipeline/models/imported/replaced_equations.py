@@ -172,6 +172,7 @@ def _pooled_axes(params: Params) -> tuple[int, int] | None:
 def _pool(
     params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
+    """Return the maxima of windows over height and width, of NHWC or NCHW images."""
     axes = _pooled_axes(params)
     assert axes is not None, "why_kept returns a reason for other windows"
     channels_first = axes == (2, 3)

@@ -25,8 +25,8 @@ LIMITS = {
     "communication": "all-reduces that no computation hides",
     "ai_cpu": "operators on the AI CPU",
     "interval": "GetNext and loop control between two steps",
-    "host launch": "the host, which launches",
-    "host data": "the host, which prepares the data",
+    "host launch": "launches by the host",
+    "host data": "preparation of data by the host",
     "pcie": "copies of batches over PCIe",
 }
 """What limits a step, by `Report.bound`."""
