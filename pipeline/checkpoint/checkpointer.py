@@ -67,7 +67,7 @@ class Checkpoints:
     """The checkpoints of one run; `retention` selects those that are kept.
 
     `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
-    numbers. `copies` is called with each complete checkpoint and with each removed step.
+    numbers. `copies` is told of each complete checkpoint and of each removed step.
     Raises RunError if the folder can't be made.
     """
 

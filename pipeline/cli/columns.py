@@ -17,7 +17,7 @@ from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import Numbers, RawTable
 from pipeline.data.tables.table_targets import odd_text
 
-SHOWN_VALUES = 4
+MAX_VALUES = 4
 
 
 def main(
@@ -78,9 +78,9 @@ def _describe_column(table: RawTable, name: str) -> str:
         days = parse_days(column.texts, formats[0])
         first, last = (shown(column.texts[int(at)]) for at in (days.argmin(), days.argmax()))
         return f"date      {first} to {last}, {different}{missing}"
-    most_frequent = np.argsort(-counts, kind="stable")[:SHOWN_VALUES]
+    most_frequent = np.argsort(-counts, kind="stable")[:MAX_VALUES]
     values = [f"{shown(column.texts[i])} {counts[i]:,}" for i in most_frequent]
-    values += ["..."] if len(counts) > SHOWN_VALUES else []
+    values += ["..."] if len(counts) > MAX_VALUES else []
     return f"category  {different}: {', '.join(values)}{missing}"
 
 

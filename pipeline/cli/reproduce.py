@@ -41,8 +41,8 @@ from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
 RUN_DIR = "hydra.run.dir"
 RESUME = "train.resume"
-LOOKS_S = 0.2
-"""Time between looks at the progress of the new run."""
+POLL_S = 0.2
+"""Seconds between looks at the progress of the new run."""
 
 
 def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CommandResult:
@@ -109,7 +109,7 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
             if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
                 process.terminate()
                 steps = None
-            time.sleep(LOOKS_S)
+            time.sleep(POLL_S)
     return process.returncode
 
 

@@ -25,9 +25,9 @@ from pipeline.core.errors import RunError
 
 MB = 1e6
 GB = 1e9
-LISTS = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
+THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
 """Files of thunks, the first that exists is read: with CUDA graphs, if there are any; without."""
-NO_TILE = "output tile sizes"
+NO_TILE_MESSAGE = "output tile sizes"
 """A phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED = (
@@ -206,7 +206,7 @@ def compile_and_look(target: ChipTarget) -> Compile:
         try:
             program, report, thunks = _compile_and_list(spec, watch)
         except RunError as error:
-            if NO_TILE not in str(error):
+            if NO_TILE_MESSAGE not in str(error):
                 raise
             lines = (f"{spec.name}: {UNTUNED}",)
             program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
@@ -224,7 +224,7 @@ def _compile_and_list(
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(dump), watch)
-        files = (file for pattern in LISTS for file in Path(folder).glob(pattern))
+        files = (file for pattern in THUNK_FILES for file in Path(folder).glob(pattern))
         file = next(files, None)
         text = "" if file is None else file.read_text(encoding="utf-8")
         return program, report, parse_thunks(text)

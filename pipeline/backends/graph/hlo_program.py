@@ -32,7 +32,7 @@ ONEDNN = "onednn$"
 CUDNN = "__cudnn$"
 CUBLAS = "__cublas$"
 CONVERSIONS = "conversions of types"
-FARTHEST = 4
+MAX_DISTANCE = 4
 """Most instructions from one without a scope to the one that it inherits a scope from."""
 
 
@@ -155,7 +155,7 @@ def _inherit_scopes(
     def find_scope(name: str, neighbours: Mapping[str, Sequence[str]]) -> str:
         seen = {name}
         layer = [name]
-        for _ in range(FARTHEST):
+        for _ in range(MAX_DISTANCE):
             layer = [
                 near for before in layer for near in neighbours.get(before, ()) if near not in seen
             ]

@@ -24,21 +24,21 @@ from pipeline.inspect.profiler.step_profile import (
     StepVerdict,
 )
 
-RECOMPILING = 0.05
+COMPILATION_SHARE = 0.05
 """Share of a step in compilations after the first dispatch from which they limit it."""
-AGAIN = 3
+MIN_COMPILATIONS = 3
 """Compilations of one function from which it counts as compiled again and again."""
-WAITING = 0.1
+WAIT_SHARE = 0.1
 """Share of a step in waits for data from which these limit it."""
-CALLING = 0.1
+CALLBACK_SHARE = 0.1
 """Share of a step in calls of Python from the program."""
-HOST = 0.2
+HOST_SHARE = 0.2
 """Share of a step on the host between dispatches."""
-GAINFUL = 1.1
+MIN_GAIN = 1.1
 """Gain of a longer sink from which dispatches limit a run."""
-EVENTS = 0.2
+EVENT_SHARE = 0.2
 """Share of the run in evaluations and checkpoints."""
-CONVERTING = 0.15
+CONVERSION_SHARE = 0.15
 """Share of a step in conversions of types."""
 MEMORY_SHARE = 0.5
 """Share of the memory's bandwidth from which an operator is limited by it."""
@@ -46,11 +46,11 @@ CACHE_BYTES = 8_000_000
 """Bytes up to which a cache may hold all that an operator reads and writes."""
 PEAK_SHARE = 0.4
 """Share of the peak from which an operator is limited by computation."""
-MOSTLY = 0.5
+LIMITED_SHARE = 0.5
 """Share of the operators' time from which memory or computation limits a step."""
-ELEMENTWISE = 0.6
+ELEMENTWISE_SHARE = 0.6
 """Share of the operators' time in layers without products from which these limit a step."""
-SHOWN = 2
+MAX_NAMED = 2
 """Layers, operators or shapes that a verdict names."""
 RESIDENT = "train.feed=resident"
 PRODUCTS = ("matrix products", "convolutions")
@@ -133,17 +133,17 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
     for compilation in evidence.compilations:
         by_name[compilation.name].append(compilation)
     # Anything that runs for the first time, such as an evaluation, is compiled once or twice.
-    by_name = {name: group for name, group in by_name.items() if len(group) >= AGAIN}
+    by_name = {name: group for name, group in by_name.items() if len(group) >= MIN_COMPILATIONS}
     seconds = sum(compilation.seconds for group in by_name.values() for compilation in group)
     ms = 1000 * seconds / evidence.compiled_steps if evidence.compiled_steps else 0.0
     share = min(evidence.host.share(ms), 1.0)
-    if share < RECOMPILING:
+    if share < COMPILATION_SHARE:
         return None
     name, group = max(
         by_name.items(), key=lambda item: sum(compilation.seconds for compilation in item[1])
     )
     shapes = list(dict.fromkeys(compilation.shapes for compilation in group if compilation.shapes))
-    of_shapes = f", for {' then '.join(shapes[-SHOWN:])}" if len(shapes) > 1 else ""
+    of_shapes = f", for {' then '.join(shapes[-MAX_NAMED:])}" if len(shapes) > 1 else ""
     why = (
         f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
         f"{len(group)} times{of_shapes}"
@@ -158,7 +158,7 @@ def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
     host = evidence.host
     feed = evidence.feed
     share = host.share(host.wait)
-    if share <= WAITING:
+    if share <= WAIT_SHARE:
         return None
     why = f"{share:.0%} of a step, {host.wait:.3g} of {host.step:.3g} ms, waits for data"
     columns = sorted(feed.prepare_ms_per_step.items(), key=lambda item: -item[1])
@@ -176,7 +176,7 @@ def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
     calls = [call for call in evidence.profile.operators if call.kind == "calls of Python"]
     ms = sum(call.ms for call in calls)
     share = evidence.host.share(ms)
-    if share <= CALLING:
+    if share <= CALLBACK_SHARE:
         return None
     slowest = max(calls, key=lambda call: call.ms)
     where = f"layer {slowest.layer}" if slowest.layer else f"the {slowest.phase} phase"
@@ -190,7 +190,7 @@ def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
 def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if a longer sink would be faster by the measurement."""
     sink = evidence.sink
-    if sink is None or sink.gain < max(GAINFUL, 1 + 2 * sink.error):
+    if sink is None or sink.gain < max(MIN_GAIN, 1 + 2 * sink.error):
         return None
     if evidence.sink_steps is not None and sink.size <= evidence.sink_steps:
         # A shorter sink saves no dispatches: the machine was busy.
@@ -213,7 +213,7 @@ def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if callbacks take a large share of a step between dispatches."""
     host = evidence.host
     share = host.share(host.between)
-    if share <= HOST or not evidence.callbacks:
+    if share <= HOST_SHARE or not evidence.callbacks:
         return None
     named = ", ".join(evidence.callbacks)
     why = f"{share:.0%} of a step is the host between dispatches, with callbacks {named}"
@@ -228,7 +228,7 @@ def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
         return None
     total_ms = evidence.step_ms + events.ms
     share = events.ms / total_ms
-    if share <= EVENTS:
+    if share <= EVENT_SHARE:
         return None
     why = f"{share:.0%} of the run is {events.count:,} evaluations"
     half = evidence.step_ms + events.ms / 2
@@ -243,7 +243,7 @@ def _find_converting(evidence: Evidence) -> StepVerdict | None:
     conversions = [op for op in evidence.profile.operators if op.kind == CONVERSIONS]
     ms = sum(op.ms for op in conversions)
     share = evidence.host.share(ms)
-    if share <= CONVERTING:
+    if share <= CONVERSION_SHARE:
         return None
     why = (
         f"{share:.0%} of a step only converts types, {len(conversions)} operators, above all in "
@@ -259,7 +259,7 @@ def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> S
     """Return a verdict if operators that one resource limits take most of the time."""
     bound = list(_find_limited(evidence, by_memory=resource == "memory"))
     share = _share_of_operators(evidence, bound)
-    if share < MOSTLY:
+    if share < LIMITED_SHARE:
         return None
     peaks = evidence.profile.peaks
     if resource == "memory":
@@ -287,7 +287,7 @@ def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
         op for op in ops if op.layer not in with_products and op.phase in ("forward", "backward")
     ]
     share = _share_of_operators(evidence, elementwise)
-    if share < ELEMENTWISE:
+    if share < ELEMENTWISE_SHARE:
         return None
     by_layer: dict[str, float] = defaultdict(float)
     for op in elementwise:
@@ -304,7 +304,7 @@ def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
 
 def _name_operators(evidence: Evidence) -> StepVerdict:
     ops = evidence.profile.operators
-    top = sorted(ops, key=lambda op: -op.ms)[:SHOWN]
+    top = sorted(ops, key=lambda op: -op.ms)[:MAX_NAMED]
     share = evidence.host.share(sum(op.ms for op in top))
     why = f"no limit holds for most of the step; slowest are {_list_places(top)}"
     return StepVerdict("operators", share, why)
@@ -357,5 +357,5 @@ def _list_places(ops: Sequence[OperatorTime]) -> str:
     spent: dict[str, float] = defaultdict(float)
     for op in ops:
         spent[op.layer or f"{op.name} ({op.phase})"] += op.ms
-    ordered = sorted(spent.items(), key=lambda item: -item[1])[:SHOWN]
+    ordered = sorted(spent.items(), key=lambda item: -item[1])[:MAX_NAMED]
     return ", ".join(f"{name} {ms:.3g} ms" for name, ms in ordered)

@@ -14,9 +14,9 @@ from pipeline.backends.ascend.simulate.timeline import FORMAT
 if TYPE_CHECKING:
     from pipeline.backends.ascend.report.report import Report
 
-LAYERS = 10
+MAX_LAYERS = 10
 """Layers that are listed."""
-UNBROKEN = "\N{NO-BREAK SPACE}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 LIMITS = {
     "cube": "products of matrices on the cube",
     "vector": "the vector unit",
@@ -143,8 +143,8 @@ def _format_modes(report: Report) -> Iterator[str]:
 
 def _format_shares(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
-    lines = wrap(", ".join(kind.replace(" ", UNBROKEN) for kind in kinds), 86)
-    first, *more = (line.replace(UNBROKEN, " ") for line in lines)
+    lines = wrap(", ".join(kind.replace(" ", NO_BREAK_SPACE) for kind in kinds), 86)
+    first, *more = (line.replace(NO_BREAK_SPACE, " ") for line in lines)
     yield f"  shares     {first}"
     yield from (" " * 13 + line for line in more)
     if report.communication is not None:
@@ -182,7 +182,7 @@ def _format_memory(report: Report) -> Iterator[str]:
 
 
 def _format_layers(report: Report) -> Iterator[str]:
-    slowest = report.layers[:LAYERS]
+    slowest = report.layers[:MAX_LAYERS]
     width = max((len(layer.layer) for layer in slowest), default=0)
     width = min(max(width, len("slowest layers")), 60)
     yield f"  {'slowest layers':<{width}}{'ms':>10}{'of all':>9}{'tasks':>7}"
