@@ -36,7 +36,7 @@ class DeviceSpec(Spec):
         return None
 
     def rates(self) -> Rates | None:
-        """Return compute and transfer rates of its devices; None if the host's are measured."""
+        """Return the times of its devices and links; None if the host's are measured."""
         return None
 
     @abstractmethod

@@ -164,7 +164,7 @@ class Gradients(NamedTuple):
     values: Any
     """Gradients by trained parameter, float32; of the scaled loss until they are unscaled."""
     loss: Array
-    """Loss of the batch, a float32 scalar."""
+    """Unscaled loss of the batch, or a microbatch's share of it: a float32 scalar."""
     batch_stats: Any
     layers: Mapping[str, LayerSums]
     """Sums of each layer, if the optimizer needs them, else empty."""
