@@ -148,11 +148,11 @@ def test_in_a_loop_patches_are_made_once_and_gradients_that_nobody_asks_for_not_
     assert not re.findall(r" convolution\(", text)
     assert Counter(re.findall(r"to_apply=%_([a-z_]+?)[_.\d]*, frontend", text)) == {
         "shifted_sum": 1,
-        "slide": 1,
-        "shifted_columns": 2,
-        "shifted_rows": 2,
+        "multiply_patches": 1,
+        "shift_columns": 2,
+        "shift_rows": 2,
         "weight_grad": 2,
         "spread_columns": 1,
-        "row_products": 1,
-        "overlapped": 1,
+        "multiply_rows": 1,
+        "add_overlaps": 1,
     }
