@@ -37,12 +37,11 @@ POLYNOMIAL = 0x82F63B78
 
 
 class EventFile:
-    """One file of events in `folder`. Raises OSError if it can't be written."""
+    """One file of events in `folder`, which must exist. Raises OSError if it can't be written."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
-        folder.mkdir(parents=True, exist_ok=True)
         name = f"{PREFIX}{_stamp(folder)}.{socket.gethostname()}{suffix}"
         self._file = (folder / name).open("xb")
         self.add(Event(wall_time=time.time(), file_version=VERSION))

@@ -68,6 +68,7 @@ def test_the_sum_is_the_libraries(data: bytes) -> None:
 
 
 def test_what_is_written_is_read_by_tensorboard_in_order(tmp_path: Path) -> None:
+    (tmp_path / "board").mkdir()
     file = EventFile(tmp_path / "board", ".7")
     file.add_scalars(["a", "b"], np.array([126, 127, 128]), np.full(3, 9.5), np.eye(3, 2))
     file.add(Event(wall_time=10.0, step=129, summary=Summary()))
@@ -106,3 +107,10 @@ def test_files_are_read_in_the_order_they_were_made_also_when_the_clock_is_set_b
         EventFile(tmp_path, ".0").close()
     stamps = sorted(int(file.name.split(".")[3]) for file in tmp_path.iterdir())
     assert stamps == [2_000_000_000, 2_000_000_001, 2_000_000_002, 3_000_000_000]
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    """A run whose directory was removed ends, and leaves nothing in its place."""
+    with pytest.raises(FileNotFoundError):
+        EventFile(tmp_path / "gone", "")
+    assert list(tmp_path.iterdir()) == []
