@@ -150,7 +150,10 @@ def test_labels_of_several_sizes_are_of_images_of_several_sizes(
     images = {f"x_{s}": np.zeros((len(kept[f"y_{s}_sizes"]), 9, 1)) for s in ("train", "test")}
     one_size = {name: values.astype(np.float32) for name, values in images.items()}
     np.savez(tmp_path / "mixed.npz", **kept, **one_size)
-    for buckets, problem in (("null", "labels are of several sizes"), ("[[9]]", "not of the plac")):
+    for buckets, problem in (
+        ("null", "labels are of several sizes"),
+        ("[[9]]", "have the sizes of the images"),
+    ):
         masked = f"dataset.padding_mask={'false' if buckets == 'null' else 'true'}"
         with pytest.raises(RecipeError, match=problem):
             built(
