@@ -128,7 +128,7 @@ def test_a_damaged_array_is_named(tmp_path: Path, damage: Callable[[Path], None]
         (TENSORS, "", "has 0 tensors, and dump.json says 3"),
         (TENSORS, "{}", "damaged dump"),
         (TENSORS, json.dumps({"name": "a:output:0", "file": "../x", "shape": []}), "no name of a"),
-        (TENSORS, json.dumps({"name": "a:b:0", "shape": [], "statistics": {}}), "isn't a name of a"),
+        (TENSORS, json.dumps({"name": "a:b:0", "shape": [], "statistics": {}}), "isn't a name"),
     ],
 )
 def test_a_damaged_index_is_one_message(tmp_path: Path, file: str, text: str, problem: str) -> None:
