@@ -29,7 +29,7 @@ LIMITS = {
     "host data": "preparation of data by the host",
     "pcie": "copies of batches over PCIe",
 }
-"""What limits a step, by `Report.bound`."""
+"""Limits of a step, by `Report.bound`."""
 
 
 DISTINGUISHABLE = 0.01
