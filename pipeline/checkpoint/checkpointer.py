@@ -67,7 +67,7 @@ class Checkpoints:
     """The checkpoints of one run; `retention` selects those that are kept.
 
     `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
-    numbers. `copies` is told of each complete checkpoint and of each removed step.
+    numbers. `copies` is notified of each complete checkpoint and of each removed step.
     Raises RunError if the folder can't be made.
     """
 
@@ -88,7 +88,7 @@ class Checkpoints:
         self._requested: int | None = None
         self._written: Future[None] | None = None
         with self._writing("make it"):
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(exist_ok=True)  # not the run directory, which may be gone
             # The run's directory has the names of the logs, which exist by now.
             sync(self._root.parent)
             remove_drafts(self._root)
@@ -155,7 +155,7 @@ class Checkpoints:
         folder = checkpoint_path(self._root, step)
         draft = draft_path(folder)
         try:
-            draft.mkdir(parents=True)
+            draft.mkdir()
             write_arrays(draft / STATE, arrays)
             for name, text in texts.items():
                 (draft / name).parent.mkdir()
