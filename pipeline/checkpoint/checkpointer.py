@@ -155,6 +155,7 @@ class Checkpoints:
         folder = checkpoint_path(self._root, step)
         draft = draft_path(folder)
         try:
+            self._root.mkdir(exist_ok=True)
             draft.mkdir()
             write_arrays(draft / STATE, arrays)
             for name, text in texts.items():
