@@ -155,7 +155,8 @@ class Checkpoints:
         folder = checkpoint_path(self._root, step)
         draft = draft_path(folder)
         try:
-            self._root.mkdir(exist_ok=True)
+            if not self._root.is_dir():
+                self._root.mkdir()
             draft.mkdir()
             write_arrays(draft / STATE, arrays)
             for name, text in texts.items():
