@@ -124,7 +124,8 @@ def test_what_was_saved_before_the_disk_refused_is_resumed(
 
 
 def vanish(run_dir: Path) -> None:
-    shutil.rmtree(run_dir)
+    # Renamed first: a file that is written meanwhile would keep the folder from being removed.
+    shutil.rmtree(run_dir.rename(run_dir.with_name("vanished")))
 
 
 def become_a_file(run_dir: Path) -> None:
