@@ -364,6 +364,7 @@ noise = np.random.default_rng(0).normal(size=(100, 100))
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
 for name, steps in (("one", [3]), ("two", [3, 4])):
+    Path(name).mkdir()
     try:
         with Checkpoints(Path(name), kept(5, None)) as checkpoints:
             for step in steps:
