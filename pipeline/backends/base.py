@@ -17,8 +17,8 @@ from pipeline.backends.sink_choice import SinkChoice
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
-from pipeline.training.parallel.cuts import Cuts
 from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.sharding_rules import Cuts
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry

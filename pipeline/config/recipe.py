@@ -27,8 +27,8 @@ from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
-from pipeline.training.bad_steps import OnNan
 from pipeline.training.loss_scales import LossScale
+from pipeline.training.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import default_shards

@@ -45,7 +45,7 @@ PART_MODULES = (
     "pipeline.models.layers.standard",
     "pipeline.models.networks",
     "pipeline.models.layers.tokens",
-    "pipeline.training.bad_steps",
+    "pipeline.training.non_finite_steps",
     "pipeline.training.gradient_rules",
     "pipeline.training.loss_scales",
     "pipeline.training.optimizers.adaptive",

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
-from pipeline.engine.bad_step import RecentSteps
 from pipeline.engine.callbacks.events import Evaluation
+from pipeline.engine.non_finite_step import RecentSteps
 
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.host_state import CallbackState
 from pipeline.core.host.signals import Signals
-from pipeline.engine.bad_step import Examined
 from pipeline.engine.callback_calls import NoCallbacks
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import Progress
+from pipeline.engine.non_finite_step import Examined
 from pipeline.engine.rollback import NoRollbacks
 from pipeline.training.parallel.ranks import Agree, decide_alone
 

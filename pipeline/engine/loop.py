@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
 from pipeline.core.errors import RunError
-from pipeline.engine.bad_step import BadStepError, advise
 from pipeline.engine.callback_calls import change_rates, combine_changes, with_parameters
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
+from pipeline.engine.non_finite_step import BadStepError, advise
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
 from pipeline.training.telemetry import Telemetry, num_skipped
 

@@ -21,7 +21,6 @@ from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals, heard
 from pipeline.data.columns import SampleUnit
-from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
 from pipeline.engine.history import History
@@ -31,6 +30,7 @@ from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMon
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
+from pipeline.engine.non_finite_step import BadStepError
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.engine.sink_folder import (
     DATA,

@@ -38,7 +38,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
-from pipeline.training.parallel.cuts import cuts_of
+from pipeline.training.parallel.sharding_rules import cuts_of
 from pipeline.training.parallel.shards import shards_of
 
 LONG_S = 2.0

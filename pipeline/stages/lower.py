@@ -50,9 +50,9 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_la
 from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.training.parallel.cuts import cuts_of
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.parallel.ranks import Ranks
+from pipeline.training.parallel.sharding_rules import cuts_of
 from pipeline.training.parallel.shards import shards_of
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape

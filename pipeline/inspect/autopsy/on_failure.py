@@ -18,7 +18,7 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.signals import Interrupted
 from pipeline.core.plugins.loading import loaded_plugins, to_flags
 from pipeline.data.batch import Batch
-from pipeline.engine.bad_step import Examined
+from pipeline.engine.non_finite_step import Examined
 from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.reproducer import write_reproducer

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pipeline.backends.base import Backend
 from pipeline.checkpoint.autopsy_archive import set_aside_autopsy
-from pipeline.engine.bad_step import Examined
 from pipeline.engine.hooks import examine_nothing
+from pipeline.engine.non_finite_step import Examined
 from pipeline.stages.build import Built
 from pipeline.stages.runner.context import (
     CompiledRun,

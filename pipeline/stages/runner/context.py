@@ -22,10 +22,10 @@ from pipeline.core.files.folder_lock import Lock
 from pipeline.core.host.signals import Signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.engine.bad_step import Examined
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
 from pipeline.engine.hooks import examine_nothing
+from pipeline.engine.non_finite_step import Examined
 from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_directory import RunFolder

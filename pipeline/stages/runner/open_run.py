@@ -19,8 +19,8 @@ from pipeline.core.host.signals import heard
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
-from pipeline.engine.bad_step import BadStepError
 from pipeline.engine.monitors.log_levels import log_by_level
+from pipeline.engine.non_finite_step import BadStepError
 from pipeline.stages.build import fingerprint_rates
 from pipeline.stages.launch.local import run_locally
 from pipeline.stages.record import recorded_recipe, run_directory

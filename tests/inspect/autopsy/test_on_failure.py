@@ -16,7 +16,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError, UsageError
-from pipeline.engine.bad_step import Examined
+from pipeline.engine.non_finite_step import Examined
 from pipeline.inspect.autopsy import on_failure
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.stages.runner.context import CompiledRun
@@ -25,7 +25,7 @@ from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.command_line import autopsy
 from tests.conftest import compose_tiny
-from tests.engine.test_bad_steps import VICTIM, poisoned_data
+from tests.engine.test_non_finite_steps import VICTIM, poisoned_data
 from tests.step_rows import telemetry_of
 from tests.whole_run import run
 

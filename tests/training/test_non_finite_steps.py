@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.bad_steps import STOP, BadStepPolicy, Rollback, Skip
 from pipeline.training.loss_scales import Dynamic
+from pipeline.training.non_finite_steps import STOP, BadStepPolicy, Rollback, Skip
 from pipeline.training.state import (
     BadStepCounts,
     OverflowCounts,

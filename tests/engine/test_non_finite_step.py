@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.engine.bad_step import Examined, RecentSteps, advise
+from pipeline.engine.non_finite_step import Examined, RecentSteps, advise
 from tests.step_rows import telemetry_of
 
 RATE = 0.5
